@@ -1,0 +1,29 @@
+# Two commands: `make run` (install, then the main job on embedded data) and `make test` (install, then every check).
+PYTHON ?= python3
+BIN := .venv/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+
+.PHONY: run test lint clean
+
+run: .venv/installed
+	$(BIN)/pluribus run fedgh --against local
+
+test: .venv/installed-test lint
+	$(BIN)/python -m pytest -n 2 --cov=pluribus --cov-report=term
+
+lint: .venv/installed-test
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+.venv/installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(PIP) install -q -c constraints.txt -e .
+	touch $@
+
+.venv/installed-test: .venv/installed
+	$(PIP) install -q -c constraints.txt -e '.[test]'
+	touch $@
+
+clean:
+	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
