@@ -38,7 +38,7 @@ def numpy_rng(*key: Key) -> np.random.Generator:
 
 
 def python_rng(*key: Key) -> random.Random:
-    """A fresh generator of the standard library for this key: its `sample` costs what it draws, not what it draws from."""
+    """A fresh standard generator for this key: its `sample` costs what it draws, not what it draws from."""
     return random.Random(number(*key))
 
 

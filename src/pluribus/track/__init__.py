@@ -1,0 +1,1 @@
+"""Observers of the loop: each watches a run and tells someone."""

@@ -1,0 +1,103 @@
+"""The Python face of the library: run, resume, load a model. Same names and defaults as the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pluribus.assembly import Assembly, assemble
+from pluribus.errors import CheckpointError
+from pluribus.experiment import Experiment, experiment, from_toml
+from pluribus.federation import Federation, Observer
+from pluribus.folder import RunFolder
+from pluribus.method import Method
+from pluribus.result import Result
+from pluribus.site import Site
+from pluribus.track.console import Progress
+
+
+def run(
+    method: str | Method | type[Method] | Experiment = "fedgh",
+    *,
+    config: str | Path | None = None,
+    progress: bool = True,
+    observers: Sequence[Observer] = (),
+    **settings: Any,
+) -> Result:
+    """Run a federation and return its figures.
+
+    `method` is a name, a dotted path, a Method class or instance, or a whole Experiment. Settings are those of the
+    command line (`pluribus run fedgh --help`), with underscores.
+
+    >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
+    >>> result.table()                                                         # doctest: +SKIP
+    """
+    described = method if isinstance(method, Experiment) else experiment(method, config, **settings)
+    with _threads(described.threads):
+        parts = assemble(described)
+        folder = RunFolder.create(described.out, f"{described.method}-{Path(described.data).stem}-{described.seed}")
+        try:
+            folder.write_config(described.settings())
+            folder.write_partition(parts.manifest)
+            return _run(parts, folder, progress, observers)
+        finally:
+            folder.close()
+
+
+def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = ()) -> Result:
+    """Go on with a run that was stopped, from its last checkpoint; a finished run gives its result back."""
+    folder = RunFolder.open(path)
+    try:
+        described = _described(folder)
+        with _threads(described.threads):
+            parts = assemble(described)
+            _check_partition(folder, parts)
+            return Federation(parts, folder).result() if folder.finished else _run(parts, folder, progress, observers)
+    finally:
+        folder.close()
+
+
+def load_model(path: str | Path, client: int) -> nn.Module:
+    """A client's model as the last checkpoint of a run has it, in eval mode."""
+    folder = RunFolder.open(path)
+    try:
+        parts = assemble(replace(_described(folder), device="cpu"))
+        load = folder.checkpoint.client
+        site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load)
+        return site.client(client).model.eval()
+    finally:
+        folder.close()
+
+
+def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:
+    watching = [*observers, Progress()] if progress else list(observers)
+    return Federation(parts, folder, watching).run()
+
+
+def _described(folder: RunFolder) -> Experiment:
+    return Experiment(**from_toml(folder.path / "config.toml"), out=str(folder.path))
+
+
+def _check_partition(folder: RunFolder, parts: Assembly) -> None:
+    """The same experiment on other data would be another experiment."""
+    if folder.read_partition().digest != parts.manifest.digest:
+        raise CheckpointError(
+            f"{folder.path} was run on other data: its partition.json does not match {parts.experiment.data}."
+        )
+
+
+@contextmanager
+def _threads(number: int | None) -> Iterator[None]:
+    before = torch.get_num_threads()
+    if number is not None:
+        torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

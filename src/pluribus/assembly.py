@@ -1,0 +1,142 @@
+"""From an experiment to its parts: data, partition, task, cards and method, with every check that needs no training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from pluribus.client import Local
+from pluribus.data import Dataset, Manifest, load, partition
+from pluribus.data.federated import Federated, Fractions
+from pluribus.draws import numpy_rng
+from pluribus.errors import ConfigError
+from pluribus.experiment import Experiment
+from pluribus.method import Method, check_needs
+from pluribus.models import assign, build, width_of
+from pluribus.optim import Rule
+from pluribus.task import Cards, Task
+
+
+@dataclass(frozen=True)
+class Assembly:
+    """The parts of a federation, agreed before anything trains."""
+
+    experiment: Experiment
+    method: Method
+    data: Federated
+    manifest: Manifest
+    task: Task
+    cards: Cards
+    local: Local
+    device: torch.device
+    warnings: list[str]
+
+
+def assemble(experiment: Experiment) -> Assembly:
+    """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change."""
+    method = experiment.build_method()
+    device = _device(experiment.device)
+    dataset = load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
+    parts = _partition(experiment, dataset)
+    manifest = _manifest(experiment, dataset, parts)
+    warnings = _check_parts(experiment, parts, manifest)
+    data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device)
+    task, cards = _task(experiment, dataset, data)
+    check_needs(method, task, cards, cards.architectures())
+    rule = Rule(experiment.optimizer, experiment.lr, experiment.momentum, experiment.weight_decay)
+    local = Local(rule, experiment.epochs, experiment.batch_size)
+    return Assembly(experiment, method, data, manifest, task, cards, local, device, warnings)
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        name = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise ConfigError(f"unknown device '{name}': use cpu, cuda or auto.") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("this torch sees no GPU: use --device cpu.")
+    return device
+
+
+def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
+    rows = dataset.official if experiment.test == "official" else None  # everyone is tested on the rest
+    return partition(
+        experiment.partition,
+        dataset.y[:rows].numpy(),
+        experiment.clients,
+        numpy_rng(experiment.seed, "partition"),
+        domain=None if dataset.domain is None else dataset.domain[:rows].numpy(),
+        **_partition_parameters(experiment),
+    )
+
+
+def _partition_parameters(experiment: Experiment) -> dict[str, Any]:
+    names = ("classes_per_client", "unequal", "alpha", "min_samples")
+    return {name: getattr(experiment, name) for name in names}
+
+
+def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
+    parameters = _partition_parameters(experiment)
+    classes = len(dataset.classes)
+    return Manifest.of(experiment.partition, parameters, experiment.seed, dataset.y.numpy(), parts, classes)
+
+
+def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
+    fewest = 1 if experiment.test == "official" else 2
+    for k, rows in enumerate(parts):
+        if len(rows) < fewest:
+            raise ConfigError(
+                f"client {k} holds {len(rows)} sample, too few to train and test on. "
+                f"Use fewer clients (--clients) or a larger --min-samples."
+            )
+    single = [k for k, counts in enumerate(manifest.counts) if sum(count > 0 for count in counts) == 1]
+    if not single:
+        return []
+    shown = ", ".join(map(str, single[:5])) + (", ..." if len(single) > 5 else "")
+    return [f"{len(single)} of {len(parts)} clients hold one class only ({shown}): their accuracy says little."]
+
+
+def _fractions(experiment: Experiment) -> Fractions:
+    return Fractions(
+        experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test == "official"
+    )
+
+
+def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Task, Cards]:
+    models = assign(experiment.models, experiment.clients)
+    channels, height, width = dataset.x.shape[1:]
+    domain_of = {}
+    if experiment.partition == "domain":
+        domain_of = {k: k % len(dataset.domains) for k in range(experiment.clients)}
+    task = Task(
+        classes=len(dataset.classes),
+        shape=(channels, height, width),
+        width=_width(experiment, (channels, height, width), len(dataset.classes), models),
+        projector=experiment.projector,
+        clients=experiment.clients,
+        rounds=experiment.rounds,
+        seed=experiment.seed,
+        names=dataset.classes,
+        public=data.public(),
+        exams=data.exams(domain_of) if domain_of else {},
+        domain_of=domain_of,
+    )
+    return task, Cards(task, models, data)
+
+
+def _width(experiment: Experiment, shape: tuple[int, int, int], classes: int, models: tuple[str, ...]) -> int | None:
+    """K: as asked for, or the group's own, or what all models have anyway; None where they differ."""
+    if experiment.projector == "none" and experiment.width is not None:
+        raise ConfigError("--width needs a projector: use --projector pool or --projector linear.")
+    if experiment.projector != "none":
+        declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
+        if declared is not None:
+            return declared
+    with torch.device("meta"):
+        native = {build(name, shape=shape, classes=classes).width for name in dict.fromkeys(models)}
+    return native.pop() if len(native) == 1 else None

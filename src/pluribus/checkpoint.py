@@ -1,0 +1,105 @@
+"""Full state of a run, written in cost proportional to the clients that changed.
+
+Each commit is one file `round-NNNNNN.safetensors` with the server and the clients touched since the commit before; its
+rename is the moment of truth. A client's newest state is in the newest file that names it, so the folder is its own
+index. A file is deleted once neither the newest commit nor the one before it needs anything in it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor
+
+from pluribus.errors import CheckpointError
+from pluribus.files import write_tensors
+
+Tensors = dict[str, Tensor]
+
+
+class Checkpoint:
+    """The `state/` folder of a run."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._where: dict[int, int] = {}  # client -> round of the file that holds its newest state
+        self._holds: Counter[int] = Counter()  # round of a file -> number of clients whose newest state it holds
+        self._stale: list[int] = []  # files that the newest commit no longer needs, but the one before it does
+        self.latest: int | None = None
+        self.threads: int | None = None
+        for temporary in folder.glob("*.tmp"):
+            temporary.unlink()
+        for path in sorted(folder.glob("round-*.safetensors")):
+            self._index(path)
+        self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
+
+    def _index(self, path: Path) -> None:
+        with _open(path) as file:
+            facts = file.metadata() or {}
+        t = int(facts["round"])
+        self._point(json.loads(facts["clients"]), t)
+        self.latest, self.threads = t, int(facts["threads"])
+
+    def _point(self, clients: list[int], t: int) -> list[int]:
+        """Note where these clients are now; returns the files that nobody needs any more."""
+        emptied = [] if self.latest is None or self._holds[self.latest] else [self.latest]
+        for k in clients:
+            old = self._where.get(k)
+            if old is not None:
+                self._holds[old] -= 1
+                if not self._holds[old]:
+                    emptied.append(old)
+            self._where[k] = t
+        self._holds[t] += len(clients)
+        return emptied
+
+    def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
+        """Make round t the one that a resumed run goes on from."""
+        tensors = {f"server/{name}": value.contiguous() for name, value in server.items()}
+        for k, state in clients.items():
+            tensors |= {f"client/{k}/{name}": value for name, value in state.items()}
+            if k in enrolled:
+                tensors[f"enrolled/{k}"] = torch.frombuffer(bytearray(enrolled[k]), dtype=torch.uint8)
+        threads = torch.get_num_threads()
+        facts = {"round": str(t), "clients": json.dumps(list(clients)), "threads": str(threads)}
+        write_tensors(self._path(t), tensors, facts)
+        stale, self._stale = self._stale, self._point(list(clients), t)
+        self.latest, self.threads = t, threads
+        for old in stale:
+            self._path(old).unlink(missing_ok=True)
+
+    def server(self) -> Tensors:
+        """The server's state at the latest commit."""
+        assert self.latest is not None
+        return self._read(self.latest, "server/")
+
+    def client(self, k: int) -> Tensors | None:
+        """A client's state at the latest commit; None if it never took part."""
+        return self._read(self._where[k], f"client/{k}/") if k in self._where else None
+
+    def enrolled(self) -> dict[int, bytes]:
+        """The enrolment messages so far; each is saved with its client."""
+        messages: dict[int, bytes] = {}
+        for t in sorted(set(self._where.values())):
+            messages |= {int(k): bytes(value.numpy()) for k, value in self._read(t, "enrolled/").items()}
+        return messages
+
+    def _read(self, t: int, prefix: str) -> Tensors:
+        with _open(self._path(t)) as file:
+            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+
+    def _path(self, t: int) -> Path:
+        return self._folder / f"round-{t:06d}.safetensors"
+
+
+def _open(path: Path) -> safe_open:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"{path} is damaged ({error}). Delete it and resume again: the run goes on from the commit before."
+        ) from error

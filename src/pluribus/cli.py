@@ -1,0 +1,290 @@
+"""The command line: run, resume, list. The experiment's fields and the method's hyper-parameters are its flags.
+
+torch takes seconds to import, so commands import what they need when they run, and `pluribus --help` answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pluribus.errors import PluribusError, unknown
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pluribus.experiment import Experiment
+    from pluribus.federation import Federation
+    from pluribus.result import Result
+
+USAGE = """\
+Pluribus: heterogeneous federated learning.
+
+  pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
+  pluribus resume FOLDER           go on with a stopped run
+  pluribus list WHAT               methods, models, groups, data or partitions
+
+  pluribus run METHOD --help       every flag, with the paper's symbols and the defaults
+"""
+
+# The groups of `--help`. Every field of Experiment stands in exactly one; a test holds this to that.
+FLAG_GROUPS = {
+    "data": "data partition clients classes_per_client unequal alpha min_samples "
+    "val_fraction test_fraction public_fraction test image_size",
+    "models": "models width projector same_init",
+    "training": "rounds epochs batch_size optimizer lr momentum weight_decay",
+    "participation": "participation drop_rate straggler_rate",
+    "evaluation": "evaluate evaluate_every",
+    "this run": "seed device threads checkpoint_every out",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point; returns the exit status."""
+    args = list(sys.argv[1:] if argv is None else argv)
+    sys.path.insert(0, "")  # a user's own method, model or data set lies beside where they work
+    commands: dict[str, Callable[[list[str]], None]] = {"run": _run, "resume": _resume, "list": _list}
+    if not args or args[0] in ("-h", "--help"):
+        print(USAGE, end="")
+        return 0
+    if args[0] == "--version":
+        from importlib.metadata import version
+
+        print(version("pluribus"))
+        return 0
+    try:
+        if args[0] not in commands:
+            raise unknown("command", args[0], commands, "pluribus --help")
+        commands[args[0]](args[1:])
+        return 0
+    except PluribusError as error:
+        return _fail(str(error), "--json" in args)
+
+
+def _fail(sentence: str, as_json: bool) -> int:
+    print(f"error: {sentence}", file=sys.stderr)
+    if as_json:
+        print(json.dumps({"error": sentence}))
+    return 2
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+
+def _run(args: list[str]) -> None:
+    from pluribus.experiment import experiment
+
+    config, args = _take(args, "--config")
+    method, args = _take(args, "--method")
+    if method is None and args and not args[0].startswith("-"):
+        method, args = args[0], args[1:]
+    described, against, as_json = _parse(experiment(method, config), args)
+    _run_and_report(described, against, as_json)
+
+
+def _take(args: list[str], flag: str) -> tuple[str | None, list[str]]:
+    """Take a flag that decides which other flags there are out of the arguments."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1], args[:i] + args[i + 2 :]
+        if arg.startswith(flag + "="):
+            return arg.removeprefix(flag + "="), args[:i] + args[i + 1 :]
+    return None, args
+
+
+def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | None, bool]:
+    """Flags over an experiment's own values."""
+    import dataclasses
+
+    import tyro
+
+    from pluribus.method import find, hyperparameters
+
+    cls = find(described.method)
+    hyper = hyperparameters(described.build_method())
+    values = {f.name: getattr(described, f.name) for f in dataclasses.fields(described)}
+    groups = {name: _flags(type(described), fields.split(), values) for name, fields in FLAG_GROUPS.items()}
+    if hyper:
+        groups[described.method] = _flags(cls, list(hyper), hyper)
+    output = [
+        _flag("against", str | None, None, "Run this method first, and show both side by side."),
+        _flag("json", bool, False, "Print the result as one JSON object, and nothing else."),
+        _flag("config", str | None, None, "A TOML file with these settings; flags override it."),
+    ]
+    parsed: Any = tyro.cli(
+        _tree({**groups, "output": output}),
+        prog=f"pluribus run {described.method}",
+        description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}",
+        args=args,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    flat = {k: v for name in {**groups, "output": output} for k, v in vars(getattr(parsed, _identifier(name))).items()}
+    chosen = {k: v for k, v in flat.items() if k in values}
+    hyper = {k: flat[k] for k in hyper}
+    return dataclasses.replace(described, **chosen, hyper=hyper), flat["against"], flat["json"]
+
+
+def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
+    """Fields for tyro, with the attribute docstrings as help."""
+    from typing import get_type_hints
+
+    import docstring_parser
+
+    helps = {p.arg_name: p.description or "" for p in docstring_parser.parse_from_object(cls).params}
+    hints = get_type_hints(cls)
+    flags: list[Any] = []
+    for name in names:
+        value = values[name]
+        kind = str if name == "models" else hints[name]
+        if name == "models" and not isinstance(value, str):
+            continue  # assigned one by one in a config file
+        flags.append(_flag(name, kind, value, helps.get(name, "")))
+    return flags
+
+
+def _flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
+    import tyro
+
+    return name, Annotated[kind, tyro.conf.arg(help=about)], value
+
+
+def _tree(groups: dict[str, list[Any]]) -> type:
+    """A dataclass of dataclasses, one per group of flags."""
+    import dataclasses
+
+    def default(value: Any) -> Any:
+        return dataclasses.field(default_factory=lambda: value)
+
+    fields: list[Any] = []
+    for name, flags in groups.items():
+        group = dataclasses.make_dataclass(name, [(n, kind, default(v)) for n, kind, v in flags])
+        group.__doc__ = " "
+        fields.append((_identifier(name), group, dataclasses.field(default_factory=group)))
+    return dataclasses.make_dataclass("Run", fields)
+
+
+def _identifier(name: str) -> str:
+    return name.replace(" ", "_").replace("-", "_").replace(".", "_")
+
+
+def _run_and_report(described: Experiment, against: str | None, as_json: bool) -> None:
+    import dataclasses
+
+    from rich.console import Console
+
+    from pluribus.api import run
+    from pluribus.method import find
+
+    console = Console(stderr=as_json)
+    chain = [described]
+    if against is not None:
+        find(against)
+        out = f"{described.out}-{against}" if described.out else None
+        chain.insert(0, dataclasses.replace(described, method=against, hyper={}, out=out))
+    results = []
+    for number, one in enumerate(chain):
+        greeter = _Greeter(console, chain, first=number == 0)
+        with _resumable(greeter):
+            results.append(run(one, progress=not as_json, observers=[greeter]))
+    _report(results, as_json, console)
+
+
+def _report(results: list[Result], as_json: bool, console: Console) -> None:
+    from pluribus.track.console import print_table
+
+    if as_json:
+        print(json.dumps(results[-1].to_json() | {"against": [r.to_json() for r in results[:-1]]}))
+        return
+    console.print()
+    print_table(results, console)
+    folder = results[-1].folder
+    saved = f"\n Saved {folder}   again: pluribus run --config {folder}/config.toml"
+    console.print(saved, highlight=False, soft_wrap=True)
+
+
+class _Greeter:
+    """Prints what is about to run, and remembers its folder for whoever interrupts it."""
+
+    def __init__(self, console: Console, chain: Sequence[Experiment], first: bool) -> None:
+        self._console = console
+        self._chain = chain
+        self._first = first
+        self.folder: str | None = None
+
+    def start(self, federation: Federation) -> None:
+        """Print the heading, once."""
+        from pluribus import __version__
+        from pluribus.track.console import print_partition
+
+        self.folder = str(federation.folder.path)
+        if not self._first:
+            return
+        one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
+        kinds = len(federation.parts.cards.architectures())
+        what = f"{one.data}   {one.clients} clients, {kinds} architecture{'s' if kinds > 1 else ''}   seed {one.seed}"
+        self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {what}\n", highlight=False)
+        print_partition(federation.parts, self._console)
+        self._console.print()
+
+    def round(self, record: Any, ledger: Any) -> None:
+        """Nothing to say."""
+
+    def finish(self, result: Result) -> None:
+        """Nothing to say."""
+
+
+@contextlib.contextmanager
+def _resumable(greeter: _Greeter) -> Any:
+    """However a run is cut short, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        where = f" Go on with: pluribus resume {greeter.folder}" if greeter.folder else ""
+        print(f"\nstopped.{where}", file=sys.stderr)
+        sys.exit(130)
+    except PluribusError as error:
+        if greeter.folder is None:
+            raise
+        raise type(error)(f"{error} The rounds before are safe: pluribus resume {greeter.folder}") from error
+
+
+def _resume(args: list[str]) -> None:
+    from rich.console import Console
+
+    from pluribus.api import resume
+
+    as_json = "--json" in args
+    folders = [a for a in args if not a.startswith("-")]
+    stray = [a for a in args if a.startswith("-") and a != "--json"]
+    if "--help" in stray or "-h" in stray or len(folders) != 1:
+        print("usage: pluribus resume FOLDER [--json]\n\nGo on with a run that was stopped, from its last checkpoint.")
+        sys.exit(0 if stray else 2)
+    if stray:
+        raise unknown("flag", stray[0], ["--json"], "pluribus resume --help")
+    console = Console(stderr=as_json)
+    greeter = _Greeter(console, [], first=False)
+    with _resumable(greeter):
+        result = resume(folders[0], progress=not as_json, observers=[greeter])
+    _report([result], as_json, console)
+
+
+# ---- list ----------------------------------------------------------------------------------------------------------
+
+
+def _list(args: list[str]) -> None:
+    from pluribus.listing import LISTS, print_list
+
+    what = [a for a in args if not a.startswith("-")]
+    if len(what) != 1 or "--help" in args:
+        print(f"usage: pluribus list {{{','.join(LISTS)}}} [--json]")
+        sys.exit(0 if "--help" in args else 2)
+    if what[0] not in LISTS:
+        raise unknown("list", what[0], LISTS, "pluribus list --help")
+    rows = LISTS[what[0]]()
+    if "--json" in args:
+        print(json.dumps({what[0]: rows}))
+    else:
+        print_list(rows)

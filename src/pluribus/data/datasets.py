@@ -1,0 +1,431 @@
+"""Image data sets by name: embedded, cached on disk and downloaded once, or the user's own.
+
+Images stay bytes from the file to the device. A downloaded set becomes one `NAME.npz` in `$PLURIBUS_DATA` (default
+`~/.cache/pluribus`) with `x_train, y_train, x_test, y_test, classes`; a file put there by hand serves as well.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import inspect
+import os
+import socket
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import Image
+from torch import Tensor
+
+from pluribus.errors import ConfigError, DataError, PluribusError, unknown
+
+Arrays = dict[str, np.ndarray]
+Loader = Callable[..., "Dataset"]
+
+NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+PHOTO_SIZE = 64
+SILENT_NETWORK_SECONDS = 30.0
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """Labelled images in memory, and what is known about where they come from."""
+
+    name: str
+    x: Tensor
+    """Images as bytes: (N, channels, height, width) uint8."""
+    y: Tensor
+    """Labels: (N,) int64, numbers into `classes`."""
+    classes: tuple[str, ...]
+    official: int | None = None
+    """Rows below it are the official training set, the rest the official test set; None: no official split."""
+    domain: Tensor | None = None
+    """(N,) int64, numbers into `domains`: which domain a row belongs to."""
+    domains: tuple[str, ...] = ()
+    identity: Tensor | None = None
+    """(N,) int64: rows of equal identity are copies of one image and must fall into the same part of a split."""
+
+    def __post_init__(self) -> None:
+        if problem := next(self._problems(), None):
+            raise DataError(f"data set {self.name}: {problem}.")
+
+    def _problems(self) -> Iterator[str]:
+        """Only the first is looked at, so each check may rely on those before it."""
+        if self.x.dtype != torch.uint8 or self.x.dim() != 4:
+            yield f"x must be uint8 (N, channels, height, width), not {_described(self.x)}"
+        if self.x.numel() == 0:
+            yield f"it holds no images, x is {_described(self.x)}"
+        if len(self.classes) < 2:
+            yield f"it needs at least 2 classes, not {len(self.classes)}"
+        yield from self._column_problems("y", self.y, len(self.classes))
+        if self.official is not None and not 0 < self.official < len(self.x):
+            yield f"official must leave rows on both sides, {self.official} of {len(self.x)} does not"
+        if (self.domain is None) != (not self.domains):
+            yield "domain and domains go together, give both or neither"
+        if self.domain is not None:
+            yield from self._column_problems("domain", self.domain, len(self.domains))
+        if self.identity is not None:
+            yield from self._column_problems("identity", self.identity, None)
+
+    def _column_problems(self, name: str, column: Tensor, names: int | None) -> Iterator[str]:
+        if column.dtype != torch.int64 or column.shape != (len(self.x),):
+            yield f"{name} must be int64 ({len(self.x)},), one number per image, not {_described(column)}"
+        low, high = int(column.min()), int(column.max())
+        if names is not None and (low < 0 or high >= names):
+            yield f"{name} must lie in 0..{names - 1}, but runs from {low} to {high}"
+
+
+def _described(tensor: Tensor) -> str:
+    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+
+
+# Names ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class DataEntry:
+    """A registered data set: a line about it, and the function that loads it."""
+
+    about: str
+    load: Loader
+
+
+_entries: dict[str, DataEntry] = {}
+
+
+def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
+    """Make a function that returns a Dataset known by name. It may take `image_size` and `seed` if it uses them."""
+
+    def add(loader: Loader) -> Loader:
+        if _spelled(name) in _entries:
+            raise ConfigError(f"a data set '{name}' is registered already: choose another name.")
+        _entries[_spelled(name)] = DataEntry(about, loader)
+        return loader
+
+    return add
+
+
+def _spelled(name: str) -> str:
+    """The registry's spelling: `fashion_mnist` and `fashion-mnist` are one."""
+    return name.replace("_", "-")
+
+
+def entries() -> Mapping[str, DataEntry]:
+    """All registered data sets by name."""
+    return MappingProxyType(_entries)
+
+
+def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
+    """The data set of this name, with square images of `image_size` if that is given.
+
+    A name is a registered one, the path of an `.npz` file in the cache format, the path of a folder `class/*.jpg` or
+    `domain/class/*.jpg`, or the dotted path `package.module.function` of a function that returns a Dataset. The seed
+    matters only to sets that are themselves drawn, such as `rotated-mnist`.
+    """
+    if image_size is not None and image_size < 1:
+        raise ConfigError(f"--image-size must be at least 1, not {image_size}.")
+    loader = _find(name)
+    dataset = loader(**_wanted(name, loader, {"image_size": image_size, "seed": seed}))
+    if not isinstance(dataset, Dataset):
+        raise DataError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
+    return dataset if image_size is None else resized(dataset, image_size)
+
+
+def _wanted(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any]:
+    """What this loader takes of what is offered."""
+    try:
+        signature = inspect.signature(loader)
+        wanted = {key: value for key, value in offered.items() if key in signature.parameters}
+        signature.bind(**wanted)
+    except (TypeError, ValueError) as reason:
+        raise DataError(f"{name} may take no arguments but image_size and seed ({reason}).") from reason
+    return wanted
+
+
+def _find(name: str) -> Loader:
+    if entry := _entries.get(_spelled(name)):
+        return entry.load
+    path = Path(name).expanduser()
+    if path.is_dir():
+        # here, not above: the folders' module registers its own names with this one
+        from pluribus.data.domains import image_folder
+
+        return partial(image_folder, path)
+    if path.suffix == ".npz":
+        return partial(read_npz, path)
+    if len(path.parts) > 1:
+        raise DataError(f"there is no folder {path}: give a folder, an .npz file or a name of pluribus list data.")
+    if "." in name and all(part.isidentifier() for part in name.split(".")):
+        return _imported(name)
+    raise unknown("data set", name, _entries, "pluribus list data")
+
+
+def _imported(dotted: str) -> Loader:
+    module_name, _, function_name = dotted.rpartition(".")
+    try:
+        loader = getattr(importlib.import_module(module_name), function_name, None)
+    except ImportError as reason:
+        raise DataError(
+            f"'{dotted}' is neither a data set of pluribus list data nor a function that can be imported ({reason})."
+        ) from reason
+    if not callable(loader):
+        raise DataError(f"module {module_name} has no function {function_name} that could load a data set.")
+    return loader  # type: ignore[no-any-return]
+
+
+def resized(dataset: Dataset, size: int) -> Dataset:
+    """The same data set with images of size x size."""
+    if dataset.x.shape[2:] == (size, size):
+        return dataset
+    x = F.interpolate(dataset.x, size=(size, size), mode="bilinear", antialias=True)
+    return dataclasses.replace(dataset, x=x)
+
+
+def square_rgb(image: Image.Image, size: int) -> np.ndarray:
+    """A decoded image as bytes: size x size x 3."""
+    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+
+
+# The cache ------------------------------------------------------------------------------------------------------------
+
+
+def data_folder() -> Path:
+    """Where data sets lie: `$PLURIBUS_DATA`, or `~/.cache/pluribus`."""
+    return Path(os.environ.get("PLURIBUS_DATA") or "~/.cache/pluribus").expanduser()
+
+
+def cache_file(name: str) -> Path:
+    """Where the data set of this name is cached.
+
+    >>> cache_file("fashion-mnist").name
+    'fashion_mnist.npz'
+    """
+    return data_folder() / f"{name.replace('-', '_')}.npz"
+
+
+def read_npz(file: Path, name: str | None = None) -> Dataset:
+    """A data set from a file in the cache format; images are N x H x W or N x H x W x 3."""
+    arrays = _opened(file)
+    if problem := next(_npz_problems(arrays), None):
+        raise DataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
+    train, test = arrays["x_train"], arrays["x_test"]
+    try:
+        return Dataset(
+            name=name or file.stem,
+            x=_channels_first(train, test),
+            y=torch.from_numpy(np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)),
+            classes=tuple(str(label) for label in arrays["classes"]),
+            official=len(train) if len(train) and len(test) else None,
+        )
+    except DataError as refusal:
+        raise DataError(f"{file} cannot be used: {refusal}") from refusal
+
+
+def write_npz(file: Path, arrays: Arrays) -> None:
+    """Write a cache file so that a reader sees the whole of it or nothing, even if this process is killed."""
+    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
+    try:
+        with unfinished.open("wb") as handle:
+            # not compressed: photos shrink by a tenth and would take ten times as long to read
+            np.savez(handle, **arrays)  # type: ignore[arg-type]
+            handle.flush()
+            os.fsync(handle.fileno())
+        unfinished.replace(file)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def _opened(file: Path) -> Arrays:
+    if not file.is_file():
+        raise DataError(f"there is no file {file}.")
+    if not zipfile.is_zipfile(file):
+        raise DataError(f"{file} is not a whole npz file: write it again or delete it.")
+    try:
+        with np.load(file, allow_pickle=False) as archive:
+            arrays = {key: archive[key] for key in NPZ_KEYS if key in archive}
+    # a damaged archive raises nearly anything: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
+    except Exception as reason:
+        raise DataError(f"{file} cannot be read ({_one_line(reason)}): write it again or delete it.") from reason
+    if missing := [key for key in NPZ_KEYS if key not in arrays]:
+        raise DataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
+    return arrays
+
+
+def _npz_problems(arrays: Arrays) -> Iterator[str]:
+    for part in ("train", "test"):
+        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
+        if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
+            yield f"x_{part} must be uint8 N x H x W or N x H x W x 3, not {x.dtype} {x.shape}"
+        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
+            yield f"y_{part} must be a row of integers, not {y.dtype} {y.shape}"
+        if len(x) != len(y):
+            yield f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels"
+    if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
+        yield f"images of x_train {arrays['x_train'].shape[1:]} and x_test {arrays['x_test'].shape[1:]} differ in shape"
+    if arrays["classes"].ndim != 1:
+        yield f"classes must be a row of names, not {arrays['classes'].shape}"
+
+
+def _channels_first(train: np.ndarray, test: np.ndarray) -> Tensor:
+    height, width, channels = (*train.shape[1:], 1)[:3]
+    x = torch.empty((len(train) + len(test), channels, height, width), dtype=torch.uint8)
+    for rows, images in ((x[: len(train)], train), (x[len(train) :], test)):
+        rows.copy_(torch.from_numpy(images).view(-1, height, width, channels).permute(0, 3, 1, 2))
+    return x
+
+
+# Downloads ------------------------------------------------------------------------------------------------------------
+
+Fetch = Callable[[Path], Arrays]
+
+
+def _downloadable(name: str, about: str, *, merged: bool = False) -> Callable[[Fetch], Fetch]:
+    """Register a set that the decorated function downloads, by way of a scratch folder, when the cache lacks it.
+
+    `merged`: the papers ignore its official split.
+    """
+
+    def add(fetch: Fetch) -> Fetch:
+        def loader() -> Dataset:
+            file = cache_file(name)
+            if not file.exists():
+                _download(name, fetch, file)
+            dataset = read_npz(file, name)
+            return dataclasses.replace(dataset, official=None) if merged else dataset
+
+        register_data(name, about)(loader)
+        return fetch
+
+    return add
+
+
+def _download(name: str, fetch: Fetch, file: Path) -> None:
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as scratch, _quick_to_fail():
+            write_npz(file, fetch(Path(scratch)))
+    except PluribusError:
+        raise
+    except Exception as reason:
+        raise DataError(
+            f"{name} is not at {file} and could not be downloaded ({_one_line(reason)}). "
+            "Put the file there or run where there is internet."
+        ) from reason
+
+
+@contextlib.contextmanager
+def _quick_to_fail() -> Iterator[None]:
+    """Give up on a network that swallows packets, and keep the downloaders' chatter out of the program's output."""
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(SILENT_NETWORK_SECONDS)
+    try:
+        with contextlib.redirect_stdout(sys.stderr):
+            yield
+    finally:
+        socket.setdefaulttimeout(before)
+
+
+def _one_line(reason: Exception) -> str:
+    lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
+    return lines[-1] if lines else type(reason).__name__
+
+
+def _torchvision_datasets() -> Any:
+    from pluribus.models._torchvision import torchvision
+
+    return torchvision.datasets
+
+
+def _packed(parts: Iterable[tuple[Any, Any]], classes: Sequence[str]) -> Arrays:
+    (x_train, y_train), (x_test, y_test) = parts
+    columns = (x_train, y_train, x_test, y_test, classes)
+    return {key: np.asarray(column) for key, column in zip(NPZ_KEYS, columns, strict=True)}
+
+
+def _train_and_test(kind: str, folder: Path, classes: Sequence[str] | None = None) -> Arrays:
+    maker = getattr(_torchvision_datasets(), kind)
+    sets = [maker(folder, train=train, download=True) for train in (True, False)]
+    return _packed([(part.data, part.targets) for part in sets], classes or sets[0].classes)
+
+
+def _photos(rows: Iterable[tuple[Image.Image, int]]) -> tuple[np.ndarray, np.ndarray]:
+    small = [(square_rgb(image, PHOTO_SIZE), label) for image, label in rows]
+    return np.stack([image for image, _ in small]), np.array([label for _, label in small])
+
+
+DIGITS = tuple("0123456789")
+
+
+@register_data("digits", "1,797 handwritten digits of 8 x 8, 10 classes, part of scikit-learn: no download")
+def _digits() -> Dataset:
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    x = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
+    return Dataset("digits", x, torch.from_numpy(bunch.target.astype(np.int64)), DIGITS)
+
+
+@_downloadable("mnist", "70,000 handwritten digits of 28 x 28, 10 classes")
+def _mnist(folder: Path) -> Arrays:
+    return _train_and_test("MNIST", folder, DIGITS)
+
+
+@_downloadable("fashion-mnist", "70,000 pieces of clothing of 28 x 28, 10 classes")
+def _fashion_mnist(folder: Path) -> Arrays:
+    return _train_and_test("FashionMNIST", folder)
+
+
+@_downloadable("cifar10", "60,000 photos of 32 x 32, 10 classes")
+def _cifar10(folder: Path) -> Arrays:
+    return _train_and_test("CIFAR10", folder)
+
+
+@_downloadable("cifar100", "60,000 photos of 32 x 32, 100 classes")
+def _cifar100(folder: Path) -> Arrays:
+    return _train_and_test("CIFAR100", folder)
+
+
+@_downloadable("svhn", "99,289 house numbers of 32 x 32, 10 classes")
+def _svhn(folder: Path) -> Arrays:
+    maker = _torchvision_datasets().SVHN
+    sets = [maker(folder, split=split, download=True) for split in ("train", "test")]
+    return _packed([(part.data.transpose(0, 2, 3, 1), part.labels) for part in sets], DIGITS)
+
+
+@_downloadable(
+    "flowers102", "8,189 flowers of 64 x 64, 102 classes, official splits merged as in the papers", merged=True
+)
+def _flowers102(folder: Path) -> Arrays:
+    maker = _torchvision_datasets().Flowers102
+    train, val, test = (maker(folder, split=split, download=True) for split in ("train", "val", "test"))
+    return _packed([_photos(chain(train, val)), _photos(test)], train.classes)
+
+
+@_downloadable("tiny-imagenet", "110,000 photos of 64 x 64, 200 classes; needs pluribus[hf] to download")
+def _tiny_imagenet(folder: Path) -> Arrays:
+    try:
+        import datasets
+        import huggingface_hub
+    except ImportError as missing:
+        raise DataError(
+            f"tiny-imagenet is not at {cache_file('tiny-imagenet')} and its download needs a package that is missing: "
+            "pip install 'pluribus[hf]'."
+        ) from missing
+    source = "zh-plus/tiny-imagenet"
+    # asked once beforehand because load_dataset retries for half a minute where there is no internet
+    huggingface_hub.dataset_info(source, timeout=SILENT_NETWORK_SECONDS)
+    sets = [datasets.load_dataset(source, split=split, cache_dir=str(folder)) for split in ("train", "valid")]
+    parts = [_photos((row["image"], row["label"]) for row in part) for part in sets]
+    return _packed(parts, sets[0].features["label"].names)

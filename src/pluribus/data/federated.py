@@ -1,0 +1,134 @@
+"""One data set in the hands of many clients: a device-resident store, and row numbers into it.
+
+A client's sets are row numbers, computed when it is first needed, so that ten thousand clients cost nothing until they
+take part. Images are stored as bytes and become numbers in [-1, 1] when they are taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pluribus.data.datasets import Dataset
+from pluribus.data.split import split
+from pluribus.draws import numpy_rng
+from pluribus.errors import ConfigError
+
+
+class Store:
+    """All images and labels of an experiment, on the device."""
+
+    def __init__(self, x: Tensor, y: Tensor, device: torch.device) -> None:
+        self.x = x.to(device)
+        self.y = y.to(device)
+
+    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Images in [-1, 1] and labels of these rows."""
+        return self.x[rows].to(torch.float32).mul_(1 / 127.5).sub_(1.0), self.y[rows]
+
+
+@dataclass(frozen=True)
+class Data:
+    """Some rows of the store."""
+
+    store: Store
+    rows: Tensor
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Images and labels at these positions of the set."""
+        return self.store.take(self.rows[positions])
+
+    def labels(self) -> Tensor:
+        """All labels of the set, in order."""
+        return self.store.y[self.rows]
+
+
+@dataclass(frozen=True)
+class Fractions:
+    """How a client's rows are cut. `official`: everyone is tested on the data set's own test set instead."""
+
+    val: float = 0.1
+    test: float = 0.2
+    public: float = 0.0
+    official: bool = False
+
+    def shares(self) -> dict[str, float]:
+        """Shares that sum to one, training data first."""
+        test = 0.0 if self.official else self.test
+        return {"train": 1.0 - self.val - test - self.public, "val": self.val, "test": test, "public": self.public}
+
+
+class Federated:
+    """A data set, who holds which rows of it, and how each client's rows are cut into train, val, test and public."""
+
+    def __init__(
+        self, dataset: Dataset, parts: Sequence[np.ndarray], fractions: Fractions, seed: int, device: torch.device
+    ) -> None:
+        if fractions.official and dataset.official is None:
+            raise ConfigError(f"{dataset.name} has no official test set: leave out --test official.")
+        self.dataset = dataset
+        self.parts = parts
+        self.store = Store(dataset.x, dataset.y, device)
+        self._labels = dataset.y.numpy()
+        self._fractions = fractions
+        self._seed = seed
+        self._identity_parts = self._split_identities()
+        self.rows = lru_cache(maxsize=4096)(self._rows)
+
+    def _split_identities(self) -> dict[str, np.ndarray] | None:
+        """Copies of one image (its rotations, say) go to the same part for everyone, or test images would leak."""
+        if self.dataset.identity is None:
+            return None
+        identities, first = np.unique(self.dataset.identity.numpy(), return_index=True)
+        cut = split(self._labels[first], self._fractions.shares(), numpy_rng(self._seed, "split"))
+        return {name: identities[positions] for name, positions in cut.items()}
+
+    def _rows(self, client: int) -> dict[str, Tensor]:
+        held = self.parts[client]
+        if self._identity_parts is not None and self.dataset.identity is not None:
+            identity = self.dataset.identity.numpy()[held]
+            cut = {name: held[np.isin(identity, ids)] for name, ids in self._identity_parts.items()}
+        else:
+            positions = split(self._labels[held], self._fractions.shares(), numpy_rng(self._seed, "split", client))
+            cut = {name: held[at] for name, at in positions.items()}
+        if self._fractions.official:
+            cut["test"] = np.arange(self.dataset.official or 0, len(self._labels))
+        return {name: torch.from_numpy(rows) for name, rows in cut.items()}
+
+    def sets(self, client: int) -> dict[str, Data]:
+        """The client's `train`, `val`, `test` and `public` sets."""
+        device = self.store.y.device
+        return {name: Data(self.store, rows.to(device)) for name, rows in self.rows(client).items()}
+
+    def samples(self, client: int) -> int:
+        """Size of the client's training set, n_k."""
+        return len(self.rows(client)["train"])
+
+    def counts(self, client: int) -> list[int]:
+        """Training samples per class."""
+        labels = self._labels[self.rows(client)["train"].numpy()]
+        return [int(count) for count in np.bincount(labels, minlength=len(self.dataset.classes))]
+
+    def public(self) -> dict[int, Data]:
+        """Every client's public set, which all parties know (none if no public share was asked for)."""
+        if not self._fractions.public:
+            return {}
+        return {k: self.sets(k)["public"] for k in range(len(self.parts))}
+
+    def exams(self, domain_of: Mapping[int, int]) -> dict[str, dict[str, Data]]:
+        """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on."""
+        device = self.store.y.device
+        exams: dict[str, dict[str, Data]] = {}
+        for number, name in enumerate(self.dataset.domains):
+            members = [k for k, d in domain_of.items() if d == number]
+            rows = {s: torch.cat([self.rows(k)[s] for k in members]).to(device) for s in ("val", "test")}
+            exams[name] = {s: Data(self.store, r) for s, r in rows.items()}
+        return exams

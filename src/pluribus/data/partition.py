@@ -1,0 +1,325 @@
+"""Who holds which rows: pure functions from labels to one sorted array of row numbers per client.
+
+All randomness comes from the generator that is handed in. Where every row has at most one holder, a partition is an
+array `owner` with the holder of each row; only the kinds that say so let clients share rows.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+
+from pluribus.errors import ConfigError, DataError, unknown
+
+Parts = list[np.ndarray]
+Rng = np.random.Generator
+
+NOBODY = -1
+ATTEMPTS = 1000
+LEAST_SHARE = 0.1
+
+
+def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """Everybody gets an equal random share of all rows."""
+    return _held(rng.permutation(np.arange(len(labels)) % clients), clients)
+
+
+def pathological(
+    labels: np.ndarray, clients: int, rng: Rng, *, classes_per_client: int = 2, unequal: bool = False
+) -> Parts:
+    """Everybody holds exactly `classes_per_client` classes, spread so that holders per class differ by at most one.
+
+    Clients take consecutive runs of one random circle of classes. A class is cut evenly among its holders or, if
+    `unequal`, by shares drawn from U(0.1, 1). With fewer places than classes some classes are nobody's.
+    """
+    classes = rng.permutation(np.unique(labels))
+    if not 1 <= classes_per_client <= len(classes):
+        raise ConfigError(f"--classes-per-client must lie in 1..{len(classes)}, not {classes_per_client}.")
+    places = np.arange(clients * classes_per_client)
+    owner = np.full(len(labels), NOBODY)
+    for at, label in enumerate(classes):
+        holders = places[at :: len(classes)] // classes_per_client
+        rows = rng.permutation(np.flatnonzero(labels == label))
+        if len(rows) < len(holders):
+            raise ConfigError(
+                f"class {label} has {len(rows)} samples for {len(holders)} clients: "
+                "fewer clients (--clients) or fewer classes for each (--classes-per-client)."
+            )
+        if len(holders):
+            shares = rng.uniform(LEAST_SHARE, 1, len(holders)) if unequal else np.ones(len(holders))
+            owner[rows] = np.repeat(holders, 1 + _cut(len(rows) - len(holders), shares))
+    return _held(owner, clients)
+
+
+def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.1, min_samples: int = 1) -> Parts:
+    """Each class is cut by Dir(alpha) among the clients that do not hold an equal share of all rows yet."""
+    sizes = _class_sizes(labels)
+
+    def draw() -> np.ndarray:
+        counts = np.zeros((len(sizes), clients), np.int64)
+        held = np.zeros(clients, np.int64)
+        for row, size in zip(counts, sizes, strict=True):
+            # Drawing for the open clients alone has the law of drawing for all, dropping the others and renormalising,
+            # and cannot end with nothing to renormalise.
+            open_clients = np.flatnonzero(held * clients < len(labels))
+            row[open_clients] = _cut(size, rng.dirichlet(np.full(len(open_clients), alpha)))
+            held += row
+        return counts
+
+    return _dealt(labels, _until_enough(draw, len(labels), clients, min_samples), rng)
+
+
+def fedhpl_noniid(
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+) -> Parts:
+    """Each class is cut by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex."""
+    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples)
+    return _dealt(labels, counts, rng)
+
+
+def fedhpl_dir(
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+) -> Parts:
+    """Everybody draws an equal number of rows from all of them, classes mixed by shares from Dir(alpha) over classes.
+
+    Shares that ask for more of a class than there is spill over to the client's other classes, by share.
+    """
+    sizes = _class_sizes(labels)
+    each = round(len(labels) / clients)
+    if each < min_samples:
+        raise _too_many(len(labels), clients, min_samples)
+    counts = np.stack([_fitted(each, _simplex(len(sizes), alpha, rng), sizes) for _ in range(clients)], axis=1)
+    return _sampled(labels, counts, rng)
+
+
+def fedhpl_dir_clients(
+    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+) -> Parts:
+    """Everybody draws from all rows; of each class a share from Dir(alpha) over clients, as in fedhpl-noniid."""
+    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples)
+    return _sampled(labels, counts, rng)
+
+
+def by_domain(domain: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """Client k holds domain k mod D; clients of one domain cut it evenly."""
+    domains = int(domain.max()) + 1
+    if clients < domains:
+        raise ConfigError(f"the data set has {domains} domains: at least as many --clients, not {clients}.")
+    owner = np.empty(len(domain), np.int64)
+    for number in range(domains):
+        rows = rng.permutation(np.flatnonzero(domain == number))
+        holders = np.arange(number, clients, domains)
+        owner[rows] = holders[np.arange(len(rows)) % len(holders)]
+    return _held(owner, clients)
+
+
+# What the kinds share -------------------------------------------------------------------------------------------------
+
+
+def _held(owner: np.ndarray, clients: int) -> Parts:
+    """Rows by owner."""
+    order = np.argsort(owner, kind="stable")
+    bounds = np.searchsorted(owner[order], np.arange(clients + 1))
+    return [order[start:end] for start, end in pairwise(bounds)]
+
+
+def _class_sizes(labels: np.ndarray) -> np.ndarray:
+    return np.unique(labels, return_counts=True)[1]
+
+
+def _cut(total: int, shares: np.ndarray) -> np.ndarray:
+    """Whole numbers that sum to total, each less than one away from its share."""
+    bounds = np.rint(np.cumsum(shares) / shares.sum() * total).astype(np.int64)
+    return np.diff(bounds, prepend=0)
+
+
+def _fitted(total: int, shares: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Whole numbers near total * shares that sum to total, where none exceeds its room."""
+    given = np.zeros_like(room)
+    while left := total - given.sum():
+        space = room - given
+        weight = np.where(space > 0, shares, 0.0)
+        if weight.sum() == 0:
+            weight = space.astype(float)
+        given += np.minimum(_cut(left, weight), space)
+    return given
+
+
+def _simplex(size: int, alpha: float | None, rng: Rng) -> np.ndarray:
+    """A draw from Dir(alpha); without alpha, from Dir(a) with `a` itself uniform on the simplex."""
+    return rng.dirichlet(rng.dirichlet(np.ones(size)) if alpha is None else np.full(size, alpha))
+
+
+def _shares_over_clients(
+    labels: np.ndarray, clients: int, rng: Rng, alpha: float | None, min_samples: int
+) -> np.ndarray:
+    sizes = _class_sizes(labels)
+
+    def draw() -> np.ndarray:
+        return np.stack([_cut(size, _simplex(clients, alpha, rng)) for size in sizes])
+
+    return _until_enough(draw, len(labels), clients, min_samples)
+
+
+def _until_enough(draw: Callable[[], np.ndarray], rows: int, clients: int, min_samples: int) -> np.ndarray:
+    """The first drawn table (classes x clients) that gives every client `min_samples`."""
+    if clients * min_samples > rows:
+        raise _too_many(rows, clients, min_samples)
+    for _ in range(ATTEMPTS):
+        counts = draw()
+        if counts.sum(axis=0).min() >= min_samples:
+            return counts
+    raise ConfigError(
+        f"{ATTEMPTS} draws left some of {clients} clients with less than {min_samples} samples: "
+        "fewer clients (--clients), a smaller --min-samples or a larger --alpha."
+    )
+
+
+def _too_many(rows: int, clients: int, min_samples: int) -> ConfigError:
+    return ConfigError(
+        f"{rows} samples do not give {clients} clients {min_samples} each: "
+        "fewer clients (--clients) or a smaller --min-samples."
+    )
+
+
+def _dealt(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+    """Disjoint parts with these counts (classes x clients)."""
+    classes, clients = np.unique(labels), counts.shape[1]
+    owner = np.empty(len(labels), np.int64)
+    for label, row in zip(classes, counts, strict=True):
+        owner[rng.permutation(np.flatnonzero(labels == label))] = np.repeat(np.arange(clients), row)
+    return _held(owner, clients)
+
+
+def _sampled(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+    """Parts with these counts (classes x clients), no row twice within a part, every part drawn from all rows."""
+    members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
+    return [
+        np.sort(np.concatenate([rng.choice(m, size, replace=False) for m, size in zip(members, column, strict=True)]))
+        for column in counts.T
+    ]
+
+
+# By name --------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class PartitionKind:
+    """A way to hand out rows: its function, a line about it, and whether each row has at most one holder."""
+
+    function: Callable[..., Parts]
+    about: str
+    disjoint: bool = True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the parameters that matter to this kind."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+PARTITIONS: dict[str, PartitionKind] = {
+    "iid": PartitionKind(iid, "equal random shares"),
+    "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
+    "dirichlet": PartitionKind(dirichlet, "each class cut by Dir(--alpha), full clients left out (HtFLlib)"),
+    "fedhpl-noniid": PartitionKind(fedhpl_noniid, "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"),
+    "fedhpl-dir": PartitionKind(fedhpl_dir, "overlapping: each client mixes classes by Dir (FedHPL, CIFAR-10)", False),
+    "fedhpl-dir-clients": PartitionKind(
+        fedhpl_dir_clients, "overlapping: each class over clients by Dir (FedHPL, CIFAR-100 and SVHN)", False
+    ),
+    "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
+}
+
+
+def partition(
+    kind: str,
+    labels: np.ndarray,
+    clients: int,
+    rng: Rng,
+    *,
+    domain: np.ndarray | None = None,
+    classes_per_client: int | None = None,
+    unequal: bool | None = None,
+    alpha: float | None = None,
+    min_samples: int | None = None,
+) -> Parts:
+    """Sorted row numbers per client. A kind reads only its own parameters, and None means its own default."""
+    if kind not in PARTITIONS:
+        raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
+    if clients < 1:
+        raise ConfigError(f"--clients must be at least 1, not {clients}.")
+    if alpha is not None and not alpha > 0:
+        raise ConfigError(f"--alpha must be above 0, not {alpha}.")
+    if kind == "domain":
+        if domain is None:
+            raise ConfigError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
+        labels = domain
+    offered = {
+        "classes_per_client": classes_per_client,
+        "unequal": unequal,
+        "alpha": alpha,
+        "min_samples": min_samples,
+    }
+    reads = PARTITIONS[kind].reads
+    parts = PARTITIONS[kind].function(
+        labels, clients, rng, **{name: value for name, value in offered.items() if name in reads and value is not None}
+    )
+    _refuse_empty(parts, kind)
+    return parts
+
+
+def _refuse_empty(parts: Parts, kind: str) -> None:
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            raise ConfigError(
+                f"client {client} got no data from partition '{kind}': fewer clients (--clients) or more data."
+            )
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What a partition was: enough to show it, and to tell whether another run has the very same one."""
+
+    kind: str
+    parameters: dict[str, Any]
+    seed: int
+    counts: list[list[int]]
+    """Rows per client and class."""
+    digest: str
+    """Depends on every label and on every row number of every client, on no machine."""
+
+    @classmethod
+    def of(
+        cls, kind: str, parameters: dict[str, Any], seed: int, labels: np.ndarray, parts: Parts, n_classes: int
+    ) -> Manifest:
+        """The manifest of these parts."""
+        counts = [np.bincount(labels[part], minlength=n_classes).tolist() for part in parts]
+        return cls(kind, dict(parameters), seed, counts, _digest([labels, *parts]))
+
+    def to_json(self) -> str:
+        """Text that `from_json` reads."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> Manifest:
+        """The manifest that was written."""
+        try:
+            return cls(**json.loads(text))
+        except (ValueError, TypeError) as reason:
+            raise DataError(f"this is not the manifest of a partition ({reason}): write it again.") from reason
+
+
+def _digest(arrays: Parts) -> str:
+    digest = hashlib.sha256()
+    for array in arrays:
+        # lengths too, or moving a row from the end of one client to the start of the next would go unseen
+        digest.update(np.array(len(array), "<i8").tobytes())
+        digest.update(array.astype("<i8").tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,78 @@
+"""Cutting one client's rows into parts, such as train, val and test: stratified as far as whole samples allow."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from pluribus.errors import ConfigError
+
+ROUNDING = 1e-9  # 100 * 0.29 is 28.999999999999996, and 29 is meant
+
+
+def split(labels: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
+    """Sorted positions per part, disjoint and complete.
+
+    Each class gives each part its whole samples; the odd ones bring the parts' totals as near to their fractions as
+    possible. The first part is for training: it holds a sample of every class that occurs, even where that costs
+    another part its only one. Otherwise no part with a fraction above zero stays empty.
+    """
+    share = _shares(fractions)
+    classes, number = np.unique(labels, return_inverse=True)
+    table = _table(np.bincount(number, minlength=len(classes)), share, rng)
+    part = np.empty(len(labels), np.int64)
+    for row, counts in enumerate(table):
+        part[rng.permutation(np.flatnonzero(number == row))] = np.repeat(np.arange(len(share)), counts)
+    return {name: np.flatnonzero(part == at) for at, name in enumerate(fractions)}
+
+
+def _shares(fractions: Mapping[str, float]) -> np.ndarray:
+    share = np.array(list(fractions.values()), float)
+    told = ", ".join(f"{name} {value:g}" for name, value in fractions.items())
+    if (share < -ROUNDING).any() or abs(share.sum() - 1) > 1e-6:
+        raise ConfigError(f"the fractions {told} must be positive and sum to 1.")
+    if share[0] <= ROUNDING:
+        raise ConfigError(f"the fractions {told} leave nothing for {next(iter(fractions))}: make the others smaller.")
+    return np.where(share > ROUNDING, share, 0.0)
+
+
+def _table(sizes: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """How many samples of each class (rows) go to each part (columns)."""
+    exact = np.outer(sizes, share)
+    table = np.floor(exact + ROUNDING).astype(np.int64)
+    table[:, 0] = np.maximum(table[:, 0], 1)
+    odd = sizes - table.sum(axis=1)
+    wanted = _wanted(table.sum(axis=0), exact.sum(axis=0), int(odd.sum()))
+    # classes in random order, or the first ones would always have the first choice
+    for row in rng.permutation(np.flatnonzero(odd)):
+        for _ in range(odd[row]):
+            part = int(np.where(wanted > 0, exact[row] - table[row], -np.inf).argmax())
+            table[row, part] += 1
+            wanted[part] -= 1
+    _fill_empty(table, share)
+    return table
+
+
+def _wanted(totals: np.ndarray, exact: np.ndarray, odd: int) -> np.ndarray:
+    """How many of the odd samples each part gets: one by one to the part that lacks most, of several the smallest."""
+    wanted = np.zeros_like(totals)
+    for _ in range(odd):
+        lack = np.where(exact > 0, np.round(exact - totals - wanted, 9), -np.inf)
+        neediest = np.flatnonzero(lack == lack.max())
+        wanted[neediest[(totals + wanted)[neediest].argmin()]] += 1
+    return wanted
+
+
+def _fill_empty(table: np.ndarray, share: np.ndarray) -> None:
+    """Move a sample into each empty part, from the largest part that can spare one."""
+    for part in np.flatnonzero((table.sum(axis=0) == 0) & (share > 0)):
+        spare = table.copy()
+        spare[:, 0] -= 1
+        spare[:, table.sum(axis=0) < 2] = 0
+        if spare.max(initial=0) < 1:
+            return
+        donor = int(np.where(spare.max(axis=0) > 0, table.sum(axis=0), -1).argmax())
+        row = int(spare[:, donor].argmax())
+        table[row, donor] -= 1
+        table[row, part] += 1

@@ -1,0 +1,127 @@
+"""What is measured, under names that cannot be confused.
+
+A *view* is which model is asked: `after` local training, or `before` it, with the newest download received. A *figure*
+is what is asked: `test` and `val` accuracy on the client's own sets, and where there are domains `acc`, `bwt`, `fwt`.
+Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once) and `worst`. Over
+rounds there are `last` and `selected`: the test figure of the round in which the same client's validation accuracy was
+first at its best. The test data never chooses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.data.federated import Data
+from pluribus.method import Method
+
+Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy
+Figures = dict[str, float | None]
+
+
+def score(method: Method, client: Client, data: Data) -> Counts:
+    """Correct predictions, samples and summed cross-entropy on a set."""
+    correct = torch.zeros((), device=client.device)
+    loss = torch.zeros((), device=client.device)
+
+    def visit(client: Client, batch: Batch) -> None:
+        scores = method.predict(client, batch.x)
+        correct.add_((scores.argmax(1) == batch.y).sum())
+        loss.add_(F.cross_entropy(scores, batch.y, reduction="sum"))
+
+    client.sweep(visit, data)
+    return int(correct), len(data), float(loss)
+
+
+def figures(method: Method, client: Client) -> Figures:
+    """All figures of a client as it stands."""
+    if client.task.exams:
+        return _domain_figures(method, client)
+    val, test = (score(method, client, client.data[name]) for name in ("val", "test"))
+    return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": test[2] / test[1] if test[1] else None}
+
+
+def _domain_figures(method: Method, client: Client) -> Figures:
+    """FedH2L's metrics: BWT on the own domain's test set, FWT on the union of the others', ACC on the union of all."""
+    exams, own = client.task.exams, client.task.domain_of[client.card.id]
+    tests = [score(method, client, exam["test"]) for exam in exams.values()]
+    vals = [score(method, client, exam["val"]) for exam in exams.values()]
+    others = [counts for domain, counts in enumerate(tests) if domain != own]
+    return {
+        "val": _accuracy(*vals),
+        "test": _accuracy(*tests),
+        "acc": _accuracy(*tests),
+        "bwt": _accuracy(tests[own]),
+        "fwt": _accuracy(*others),
+    }
+
+
+def _accuracy(*counts: Counts) -> float | None:
+    samples = sum(c[1] for c in counts)
+    return sum(c[0] for c in counts) / samples if samples else None
+
+
+# ---- over clients --------------------------------------------------------------------------------------------------
+
+
+def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int]) -> Figures:
+    """Mean, sample-weighted mean and worst of one figure. Clients without it (no test data) are left out."""
+    known = {k: v for k, v in values.items() if v is not None}
+    weight = sum(samples[k] for k in known)
+    if not known:
+        return {"mean": None, "weighted": None, "worst": None}
+    return {
+        "mean": sum(known.values()) / len(known),
+        "weighted": sum(v * samples[k] for k, v in known.items()) / weight if weight else None,
+        "worst": min(known.values()),
+    }
+
+
+# ---- over rounds ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """A client's figures in the last round that evaluated it, and in the round that its validation data selects."""
+
+    last: Figures
+    selected: Figures
+    selected_round: int
+
+
+def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]:
+    """Last and selected figures of every client that was evaluated."""
+    chosen: dict[int, Chosen] = {}
+    for record in history:
+        for key, views in record.get("clients", {}).items():
+            now, before = views[view], chosen.get(int(key))
+            if before is None or _better(now["val"], before.selected["val"]):
+                chosen[int(key)] = Chosen(now, now, record["round"])
+            else:
+                chosen[int(key)] = Chosen(now, before.selected, before.selected_round)
+    return dict(sorted(chosen.items()))
+
+
+def _better(val: float | None, best: float | None) -> bool:
+    """Strictly better, so that ties keep the earliest round. Without validation data the last round stands."""
+    return best is None if val is None else best is None or val > best
+
+
+def summarise(
+    history: Sequence[Mapping[str, Any]], views: Sequence[str], samples: Mapping[int, int]
+) -> dict[str, dict[str, dict[str, Figures]]]:
+    """view -> `last` or `selected` -> figure -> over clients."""
+    summary: dict[str, dict[str, dict[str, Figures]]] = {}
+    for view in views:
+        chosen = choose(history, view)
+        summary[view] = {}
+        for moment in ("last", "selected"):
+            rows: dict[int, Figures] = {k: getattr(c, moment) for k, c in chosen.items()}
+            names = next(iter(rows.values()), {}).keys()
+            summary[view][moment] = {n: over_clients({k: r[n] for k, r in rows.items()}, samples) for n in names}
+    return summary

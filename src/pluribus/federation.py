@@ -1,0 +1,258 @@
+"""The only round loop: sample, send, work, collect, aggregate, evaluate, record, save."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from pluribus.assembly import Assembly
+from pluribus.draws import python_rng
+from pluribus.evaluate import Figures, over_clients
+from pluribus.folder import RunFolder
+from pluribus.ledger import Ledger
+from pluribus.message import Message, decode, encode
+from pluribus.method import PeerMethod
+from pluribus.result import ClientFacts, Result
+from pluribus.server import Server
+from pluribus.site import Site
+from pluribus.state import restore
+
+MOST_PENDING = 256  # clients whose unsaved state may wait in memory
+CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked for
+
+
+class Observer(Protocol):
+    """Someone who watches a run: a progress bar, a tracker."""
+
+    def start(self, federation: Federation) -> None:
+        """Before the first round."""
+
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
+        """After each round."""
+
+    def finish(self, result: Result) -> None:
+        """After the last round."""
+
+
+class Federation:
+    """One run of one experiment, from its first round or from its last checkpoint."""
+
+    def __init__(self, parts: Assembly, folder: RunFolder, observers: Sequence[Observer] = ()) -> None:
+        self.parts = parts
+        self.method = parts.method
+        self.folder = folder
+        self.observers = observers
+        self.ledger = Ledger()
+        self.history: list[dict[str, Any]] = []
+        self.warnings = list(parts.warnings)
+        self.server = Server(parts.task, parts.cards)
+        load = folder.checkpoint.client
+        same_init = parts.experiment.same_init
+        self.site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
+        self._enrolled: dict[int, bytes] = {}
+        self._saved_at = time.perf_counter()
+        self._save_cost = 0.0
+        self.method.setup(self.server)
+        self._restore()
+
+    def _restore(self) -> None:
+        checkpoint = self.folder.checkpoint
+        self.history, traffic = self.folder.history(checkpoint.latest)
+        for line in traffic:
+            self.ledger.replay(line)
+        if checkpoint.latest is None:
+            return
+        restore(self.server.state.state_dict(), checkpoint.server(), "server")
+        for k, data in checkpoint.enrolled().items():
+            self._enrol(k, data)
+        if checkpoint.threads != torch.get_num_threads():
+            self.warnings.append(
+                f"resumed with {torch.get_num_threads()} threads, started with {checkpoint.threads}: "
+                f"numbers may differ in the last bits."
+            )
+
+    # ---- the loop --------------------------------------------------------------------------------------------------
+
+    def run(self) -> Result:
+        """All rounds that are still to do."""
+        for observer in self.observers:
+            observer.start(self)
+        rounds = self.parts.task.rounds
+        for t in range(len(self.history), rounds):
+            record = self._round(t)
+            self.history.append(record)
+            self.folder.append(record, self.ledger.flush())
+            self._save(t, last=t == rounds - 1)
+            for observer in self.observers:
+                observer.round(record, self.ledger)
+        result = self.result()
+        self.folder.write_result(result.to_json())
+        for observer in self.observers:
+            observer.finish(result)
+        return result
+
+    def _round(self, t: int) -> dict[str, Any]:
+        started = time.perf_counter()
+        before = dict(self.ledger.total)
+        self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
+        present, late = self._sample(t)
+        self._enrol_new(present)
+        if isinstance(self.method, PeerMethod):
+            losses, answered = self._peer_exchanges(self.method, t, present, late)
+        else:
+            losses, answered = self._exchanges(t, present, late)
+        figures = self._evaluate(t, present)
+        return {
+            "round": t,
+            "seconds": round(time.perf_counter() - started, 6),
+            "present": len(present),
+            "answered": len(answered),
+            "loss": self._mean_loss(t, losses),
+            "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
+            "mean": self._over_clients(figures),
+            "clients": {str(k): views for k, views in figures.items()},
+        }
+
+    def _sample(self, t: int) -> tuple[list[int], set[int]]:
+        """Who takes part, and who of them will answer too late. Costs what is sampled, not what there is."""
+        experiment = self.parts.experiment
+        number = max(1, round(experiment.participation * experiment.clients))
+        rng = python_rng(experiment.seed, "sample", t)
+        sampled = sorted(rng.sample(range(experiment.clients), number))
+        present = [k for k in sampled if rng.random() >= experiment.drop_rate]
+        return present, {k for k in present if rng.random() < experiment.straggler_rate}
+
+    def _enrol_new(self, present: Iterable[int]) -> None:
+        if not self.method.enrols:
+            return
+        for k in present:
+            if k not in self._enrolled:
+                data = self.site.enrol(k)
+                self.ledger.add(self.server.t, 0, k, "up", data)
+                self._enrol(k, data)
+
+    def _enrol(self, k: int, data: bytes) -> None:
+        self._enrolled[k] = data
+        self.parts.cards.enrolled[k] = decode(data, self.site.wires(k)[0].once, f"enrolment of client {k}")
+
+    def _exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
+        losses: dict[int, float | None] = {}
+        for stage, exchange in enumerate(self.method.exchanges):
+            uploads: dict[int, Message] = {}
+            answered: list[int] = []
+            for k in present:
+                down = self._download(exchange.down, t, stage, k, "down") if exchange.down else None
+                reply = self.site.work(t, stage, k, down)
+                losses[k] = reply.loss if reply.loss is not None else losses.get(k)
+                if reply.up is not None:
+                    self.ledger.add(t, stage, k, "up", reply.up)
+                if k in late:
+                    continue
+                answered.append(k)
+                if reply.up is not None:
+                    uploads[k] = decode(reply.up, self.site.wires(k)[stage].up, f"round {t}, client {k}")
+            if uploads and exchange.merge:
+                getattr(self.method, exchange.merge)(self.server, uploads)
+            present = answered
+        return losses, present
+
+    def _peer_exchanges(
+        self, method: PeerMethod, t: int, present: list[int], late: set[int]
+    ) -> tuple[dict[int, float | None], list[int]]:
+        replies = {k: self.site.teach(t, k) for k in present}
+        losses = {k: reply.loss for k, reply in replies.items()}
+        sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
+        for k, data in sent.items():
+            self.ledger.add(t, 0, k, "up", data)
+        answered = tuple(k for k in present if k not in late)
+        topology = method.topology(self.parts.task, t, answered)
+        for student in sorted(topology):
+            inbox = {k: sent[k] for k in topology[student] if k in sent}
+            for data in inbox.values():
+                self.ledger.add(t, 1, student, "down", data)
+            if inbox:
+                self.site.learn(t, student, inbox)
+        return losses, list(answered)
+
+    def _download(self, name: str, t: int, stage: int, k: int, way: str) -> bytes | None:
+        schema = self.site.wires(k)[stage].down
+        if not schema:
+            return None
+        data = encode(getattr(self.method, name)(self.server, k), schema, f"round {t}, download of client {k}")
+        self.ledger.add(t, stage, k, way, data)
+        return data
+
+    # ---- what is measured ------------------------------------------------------------------------------------------
+
+    def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Figures]]:
+        experiment = self.parts.experiment
+        if (t + 1) % experiment.evaluate_every and t != experiment.rounds - 1:
+            return {}
+        everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
+        down = self.method.exchanges[0].down if self.method.views != ("after",) else None
+        return {
+            k: self.site.evaluate(t, k, self._download(down, t, 0, k, "evaluation") if down else None)
+            for k in (range(experiment.clients) if everyone else present)
+        }
+
+    def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
+        if not figures:
+            return {}
+        samples = {k: len(self.parts.data.rows(k)["test"]) for k in figures}
+        some = next(iter(figures.values()))
+        return {
+            view: {name: over_clients({k: f[view][name] for k, f in figures.items()}, samples) for name in some[view]}
+            for view in some
+        }
+
+    def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
+        known = {k: loss for k, loss in losses.items() if loss is not None}
+        broken = [k for k, loss in known.items() if not math.isfinite(loss)]
+        if broken:
+            self.warnings.append(f"round {t}: the training loss of client {broken[0]} is not finite. Lower --lr.")
+        finite = [loss for loss in known.values() if math.isfinite(loss)]
+        return sum(finite) / len(finite) if finite else None
+
+    # ---- what is kept ----------------------------------------------------------------------------------------------
+
+    def _save(self, t: int, last: bool) -> None:
+        """Commit the round if it is time to."""
+        every = self.parts.experiment.checkpoint_every
+        due = (
+            (t + 1) % every == 0
+            if every
+            else time.perf_counter() - self._saved_at >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
+        )
+        if not (last or due or self.site.pending() > MOST_PENDING):
+            return
+        started = time.perf_counter()
+        self.folder.sync_lines()
+        self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.site.changed(), self._enrolled)
+        self._saved_at = time.perf_counter()
+        self._save_cost = self._saved_at - started
+
+    def result(self) -> Result:
+        """What the rounds so far amount to."""
+        evaluated = {int(k) for record in self.history for k in record["clients"]}
+        experiment = self.parts.experiment
+        return Result(
+            method=experiment.method,
+            data=experiment.data,
+            seed=experiment.seed,
+            rounds=experiment.rounds,
+            views=self.method.views,
+            history=self.history,
+            ledger=self.ledger,
+            clients={k: self._facts(k) for k in sorted(evaluated)},
+            folder=self.folder.path,
+            warnings=self.warnings,
+        )
+
+    def _facts(self, k: int) -> ClientFacts:
+        data, card = self.parts.data, self.parts.cards[k]
+        names = tuple(name for name, count in zip(self.parts.task.names, data.counts(k), strict=True) if count)
+        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]))

@@ -1,0 +1,78 @@
+"""Files that are either whole or not there: written under a temporary name, synced, renamed."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+from safetensors import SafetensorError
+from torch import Tensor
+
+from pluribus.errors import CheckpointError
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a small text file."""
+    _atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+
+
+def write_json(path: Path, value: Any) -> None:
+    """Write a value as JSON."""
+    write_text(path, json.dumps(value, indent=1) + "\n")
+
+
+def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
+    """Write named tensors as safetensors."""
+    _atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, metadata))
+
+
+def append_lines(path: Path, values: Iterable[Any]) -> None:
+    """Append values as lines of JSON."""
+    try:
+        with path.open("a", encoding="utf-8") as file:
+            file.writelines(json.dumps(value) + "\n" for value in values)
+    except OSError as error:
+        raise _cannot_write(path, error) from error
+
+
+def read_lines(path: Path) -> list[Any]:
+    """The JSON lines of a file; a last line that a crash cut short is left out."""
+    if not path.exists():
+        return []
+    values = []
+    for line in path.read_text(encoding="utf-8").splitlines():
+        try:
+            values.append(json.loads(line))
+        except json.JSONDecodeError:
+            break
+    return values
+
+
+def sync(path: Path) -> None:
+    """Make a file's or folder's content durable."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        write(temporary)
+        sync(temporary)
+        temporary.replace(path)
+        sync(path.parent)
+    except (OSError, SafetensorError) as error:
+        temporary.unlink(missing_ok=True)
+        raise _cannot_write(path, error) from error
+
+
+def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+    reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
+    return CheckpointError(f"cannot write {path}: {reason}.")

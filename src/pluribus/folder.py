@@ -1,0 +1,167 @@
+"""A run folder: everything about one run, readable without this library.
+
+config.toml       how to run it again
+partition.json    who holds which class, and a hash of every row number
+metrics.jsonl     a line per round
+traffic.jsonl     every transfer, by tensor
+state/            full state, for resume
+result.json       the summary, once the run is finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import tomllib
+from datetime import date
+from pathlib import Path
+from typing import IO, Any
+
+from pluribus.checkpoint import Checkpoint
+from pluribus.data import Manifest
+from pluribus.errors import CheckpointError
+from pluribus.files import append_lines, read_lines, sync, write_json, write_text
+
+
+class RunFolder:
+    """One run on disk. While it is open no other process can write to it."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock = self._acquire()
+        self.checkpoint = Checkpoint(path / "state")
+
+    @classmethod
+    def create(cls, out: str | None, label: str) -> RunFolder:
+        """A new run folder: `out`, or a name of its own under `runs/`."""
+        path = Path(out) if out else _free(Path("runs") / f"{date.today().isoformat()}-{label}")
+        if (path / "config.toml").exists():
+            raise CheckpointError(
+                f"{path} already holds a run. Go on with it (pluribus resume {path}) or choose another --out."
+            )
+        try:
+            (path / "state").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointError(
+                f"cannot write to {path}: {error.strerror}. Choose another folder with --out."
+            ) from error
+        return cls(path)
+
+    @classmethod
+    def open(cls, path: str | Path) -> RunFolder:
+        """A run folder that is there already."""
+        if not (Path(path) / "config.toml").exists():
+            raise CheckpointError(f"{path} is not a run folder: it has no config.toml.")
+        return cls(Path(path))
+
+    def _acquire(self) -> IO[str]:
+        try:
+            lock = (self.path / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CheckpointError(f"{self.path} is in use by another process.") from None
+        except OSError as error:
+            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}.") from error
+        return lock
+
+    def close(self) -> None:
+        """Let other processes have it."""
+        self._lock.close()
+
+    # ---- what a run writes -----------------------------------------------------------------------------------------
+
+    def write_config(self, settings: dict[str, Any]) -> None:
+        """Keep the experiment's settings."""
+        write_text(self.path / "config.toml", to_toml(settings))
+
+    def read_config(self) -> dict[str, Any]:
+        """The experiment's settings."""
+        return read_toml(self.path / "config.toml")
+
+    def write_partition(self, manifest: Manifest) -> None:
+        """Keep who holds what."""
+        write_text(self.path / "partition.json", manifest.to_json())
+
+    def read_partition(self) -> Manifest:
+        """Who holds what."""
+        try:
+            return Manifest.from_json((self.path / "partition.json").read_text(encoding="utf-8"))
+        except OSError as error:
+            raise CheckpointError(f"cannot read {self.path / 'partition.json'}: {error.strerror}.") from error
+
+    def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
+        """Add a round."""
+        append_lines(self.path / "metrics.jsonl", [record])
+        append_lines(self.path / "traffic.jsonl", traffic)
+
+    def sync_lines(self) -> None:
+        """Make the rounds so far durable, before the commit that counts on them."""
+        for name in ("metrics.jsonl", "traffic.jsonl"):
+            if (self.path / name).exists():
+                sync(self.path / name)
+
+    def history(self, until: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rounds and transfers up to a committed round; what a crash left beyond it is cut off."""
+        metrics = _upto(read_lines(self.path / "metrics.jsonl"), until)
+        traffic = _upto(read_lines(self.path / "traffic.jsonl"), until)
+        for name, lines in (("metrics.jsonl", metrics), ("traffic.jsonl", traffic)):
+            write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
+        return metrics, traffic
+
+    def write_result(self, summary: dict[str, Any]) -> None:
+        """Mark the run as finished."""
+        write_json(self.path / "result.json", summary)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / "result.json").exists()
+
+
+def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
+    """Lines before the first one of a later round. Layout lines have no round and stay with what precedes them."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if line.get("round", -1) > (-1 if until is None else until):
+            break
+        kept.append(line)
+    while kept and "tensors" in kept[-1]:
+        kept.pop()
+    return kept
+
+
+def _free(path: Path) -> Path:
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate
+
+
+def read_toml(path: Path) -> dict[str, Any]:
+    """A TOML file, with a sentence for each way this can fail."""
+    try:
+        return tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"{path} is not valid TOML: {error}.") from error
+
+
+def to_toml(settings: dict[str, Any]) -> str:
+    """Settings as TOML: plain values first, then one table per dictionary. Values of None are left out.
+
+    >>> print(to_toml({"data": "digits", "lr": 0.1, "hyper": {"server_lr": 0.01}}), end="")
+    data = "digits"
+    lr = 0.1
+    <BLANKLINE>
+    [hyper]
+    server_lr = 0.01
+    """
+    plain = {k: v for k, v in settings.items() if not isinstance(v, dict) and v is not None}
+    text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
+    for name, table in settings.items():
+        if isinstance(table, dict) and table:
+            text += f"\n[{name}]\n" + to_toml(
+                {json.dumps(k) if not k.isidentifier() else k: v for k, v in table.items()}
+            )
+    return text

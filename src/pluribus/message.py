@@ -1,0 +1,237 @@
+"""Everything that leaves a party is a Message: named tensors, declared in a Schema, checked on receipt, never pickled.
+
+A method declares what may travel; `encode` refuses to send anything else and `decode` refuses to accept it. Class-keyed
+vectors (`Rows`) are dense with a mask in memory, so that training steps see fixed shapes, and ragged on the wire, so
+that only what a party holds is paid for.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import safetensors.torch
+import torch
+from safetensors import SafetensorError
+from torch import Tensor, nn
+
+from pluribus.errors import MessageError
+
+
+@dataclass(frozen=True)
+class Dim:
+    """A size known only at run time, but never above `most`. Equal names in one message have equal sizes."""
+
+    name: str
+    most: int
+
+
+@dataclass(frozen=True)
+class Field:
+    """One named value of a message.
+
+    `form="rows"`: class-keyed vectors, shape (classes, ...); only held rows and their ids travel.
+    `kept=False`: installed by `Method.receive` and not read afterwards, so `client.got` has no copy of it.
+    """
+
+    shape: tuple[int | Dim, ...]
+    dtype: torch.dtype = torch.float32
+    form: Literal["tensor", "rows"] = "tensor"
+    kept: bool = True
+
+
+Schema = Mapping[str, Field]
+
+
+@dataclass(frozen=True)
+class Wire:
+    """What may travel in one exchange, each way. `once` is the message that a client sends when it enrols."""
+
+    down: Schema = field(default_factory=dict)
+    up: Schema = field(default_factory=dict)
+    once: Schema = field(default_factory=dict)
+
+
+@dataclass
+class Rows:
+    """Class-keyed vectors: `value` (classes, ...) and `held` (classes,), a mask. Rows that are not held are zero."""
+
+    value: Tensor
+    held: Tensor
+
+
+Value = Tensor | Rows
+
+
+class Message(Mapping[str, Value]):
+    """Flat dotted names to tensors. It owns its storage: what is put in is copied, so it never aliases a live weight.
+
+    >>> m = Message({"mean": torch.tensor([1.0, 2.0])})
+    >>> m["mean"].tolist()
+    [1.0, 2.0]
+    """
+
+    def __init__(self, fields: Mapping[str, Value]) -> None:
+        self._fields = {name: _copy(value) for name, value in fields.items()}
+
+    @classmethod
+    def of(cls, module: nn.Module, prefix: str = "") -> Message:
+        """All weights and buffers of a module."""
+        return cls({prefix + name: value for name, value in module.state_dict().items()})
+
+    def __getitem__(self, name: str) -> Value:
+        return self._fields[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._fields)
+
+    def __len__(self) -> int:
+        return len(self._fields)
+
+    def tensor(self, name: str) -> Tensor:
+        """A plain tensor field."""
+        value = self._fields[name]
+        assert isinstance(value, Tensor), f"'{name}' is class-keyed: use rows()"
+        return value
+
+    def rows(self, name: str) -> Rows:
+        """A class-keyed field."""
+        value = self._fields[name]
+        assert isinstance(value, Rows), f"'{name}' is a plain tensor: use tensor()"
+        return value
+
+    def part(self, prefix: str = "") -> dict[str, Tensor]:
+        """The plain tensors under a prefix, without it: what `load_state_dict` takes."""
+        fields = self._fields.items()
+        return {n[len(prefix) :]: v for n, v in fields if n.startswith(prefix) and isinstance(v, Tensor)}
+
+
+def _copy(value: Value) -> Value:
+    if isinstance(value, Rows):
+        return Rows(value.value.detach().clone(), value.held.detach().clone())
+    return value.detach().clone()
+
+
+def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
+    """The schema of `Message.of(module, prefix)`."""
+    return {prefix + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
+
+
+IDS = ".ids"  # the wire name of a class-keyed field's class numbers
+
+
+def encode(message: Message, schema: Schema, who: str) -> bytes:
+    """Serialise, after checking that the message is exactly what the schema declares."""
+    flat: dict[str, Tensor] = {}
+    for name, value in message.items():
+        if isinstance(value, Rows):
+            ids = value.held.nonzero().flatten()
+            flat[name] = value.value[ids].contiguous().cpu()
+            flat[name + IDS] = ids.to(torch.int32).cpu()
+        else:
+            flat[name] = value.contiguous().cpu()
+    _check(flat, schema, who)
+    return safetensors.torch.save(flat)
+
+
+def decode(data: bytes, schema: Schema, who: str) -> Message:
+    """The message in these bytes, or a MessageError that names the sender and the field that is wrong."""
+    try:
+        flat = safetensors.torch.load(data)
+    except SafetensorError as error:
+        raise MessageError(f"{who}: the message cannot be read ({error}).") from error
+    _check(flat, schema, who)
+    fields: dict[str, Value] = {}
+    for name, declared in schema.items():
+        fields[name] = _dense(flat[name], flat[name + IDS], declared) if declared.form == "rows" else flat[name]
+    return Message(fields)
+
+
+def tensor_bytes(data: bytes) -> dict[str, int]:
+    """Bytes per tensor of an encoded message; `(header)` is what the format itself adds."""
+    end = 8 + int.from_bytes(data[:8], "little")  # the format: length of the header, header in JSON, tensors
+    sizes = {
+        name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in json.loads(data[8:end]).items()
+    }
+    return sizes | {"(header)": end}
+
+
+def _dense(held: Tensor, ids: Tensor, declared: Field) -> Rows:
+    shape = [size for size in declared.shape if isinstance(size, int)]
+    value = held.new_zeros(shape)
+    value[ids.long()] = held
+    mask = torch.zeros(shape[0], dtype=torch.bool)
+    mask[ids.long()] = True
+    return Rows(value, mask)
+
+
+def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
+    """Names, dtypes, shapes and finite values of the tensors as they travel."""
+    expected = _on_the_wire(schema)
+    if flat.keys() != expected.keys():
+        missing, extra = sorted(expected.keys() - flat.keys()), sorted(flat.keys() - expected.keys())
+        parts = [
+            f"{label} {', '.join(map(repr, names))}"
+            for label, names in (("lacks", missing), ("has undeclared", extra))
+            if names
+        ]
+        raise MessageError(f"{who}: the message {' and '.join(parts)}.")
+    sizes: dict[str, int] = {}
+    for name, declared in expected.items():
+        value = flat[name]
+        if value.dtype != declared.dtype:
+            raise MessageError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")
+        if not _fits(tuple(value.shape), declared.shape, sizes):
+            raise MessageError(
+                f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
+            )
+        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+            raise MessageError(f"{who}: '{name}' holds NaN or infinity.")
+    for name, declared in schema.items():
+        if declared.form == "rows":
+            _check_ids(flat[name + IDS], declared, f"{who}: '{name}'")
+
+
+def _on_the_wire(schema: Schema) -> dict[str, Field]:
+    flat: dict[str, Field] = {}
+    for name, declared in schema.items():
+        if declared.form == "rows":
+            classes = declared.shape[0]
+            assert isinstance(classes, int), "the number of classes is fixed"
+            held = Dim(f"{name} rows", classes)
+            flat[name] = Field((held, *declared.shape[1:]), declared.dtype)
+            flat[name + IDS] = Field((held,), torch.int32)
+        else:
+            flat[name] = declared
+    return flat
+
+
+def _fits(shape: tuple[int, ...], declared: tuple[int | Dim, ...], sizes: dict[str, int]) -> bool:
+    if len(shape) != len(declared):
+        return False
+    for size, want in zip(shape, declared, strict=True):
+        if isinstance(want, int):
+            if size != want:
+                return False
+        elif size > want.most or sizes.setdefault(want.name, size) != size:
+            return False
+    return True
+
+
+def _check_ids(ids: Tensor, declared: Field, what: str) -> None:
+    classes = declared.shape[0]
+    assert isinstance(classes, int)
+    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= classes):
+        raise MessageError(f"{what} names a class outside 0..{classes - 1}.")
+    if len(set(ids.tolist())) != len(ids):
+        raise MessageError(f"{what} names a class twice.")
+
+
+def _word(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _shape_text(shape: tuple[int | Dim, ...]) -> str:
+    return "(" + ", ".join(str(s) if isinstance(s, int) else f"{s.name} <= {s.most}" for s in shape) + ")"

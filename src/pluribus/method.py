@@ -1,0 +1,243 @@
+"""The contract: what a paper writes. A method is a frozen dataclass of hyper-parameters and a few functions.
+
+A simple method overrides `schema`, `setup`, `download`, `receive`, `local_update` and `aggregate`; see
+`methods/fedgh.py`. Nothing in a method knows where its clients run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Callable, Mapping
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, ClassVar, NamedTuple, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError, unknown
+from pluribus.message import Message, Wire
+from pluribus.optim import Opt
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+class Need(Enum):
+    """What a method asks of the clients; checked against their cards before round 0."""
+
+    SAME_WIDTH = "features of one width"
+    SAME_HEAD = "heads of one shape"
+    SAME_MODEL = "one model for all"
+    PUBLIC_DATA = "public data"
+
+
+class Exchange(NamedTuple):
+    """One barrier: server, sampled clients, server. The names of a method's functions; None leaves a direction out."""
+
+    down: str | None = "download"
+    work: str = "local_update"
+    merge: str | None = "aggregate"
+
+
+class Method:
+    """Base of all methods with a server. Subclasses are frozen dataclasses: their fields are the hyper-parameters."""
+
+    paper: ClassVar[str] = ""
+    up: ClassVar[str] = "nothing"
+    down: ClassVar[str] = "nothing"
+    needs: ClassVar[frozenset[Need]] = frozenset()
+    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(),)
+    enrols: ClassVar[bool] = False
+    """Whether clients send `enrol`'s message when they first take part."""
+    views: ClassVar[tuple[str, ...]] = ("after",)
+    """Which models are evaluated, the headline first: `after` local training, `before` it (with the newest download
+    received), or a name of the method's own that `adapt` knows."""
+    defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
+    """Experiment settings that fit the method, where the user gives none."""
+
+    def schema(self, task: Task, card: Card) -> Wire | tuple[Wire, ...]:
+        """What may travel: one Wire, or one per exchange. Equal for all clients with one model."""
+        return Wire()
+
+    def schedule(self, t: int, rounds: int) -> dict[str, float]:
+        """Numbers that depend on the round; steps read them from `client.now`."""
+        return {}
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        """The client's optimisers by name."""
+        return {"model": Opt(client.model)}
+
+    def prepare(self, client: Client) -> None:
+        """When a client comes to life: freeze, attach, allocate `client.state`."""
+
+    def enrol(self, client: Client) -> Message:
+        """Once, when the client first takes part; the message stays on its card. For methods with `enrols`."""
+        raise NotImplementedError
+
+    def setup(self, server: Server) -> None:
+        """Once: allocate `server.state`."""
+
+    def download(self, server: Server, client: int) -> Message:
+        """What the server sends to a client. Pure: evaluation and retries call it too."""
+        return Message({})
+
+    def receive(self, client: Client, down: Message) -> None:
+        """Install what came down. Runs before the work of an exchange, and in evaluation of the view `before`."""
+
+    def local_update(self, client: Client) -> Message:
+        """Train, and say what goes up."""
+        client.fit(self.step)
+        return Message({})
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """What a step descends: cross-entropy unless the paper says otherwise."""
+        return F.cross_entropy(client.model(batch.x), batch.y)
+
+    def step(self, client: Client, batch: Batch) -> Tensor | None:
+        """One training step, a pure tensor program; returns the loss to be logged."""
+        loss = self.loss(client, batch)
+        client.descend(loss)
+        return loss
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Learn from the uploads of whoever answered, sorted by client; never empty."""
+
+    def adapt(self, client: Client, view: str) -> None:
+        """Before predictions of a view of the method's own; leaves no trace."""
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """Scores per class."""
+        return client.model(x)  # type: ignore[no-any-return]
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        """Refuse what this method cannot serve, before round 0, beyond `needs`."""
+
+    def wires(self, task: Task, card: Card) -> tuple[Wire, ...]:
+        """`schema`, always as one Wire per exchange."""
+        wires = self.schema(task, card)
+        return wires if isinstance(wires, tuple) else (wires,)
+
+
+class Inbox(NamedTuple):
+    """What a student got from its teachers: their ids, and each field stacked along a first dimension."""
+
+    ids: tuple[int, ...]
+    got: Mapping[str, Tensor]
+
+
+class PeerMethod(Method):
+    """Base of methods without a server: every client teaches, then learns from its teachers."""
+
+    exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(None, "teach", None), Exchange(None, "learn", None))
+
+    def topology(self, task: Task, t: int, present: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
+        """Student to teachers, among those present. All from all unless the paper says otherwise."""
+        return {student: tuple(k for k in present if k != student) for student in present}
+
+    def teach(self, client: Client) -> Message | None:
+        """Local work, then what peers may see; None: no exchange this round."""
+        raise NotImplementedError
+
+    def learn(self, client: Client, inbox: Inbox) -> None:
+        """Learn from the teachers' messages."""
+        raise NotImplementedError
+
+
+# ---- registry ------------------------------------------------------------------------------------------------------
+
+_registry: dict[str, type[Method]] = {}
+M = TypeVar("M", bound=type[Method])
+
+
+def register(name: str) -> Callable[[M], M]:
+    """Make a method known by a name, to the command line, to `pluribus.run` and to the conformance tests."""
+
+    def add(cls: M) -> M:
+        _registry[name] = cls
+        return cls
+
+    return add
+
+
+def methods() -> dict[str, type[Method]]:
+    """All registered methods by name."""
+    import pluribus.methods as package
+
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"{package.__name__}.{module.name}")
+    return dict(sorted(_registry.items()))
+
+
+def find(name: str) -> type[Method]:
+    """The method of this name, or of this dotted path (`package.module.Class`)."""
+    known = methods()
+    if name in known:
+        return known[name]
+    if "." not in name:
+        raise unknown("method", name, known, "pluribus list methods")
+    found = dotted(name, "method")
+    if not (isinstance(found, type) and issubclass(found, Method)):
+        raise ConfigError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
+    return found
+
+
+def name_of(cls: type[Method]) -> str:
+    """The registered name of a method, or its dotted path."""
+    for name, known in _registry.items():
+        if known is cls:
+            return name
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def hyperparameters(method: Method) -> dict[str, Any]:
+    """A method's hyper-parameters by name."""
+    return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
+
+
+def dotted(path: str, kind: str) -> Any:
+    """Import `package.module.name`, with a sentence for each way this can fail."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(f"the {kind} '{path}' cannot be imported: {error}.") from error
+    except AttributeError:
+        raise ConfigError(f"the {kind} '{path}' is not there: module '{module}' has no '{name}'.") from None
+
+
+def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int]) -> None:
+    """Compare what a method needs with what the clients have; `architectures` maps each one to its first client."""
+    label = name_of(type(method))
+    firsts = [cards[k] for k in architectures.values()]
+    one = firsts[0]
+    for other in firsts[1:]:
+        pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
+        if Need.SAME_MODEL in method.needs:
+            mixed = ", ".join(n for n, m in methods().items() if not m.needs & {Need.SAME_MODEL, Need.PUBLIC_DATA})
+            raise ConfigError(
+                f"{label} averages whole models, but {pair} differ. "
+                f"Use one model (--models {one.model}) or a method for mixed models: {mixed}."
+            )
+        if Need.SAME_WIDTH in method.needs and one.width != other.width:
+            raise ConfigError(
+                f"{label} needs features of one width, but {pair} have widths {one.width} and {other.width}. "
+                f"Bring them to one width, for example --width {min(one.width, other.width)}."
+            )
+        if Need.SAME_HEAD in method.needs and one.head != other.head:
+            raise ConfigError(
+                f"{label} shares the head, but the heads of {pair} differ in shape. "
+                f"Use models with a linear head of one width, or a method that does not share heads."
+            )
+    if Need.PUBLIC_DATA in method.needs and not task.public:
+        raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")
+    method.check(task, cards)
+
+
+def stack(ids: tuple[int, ...], messages: Mapping[int, Message]) -> Inbox:
+    """Several messages of one schema as an Inbox."""
+    names = list(messages[ids[0]]) if ids else []
+    return Inbox(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]) for name in names})

@@ -1,0 +1,89 @@
+"""Named groups of models from the papers, and which client gets which model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from pluribus.errors import ConfigError, unknown
+from pluribus.models.zoo import LIST_COMMAND, entries
+
+Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Client i gets model i mod len(models). `width` is the K its paper agrees on; None keeps every model's own."""
+
+    models: tuple[str, ...]
+    about: str
+    width: int | None
+
+
+_HTFE4 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18")
+_HTFE8 = (*_HTFE4, "resnet34", "resnet50", "resnet101", "resnet152")
+_SHORT_RESNETS = ("resnet4", "resnet6", "resnet8", "resnet10")
+_RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+
+GROUPS: dict[str, Group] = {
+    "small": Group(("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"), "four small models for 8x8 digits", 64),
+    "htfe2": Group(("cnn4", "resnet18"), "HtFE2 of FedL2G", 512),
+    "htfe3": Group(("resnet10", "resnet18", "resnet34"), "HtFE3 of FedL2G", 512),
+    "htfe4": Group(_HTFE4, "HtFE4 of FedL2G", 512),
+    "htfe8": Group(_HTFE8, "HtFE8 of FedL2G", 512),
+    "htfe9": Group((*_SHORT_RESNETS, *_RESNETS), "HtFE9 of FedL2G", 512),
+    "htm10": Group((*_HTFE8, "vit-b16-mlp", "vit-b32-mlp"), "HtM10 of FedL2G; its heads differ", 512),
+    "fedgh": Group(tuple(f"fedgh-cnn{number}" for number in range(1, 6)), "FedGH Table 2", 500),
+    "fedfree": Group(("fedfree-cnn", *_RESNETS, "googlenet", "mobilenet-v2"), "FedFree Table A1", None),
+    "fedhpl-vit": Group(("vit-s16", "vit-b16", "vit-l16", "vit-b16", "vit-s16"), "FedHPL Table 4", None),
+    "fedhpl-resnet": Group(("resnet18", "resnet34", "resnet50", "resnet34", "resnet18"), "FedHPL Table 4", None),
+    "fedhpl-homogeneous": Group(("vit-b16",), "FedHPL Table 4", None),
+}
+
+
+def assign(models: Models, clients: int) -> tuple[str, ...]:
+    """One model name for each client 0, 1, ...
+
+    `models` is a group, a model or a dotted path, several of them with commas between, a list (client i gets number
+    i mod length), a mapping of client id to name, or a function from id to name.
+    """
+    if isinstance(models, Mapping):
+        names = _from_mapping(models, clients)
+    elif isinstance(models, str | Sequence):
+        names = tuple(islice(cycle(_listed(models)), clients))
+    else:
+        names = tuple(models(client) for client in range(clients))
+    for name in dict.fromkeys(names):
+        _check(name)
+    return names
+
+
+def width_of(models: Models) -> int | None:
+    """The width that a group declares; None for everything else."""
+    return GROUPS[models].width if isinstance(models, str) and models in GROUPS else None
+
+
+def _listed(models: str | Sequence[str]) -> tuple[str, ...]:
+    if isinstance(models, str):
+        if models in GROUPS:
+            return GROUPS[models].models
+        models = [name.strip() for name in models.split(",")]
+    if not models:
+        raise ConfigError(f"the list of models is empty. {LIST_COMMAND} shows what there is.")
+    return tuple(models)
+
+
+def _from_mapping(models: Mapping[int, str], clients: int) -> tuple[str, ...]:
+    for client in range(clients):
+        if client not in models:
+            raise ConfigError(f"no model is named for client {client} of {clients}. Name one for every client.")
+    return tuple(models[client] for client in range(clients))
+
+
+def _check(name: str) -> None:
+    known = entries()
+    if name in GROUPS:
+        raise ConfigError(f"'{name}' is a group of models and stands alone; name its models one by one to mix them.")
+    if "." not in name and name not in known:
+        raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)

@@ -1,0 +1,134 @@
+"""The registry of architectures, and `build`, which makes a `Split` model out of a name."""
+
+from __future__ import annotations
+
+import importlib
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+from torch import nn
+
+from pluribus.errors import ConfigError, unknown
+from pluribus.models.probe import Shape, output_width, shape_text
+from pluribus.models.split import PROJECTORS, Split, projection
+
+Builder = Callable[[Shape], nn.Module]
+HeadKind = Literal["linear", "mlp"]
+LIST_COMMAND = "pluribus list models"
+MLP_HEAD_HIDDEN = 768
+
+_B = TypeVar("_B", bound=Builder)
+
+
+@dataclass(frozen=True)
+class ModelEntry:
+    """One architecture. `builder` gives its backbone: images of a shape in, one flat feature vector each out."""
+
+    name: str
+    about: str
+    builder: Builder
+    head: HeadKind = "linear"
+
+
+_entries: dict[str, ModelEntry] = {}
+_native_widths: dict[tuple[str, Shape], int] = {}
+
+
+def register_model(name: str, about: str, *, head: HeadKind = "linear") -> Callable[[_B], _B]:
+    """Enter a builder of backbones into the zoo, with one line about it for `pluribus list models`."""
+
+    def enter(builder: _B) -> _B:
+        if "." in name or "," in name:
+            raise ConfigError(f"model name '{name}' may hold neither a dot (own builders) nor a comma (lists).")
+        if name in _entries:
+            raise ConfigError(f"model '{name}' is registered already. Choose another name.")
+        _entries[name] = ModelEntry(name, about, builder, head)
+        return builder
+
+    return enter
+
+
+def entries() -> dict[str, ModelEntry]:
+    """All registered architectures by name, in the order of registration."""
+    return dict(_entries)
+
+
+def build(name: str, *, shape: Shape, classes: int, width: int | None = None, projector: str = "pool") -> Split:
+    """The model `name` for images of `shape` (channels, height, width).
+
+    `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
+    shape and returns a backbone or a ready `Split`. `width` is the K that all clients agree on, reached through
+    `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. Initial weights come from
+    torch's global generator: seed it outside. Under `torch.device("meta")` the model holds no numbers.
+    """
+    if projector not in PROJECTORS:
+        raise ConfigError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
+    agreed = None if projector == "none" else width
+    entry = _find(name)
+    try:
+        backbone = entry.builder(shape)
+        if isinstance(backbone, Split):
+            return _checked(backbone, name, shape, classes, agreed)
+        native = _native_width(backbone, name, shape)
+    except RuntimeError as error:
+        raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {_first_line(error)}.") from error
+    width = agreed or native
+    features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
+    return Split(features, _head(entry.head, width, classes), width)
+
+
+def _find(name: str) -> ModelEntry:
+    """The entry of a registered name, or one made for a dotted path."""
+    if "." in name:
+        return ModelEntry(name, "your own builder", _imported(name))
+    if name not in _entries:
+        raise unknown("model", name, _entries, LIST_COMMAND)
+    return _entries[name]
+
+
+def _imported(path: str) -> Any:
+    module, _, function = path.rpartition(".")
+    try:
+        builder = getattr(importlib.import_module(module), function)
+    except (ImportError, AttributeError) as error:
+        raise ConfigError(f"model '{path}' cannot be imported: {_first_line(error)}.") from error
+    if not callable(builder):
+        raise ConfigError(f"model '{path}' is no function. Name one that takes an image shape and returns a backbone.")
+    return builder
+
+
+def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
+    """Measured once for each name and shape: a deep network takes up to half a second."""
+    if (name, shape) not in _native_widths:
+        _native_widths[name, shape] = output_width(backbone, shape)
+    return _native_widths[name, shape]
+
+
+def _checked(model: Split, name: str, shape: Shape, classes: int, agreed: int | None) -> Split:
+    """A user's ready model, held to what it claims."""
+    missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
+    if missing:
+        raise ConfigError(f"model '{name}' is a Split without {missing[0]}. Set it, or call Split.__init__.")
+    if (given := output_width(model.features, shape)) != model.width:
+        raise ConfigError(f"model '{name}' says that its width is {model.width}, but its features give {given}.")
+    if (given := output_width(model, shape)) != classes:
+        raise ConfigError(f"model '{name}' gives {given} logits where the task has {classes} classes.")
+    if agreed not in (None, model.width):
+        raise ConfigError(
+            f"model '{name}' is a ready Split of width {model.width}, but the agreed width is {agreed}. "
+            f"Agree on {model.width}, or let its builder return a backbone, which is then projected."
+        )
+    return model
+
+
+def _head(kind: HeadKind, width: int, classes: int) -> nn.Module:
+    if kind == "linear":
+        return nn.Linear(width, classes)
+    return nn.Sequential(nn.Linear(width, MLP_HEAD_HIDDEN), nn.Tanh(), nn.Linear(MLP_HEAD_HIDDEN, classes))
+
+
+def _first_line(error: Exception) -> str:
+    lines = str(error).splitlines() or [type(error).__name__]
+    return lines[0].rstrip(". ")

@@ -1,0 +1,54 @@
+"""Verbs that papers share."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from pluribus.client import Batch, Client
+from pluribus.message import Rows
+
+
+def onehot(y: Tensor, classes: int) -> Tensor:
+    """One row per label. By comparison: it looks at no value on the host, so it may stand in a captured step."""
+    return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)
+
+
+def class_means(client: Client, on: str = "train") -> Rows:
+    """Mean feature per held class, over every sample once, in eval mode: exact, whatever the batch size."""
+    classes, width = client.task.classes, client.card.width
+    sums = torch.zeros(classes, width, device=client.device)
+    counts = torch.zeros(classes, device=client.device)
+
+    def visit(client: Client, batch: Batch) -> None:
+        members = onehot(batch.y, classes)
+        # a matrix product, not index_add_: its order of summation is fixed on every device
+        sums.add_(members.T @ client.features(batch.x))
+        counts.add_(members.sum(0))
+
+    client.sweep(visit, on)
+    return Rows(sums / counts.clamp(min=1)[:, None], counts > 0)
+
+
+def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
+    """Mean of named tensors over clients. Whole numbers (counters) take the largest, as no mean of them is one."""
+    total = sum(weights[k] for k in parts)
+    names = next(iter(parts.values())).keys()
+    mean: dict[str, Tensor] = {}
+    for name in names:
+        values = [part[name] for part in parts.values()]
+        if values[0].is_floating_point():
+            mean[name] = sum((v * (weights[k] / total) for k, v in zip(parts, values, strict=True)), torch.zeros(()))
+        else:
+            mean[name] = torch.stack(values).amax(0)
+    return mean
+
+
+@torch.no_grad()
+def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
+    """One plain gradient step on all parameters of a module."""
+    parameters = list(module.parameters())
+    for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
+        p.sub_(g, alpha=lr)

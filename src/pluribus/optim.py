@@ -1,0 +1,96 @@
+"""Optimisers as fixed state: torch's own, with their slots allocated once and restored in place.
+
+Zeroing the slots is bit-equal to a new optimiser (momentum without dampening, Adam, AMSGrad), and addresses stay, which
+is what captured steps need.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+RuleName = Literal["sgd", "adam", "amsgrad", "adamw"]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """How parameters move. The experiment sets one for local training; a method may name another in its `Opt`."""
+
+    name: RuleName = "sgd"
+    lr: float = 0.01
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+
+
+@dataclass(frozen=True)
+class Opt:
+    """One optimiser of a client: over which parameters, by which rule, and for how long its slots live.
+
+    `rule=None` takes the experiment's local rule. `life="round"` starts every round afresh; `"run"` persists and is
+    checkpointed.
+    """
+
+    of: nn.Module | Sequence[nn.Parameter]
+    rule: Rule | None = None
+    life: Literal["round", "run"] = "round"
+
+    def named_parameters(self) -> dict[str, nn.Parameter]:
+        """The trainable parameters by name."""
+        if isinstance(self.of, nn.Module):
+            pairs = list(self.of.named_parameters())
+        else:
+            pairs = [(str(i), p) for i, p in enumerate(self.of)]
+        return {name: p for name, p in pairs if p.requires_grad}
+
+
+class Optimiser:
+    """A torch optimiser whose slots exist from the start."""
+
+    def __init__(self, opt: Opt, default: Rule) -> None:
+        self.life = opt.life
+        self.parameters = opt.named_parameters()
+        self._values = list(self.parameters.values())
+        self._torch = _make(self._values, opt.rule or default)
+
+    def apply(self, grads: Sequence[Tensor | None]) -> None:
+        """One step with these gradients, in the order of `parameters`."""
+        for p, g in zip(self._values, grads, strict=True):
+            p.grad = g
+        self._torch.step()
+
+    def slots(self) -> dict[str, Tensor]:
+        """Momentum buffers, moments and step counters, by parameter."""
+        found = {}
+        for name, p in self.parameters.items():
+            for slot, value in self._torch.state[p].items():
+                found[f"{name}.{slot}"] = value
+        return found
+
+    def reset(self) -> None:
+        """Back to a new optimiser, in place."""
+        for value in self.slots().values():
+            value.zero_()
+
+
+def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
+    if rule.name == "sgd":
+        sgd = torch.optim.SGD(
+            parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay, foreach=True
+        )
+        if rule.momentum:
+            for p in parameters:
+                sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
+        return sgd
+    kind = torch.optim.AdamW if rule.name == "adamw" else torch.optim.Adam
+    amsgrad = rule.name == "amsgrad"
+    adam = kind(parameters, lr=rule.lr, weight_decay=rule.weight_decay, amsgrad=amsgrad, foreach=True)
+    for p in parameters:
+        slots = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        if amsgrad:
+            slots["max_exp_avg_sq"] = torch.zeros_like(p)
+        adam.state[p].update(slots)
+    return adam

@@ -1,0 +1,119 @@
+"""What a run gives back."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from pluribus.evaluate import Chosen, Figures, choose, summarise
+from pluribus.ledger import Ledger
+
+
+@dataclass(frozen=True)
+class ClientFacts:
+    """A line of the table: what a client is."""
+
+    id: int
+    model: str
+    classes: tuple[str, ...]
+    train: int
+    test: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """Figures, history and traffic of a run.
+
+    >>> import pluribus                                             # doctest: +SKIP
+    >>> result = pluribus.run("fedgh", clients=8, rounds=20)        # doctest: +SKIP
+    >>> result.accuracy, result.bytes["up"], result.folder          # doctest: +SKIP
+    """
+
+    method: str
+    data: str
+    seed: int
+    rounds: int
+    views: tuple[str, ...]
+    history: list[dict[str, Any]]
+    ledger: Ledger
+    clients: Mapping[int, ClientFacts]
+    folder: Path
+    warnings: list[str] = field(default_factory=list)
+
+    @property
+    def accuracy(self) -> float | None:
+        """The headline: mean over clients of test accuracy, selected on validation, in the method's own view."""
+        return self.summary[self.views[0]]["selected"].get("test", {}).get("mean")
+
+    @property
+    def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
+        """view -> `last` or `selected` -> figure -> `mean`, `weighted` and `worst` over clients."""
+        return summarise(self.history, self.views, {k: c.test for k, c in self.clients.items()})
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """Bytes that travelled: `up`, `down`, and `evaluation` (downloads made only to measure)."""
+        return dict(self.ledger.total)
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in rounds."""
+        return float(sum(record["seconds"] for record in self.history))
+
+    def per_client(self, view: str | None = None) -> dict[int, Chosen]:
+        """Last and selected figures of every client that was evaluated."""
+        return choose(self.history, view or self.views[0])
+
+    def model(self, client: int) -> nn.Module:
+        """A client's model as the last round left it."""
+        from pluribus.api import load_model
+
+        return load_model(self.folder, client)
+
+    def table(self, *others: Result) -> None:
+        """Print accuracy per client, beside that of other runs on the same data."""
+        from pluribus.track.console import print_table
+
+        print_table([*others, self])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything but the history, as plain values."""
+        return {
+            "method": self.method,
+            "data": self.data,
+            "seed": self.seed,
+            "rounds": len(self.history),
+            "accuracy": self.accuracy,
+            "accuracy_is": f"test accuracy, mean over clients, selected on validation, {self.views[0]} local training",
+            "summary": self.summary,
+            "clients": {k: _row(c, self.clients[k]) for k, c in self.per_client().items()},
+            "bytes": self.bytes,
+            "seconds": round(self.seconds, 3),
+            "folder": str(self.folder),
+            "warnings": self.warnings,
+            "torch": torch.__version__,
+        }
+
+
+def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
+    return {
+        "model": facts.model,
+        "classes": list(facts.classes),
+        "train": facts.train,
+        "test": facts.test,
+        "last": chosen.last,
+        "selected": chosen.selected,
+        "selected_round": chosen.selected_round,
+    }
+
+
+def headline(results: Sequence[Result]) -> str:
+    """What the accuracies of a table are."""
+    views = {r.views[0] for r in results}
+    when = " and ".join(f"{view} local training" for view in sorted(views))
+    return f"test accuracy, selected on validation, {when}"

@@ -1,0 +1,105 @@
+"""What all parties agree on (Task) and what a client tells when it joins (Card). No private byte in either."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+import torch
+
+from pluribus import draws
+from pluribus.data.federated import Data
+from pluribus.message import Message
+from pluribus.models import Split, build
+
+if TYPE_CHECKING:
+    from pluribus.data.federated import Federated
+
+
+@dataclass(frozen=True)
+class Task:
+    """The common ground of a federation.
+
+    `width` is K, the width of the features that travel; None where every model keeps its own. `public` holds the sets
+    that all parties know, by owner; `exams` the shared val and test sets per domain.
+    """
+
+    classes: int
+    shape: tuple[int, int, int]
+    width: int | None
+    projector: str
+    clients: int
+    rounds: int
+    seed: int
+    names: tuple[str, ...] = ()
+    public: Mapping[int, Data] = field(default_factory=dict)
+    exams: Mapping[str, Mapping[str, Data]] = field(default_factory=dict)
+    domain_of: Mapping[int, int] = field(default_factory=dict)
+
+    def draw(self, *key: draws.Key) -> torch.Generator:
+        """A generator that every party derives alike from this key: nothing has to travel."""
+        return draws.generator(self.seed, "task", *key)
+
+    def build(self, model: str, *key: draws.Key) -> Split:
+        """A model of the zoo for this task, its initial weights drawn by this key."""
+        with draws.seeded(self.seed, "build", *key):
+            return build(model, shape=self.shape, classes=self.classes, width=self.width, projector=self.projector)
+
+    def shape_of(self, model: str) -> Split:
+        """A model on the meta device: all names and shapes, no weights."""
+        with torch.device("meta"):
+            return self.build(model)
+
+
+@dataclass(frozen=True)
+class Card:
+    """What a client tells when it joins: its model's name, training samples and feature width, no weights.
+
+    `enrolled` is the message of `Method.enrol`, where a method has one.
+    """
+
+    id: int
+    model: str
+    samples: int
+    width: int
+    head: tuple[tuple[int, ...], ...]
+    enrolled: Message | None = None
+
+
+class Cards(Mapping[int, Card]):
+    """All clients' cards, made when asked for: ten thousand of them cost nothing until they are looked at."""
+
+    def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: Federated) -> None:
+        self._task = task
+        self._models = models
+        self._data = data
+        self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = {}
+        self.enrolled: dict[int, Message] = {}
+
+    def __getitem__(self, client: int) -> Card:
+        if not 0 <= client < self._task.clients:
+            raise KeyError(client)
+        model = self._models[client]
+        width, head = self.facts(model)
+        return Card(client, model, self._data.samples(client), width, head, self.enrolled.get(client))
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(self._task.clients))
+
+    def __len__(self) -> int:
+        return self._task.clients
+
+    def facts(self, model: str) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """Feature width and shapes of the head of an architecture, found on the meta device."""
+        if model not in self._facts:
+            built = self._task.shape_of(model)
+            self._facts[model] = built.width, tuple(tuple(p.shape) for p in built.head.parameters())
+        return self._facts[model]
+
+    def architectures(self) -> dict[str, int]:
+        """The distinct architectures, each with the first client that has it."""
+        first: dict[str, int] = {}
+        for client in range(self._task.clients):
+            first.setdefault(self._models[client], client)
+        return first

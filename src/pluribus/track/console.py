@@ -1,0 +1,141 @@
+"""What a person sees: a progress bar while a run goes on, a table when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from pluribus.assembly import Assembly
+from pluribus.federation import Federation
+from pluribus.ledger import Ledger
+from pluribus.result import Result, headline
+
+
+class Progress:
+    """A live bar with accuracy, bytes and time left, on standard error."""
+
+    def __init__(self) -> None:
+        self._console = Console(stderr=True)
+        self._bar = Bar(
+            TextColumn(" {task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("up {task.fields[up]:>9}  down {task.fields[down]:>9}", style="dim"),
+            TimeElapsedColumn(),
+            TextColumn("left", style="dim"),
+            TimeRemainingColumn(),
+            console=self._console,
+        )
+        self._task: TaskID | None = None
+        self._view = "after"
+        self._warned = 0
+
+    def start(self, federation: Federation) -> None:
+        """Show the bar."""
+        self._federation = federation
+        self._view = federation.method.views[0]
+        done, rounds = len(federation.history), federation.parts.task.rounds
+        self._bar.start()
+        name = f"{federation.parts.experiment.method:10}"
+        columns: dict[str, Any] = {"accuracy": "     ", **_traffic(federation.ledger)}
+        self._task = self._bar.add_task(name, total=rounds, completed=done, **columns)
+        self._warn()
+
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
+        """Move the bar."""
+        assert self._task is not None
+        columns: dict[str, Any] = _traffic(ledger)
+        mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
+        if mean is not None:
+            columns["accuracy"] = f"{mean:.3f}"
+        self._bar.update(self._task, advance=1, **columns)
+        self._warn()
+
+    def finish(self, result: Result) -> None:
+        """Leave the bar as it is."""
+        self._bar.stop()
+
+    def _warn(self) -> None:
+        for text in self._federation.warnings[self._warned :]:
+            self._console.print(f" [yellow]note[/] {text}", highlight=False)
+        self._warned = len(self._federation.warnings)
+
+
+def _traffic(ledger: Ledger) -> dict[str, str]:
+    return {way: human(ledger.total[way]) for way in ("up", "down")}
+
+
+def human(size: float) -> str:
+    """Bytes for people.
+
+    >>> human(0), human(999), human(1234567)
+    ('0 B', '999 B', '1.2 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def print_table(results: Sequence[Result], console: Console | None = None) -> None:
+    """Accuracy per client of one or more runs, with mean, weighted mean and worst client."""
+    console = console or Console()
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    for name, right in (("client", True), ("model", False), ("classes", False), ("train", True)):
+        table.add_column(name, justify="right" if right else "left")
+    for result in results:
+        table.add_column(result.method, justify="right")
+    chosen = [result.per_client() for result in results]
+    for k, facts in results[-1].clients.items():
+        accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
+        table.add_row(str(k), facts.model, _short(facts.classes), str(facts.train), *_cells(accuracies))
+    table.add_section()
+    for label in ("mean", "weighted", "worst"):
+        values = [r.summary[r.views[0]]["selected"].get("test", {}).get(label) for r in results]
+        table.add_row(label, "", "", "", *_cells(values), style="bold" if label == "mean" else "")
+    console.print(table)
+    console.print(f" {headline(results)}", style="dim", highlight=False)
+
+
+def _cells(values: Sequence[float | None]) -> list[str]:
+    """Figures with the best one marked, where there are several."""
+    known = [v for v in values if v is not None]
+    best = max(known) if len(known) > 1 else None
+    return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
+
+
+def _short(names: Sequence[str], most: int = 24) -> str:
+    text = " ".join(names)
+    return text if len(text) <= most else f"{len(names)} classes"
+
+
+def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
+    """Who holds how many rows of each class."""
+    names = parts.task.names
+    if len(names) > 20 or parts.task.clients > most:
+        sizes = [sum(counts) for counts in parts.manifest.counts]
+        held = [sum(count > 0 for count in counts) for counts in parts.manifest.counts]
+        console.print(
+            f" partition {parts.manifest.kind}: {min(sizes)} to {max(sizes)} rows and "
+            f"{min(held)} to {max(held)} of {len(names)} classes per client   {parts.manifest.digest[:12]}",
+            highlight=False,
+        )
+        return
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column("client", justify="right")
+    table.add_column("model")
+    for name in names:
+        table.add_column(name[:6], justify="right")
+    table.add_column("rows", justify="right")
+    for k, counts in enumerate(parts.manifest.counts):
+        cells = [str(count) if count else "[dim]·[/]" for count in counts]
+        table.add_row(str(k), parts.cards[k].model, *cells, str(sum(counts)))
+    console.print(table)
+    console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)

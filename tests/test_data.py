@@ -1,0 +1,528 @@
+"""Data sets: what is loaded, from where, and how damage is told."""
+
+from __future__ import annotations
+
+import socket
+import sys
+import time
+import zipfile
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from pluribus.data import Dataset, datasets, entries, load, register_data
+from pluribus.data.datasets import cache_file, read_npz, write_npz
+from pluribus.data.domains import rotated
+from pluribus.errors import ConfigError, DataError
+
+
+def small(**changes) -> Dataset:
+    given = {
+        "name": "small",
+        "x": torch.zeros(4, 1, 2, 2, dtype=torch.uint8),
+        "y": torch.tensor([0, 1, 0, 1]),
+        "classes": ("a", "b"),
+    }
+    return Dataset(**{**given, **changes})
+
+
+@pytest.fixture
+def cache(tmp_path, monkeypatch) -> Path:
+    folder = tmp_path / "cache"
+    monkeypatch.setenv("PLURIBUS_DATA", str(folder))
+    return folder
+
+
+@pytest.fixture
+def offline(monkeypatch) -> None:
+    def nowhere(*_args, **_kwargs):
+        raise socket.gaierror(-2, "Name or service not known")
+
+    monkeypatch.setattr(socket, "getaddrinfo", nowhere)
+
+
+class TestDataset:
+    def test_a_sound_one_is_accepted(self):
+        whole = small(
+            official=3, domain=torch.tensor([0, 0, 1, 1]), domains=("p", "q"), identity=torch.tensor([7, 8, 7, 8])
+        )
+        assert whole.official == 3
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"x": torch.zeros(4, 1, 2, 2)}, "x must be uint8 (N, channels, height, width), not float32 (4, 1, 2, 2)"),
+            ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "not uint8 (4, 2, 2)"),
+            ({"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)}, "no images"),
+            ({"y": torch.tensor([0, 1, 0])}, "y must be int64 (4,), one number per image, not int64 (3,)"),
+            ({"y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "not int32 (4,)"),
+            ({"y": torch.tensor([0, 1, 0, 2])}, "y must lie in 0..1, but runs from 0 to 2"),
+            ({"y": torch.tensor([-1, 1, 0, 1])}, "y must lie in 0..1, but runs from -1 to 1"),
+            ({"classes": ("a",), "y": torch.zeros(4, dtype=torch.int64)}, "at least 2 classes, not 1"),
+            ({"official": 4}, "official must leave rows on both sides"),
+            ({"official": 0}, "official must leave rows on both sides"),
+            ({"domains": ("p",)}, "domain and domains go together"),
+            ({"domain": torch.zeros(4, dtype=torch.int64)}, "domain and domains go together"),
+            ({"domain": torch.full((4,), 2), "domains": ("p", "q")}, "domain must lie in 0..1"),
+            ({"identity": torch.zeros(3, dtype=torch.int64)}, "identity must be int64 (4,)"),
+        ],
+    )
+    def test_an_unsound_one_is_refused_by_name(self, changes, sentence):
+        with pytest.raises(DataError) as refusal:
+            small(**changes)
+        assert str(refusal.value).startswith("data set small: ")
+        assert sentence in str(refusal.value)
+
+
+class TestNames:
+    def test_digits(self):
+        digits = load("digits")
+        assert digits.x.shape == (1797, 1, 8, 8)
+        assert torch.bincount(digits.y).tolist() == [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+        assert digits.classes == tuple("0123456789")
+        assert digits.official is None
+        # the first row of scikit-learn's first image is 0 0 5 13 9 1 0 0 of 16
+        assert digits.x[0, 0, 0].tolist() == [0, 0, 80, 207, 143, 16, 0, 0]
+        assert int(digits.x.max()) == 255
+
+    def test_image_size_resizes(self):
+        digits = load("digits", image_size=32)
+        assert digits.x.shape == (1797, 1, 32, 32)
+        assert digits.x.dtype == torch.uint8
+        assert float(digits.x.float().mean()) == pytest.approx(float(load("digits").x.float().mean()), rel=0.02)
+
+    def test_image_size_must_be_positive(self):
+        with pytest.raises(ConfigError, match="--image-size must be at least 1, not 0"):
+            load("digits", image_size=0)
+
+    def test_a_mistyped_name_gets_a_hint(self):
+        with pytest.raises(ConfigError, match=r"unknown data set 'digit'\. Did you mean 'digits'"):
+            load("digit")
+
+    def test_every_entry_says_what_it_is(self):
+        known = entries()
+        assert {"digits", "mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "flowers102"} <= set(known)
+        assert {"tiny-imagenet", "rotated-mnist", "rotated-digits", "pacs", "office-home"} <= set(known)
+        assert all(entry.about and "\n" not in entry.about for entry in known.values())
+
+    def test_a_registered_loader_gets_what_it_asks_for(self, monkeypatch):
+        monkeypatch.setattr(datasets, "_entries", {})
+        asked = {}
+
+        @register_data("my_set", "a test")
+        def mine(seed):
+            asked["seed"] = seed
+            return small()
+
+        assert load("my-set", seed=5).name == "small"
+        assert asked == {"seed": 5}
+        with pytest.raises(ConfigError, match="'my-set' is registered already"):
+            register_data("my-set", "again")(mine)
+
+    def test_a_users_own_function(self, tmp_path, monkeypatch):
+        (tmp_path / "own_loaders.py").write_text(
+            "import torch\n"
+            "from pluribus.data import Dataset\n"
+            "x = torch.zeros(2, 1, 4, 4, dtype=torch.uint8)\n"
+            "def good(): return Dataset('mine', x, torch.tensor([0, 1]), ('a', 'b'))\n"
+            "def bad(): return 3\n"
+            "def needy(path): return good()\n"
+            "thing = 3\n"
+        )
+        monkeypatch.syspath_prepend(tmp_path)
+        assert load("own_loaders.good", image_size=8).x.shape == (2, 1, 8, 8)
+        for name, sentence in {
+            "own_loaders.bad": "must return a pluribus.data.Dataset, but returned int",
+            "own_loaders.needy": "may take no arguments but image_size and seed (missing a required argument: 'path')",
+            "own_loaders.thing": "no function thing",
+            "own_loaders.absent": "no function absent",
+            "no_such_module.load": "neither a data set of pluribus list data nor a function that can be imported",
+        }.items():
+            with pytest.raises(DataError) as refusal:
+                load(name)
+            assert sentence in str(refusal.value)
+
+
+def arrays(**changes) -> dict[str, np.ndarray]:
+    rng = np.random.default_rng(0)
+    given = {
+        "x_train": rng.integers(0, 256, (6, 5, 4, 3), dtype=np.uint8),
+        "y_train": np.array([0, 1, 2, 0, 1, 2], np.uint8),
+        "x_test": rng.integers(0, 256, (3, 5, 4, 3), dtype=np.uint8),
+        "y_test": np.array([2, 1, 0], np.uint8),
+        "classes": np.array(["a", "b", "c"]),
+    }
+    return {key: value for key, value in {**given, **changes}.items() if value is not None}
+
+
+class TestCache:
+    def test_where_it_lies(self, cache, monkeypatch):
+        assert cache_file("fashion-mnist") == cache_file("fashion_mnist") == cache / "fashion_mnist.npz"
+        monkeypatch.delenv("PLURIBUS_DATA")
+        assert cache_file("cifar10") == Path.home() / ".cache" / "pluribus" / "cifar10.npz"
+
+    @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
+    def test_colour_images_by_path(self, tmp_path, save):
+        source = arrays()
+        save(tmp_path / "mine.npz", **source)
+        mine = load(str(tmp_path / "mine.npz"))
+        assert (mine.name, mine.official, mine.classes) == ("mine", 6, ("a", "b", "c"))
+        assert mine.x.shape == (9, 3, 5, 4)
+        assert mine.x.is_contiguous()
+        assert mine.y.tolist() == [0, 1, 2, 0, 1, 2, 2, 1, 0]
+        np.testing.assert_array_equal(mine.x[7].permute(1, 2, 0), source["x_test"][1])
+
+    def test_grey_images_and_no_test_set(self, tmp_path):
+        grey = arrays(
+            x_train=np.full((6, 5, 4), 9, np.uint8), x_test=np.zeros((0, 5, 4), np.uint8), y_test=np.zeros(0, int)
+        )
+        write_npz(tmp_path / "grey.npz", grey)
+        dataset = read_npz(tmp_path / "grey.npz")
+        assert dataset.x.shape == (6, 1, 5, 4)
+        assert dataset.official is None
+
+    def test_a_registered_name_is_read_from_the_cache(self, cache, offline):
+        cache.mkdir()
+        write_npz(cache_file("cifar10"), arrays())
+        assert load("cifar10").official == 6
+        write_npz(cache_file("flowers102"), arrays())
+        assert load("flowers102").official is None
+
+    def test_both_spellings(self, cache, offline):
+        cache.mkdir()
+        write_npz(cache / "fashion_mnist.npz", arrays())
+        assert load("fashion-mnist").name == load("fashion_mnist").name == "fashion-mnist"
+
+    @pytest.mark.parametrize(
+        ("changes", "sentence"),
+        [
+            ({"x_test": None}, "lacks x_test: it must hold x_train, y_train, x_test, y_test, classes"),
+            ({"classes": None, "y_train": None}, "lacks y_train, classes"),
+            ({"x_train": np.zeros((6, 5, 4, 3))}, "x_train must be uint8 N x H x W or N x H x W x 3, not float64"),
+            ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, "x_train must be uint8"),
+            ({"y_train": np.zeros(6)}, "y_train must be a row of integers, not float64 (6,)"),
+            ({"y_test": np.zeros((3, 1), int)}, "y_test must be a row of integers, not int64 (3, 1)"),
+            ({"y_train": np.zeros(5, int)}, "x_train has 6 images but y_train has 5 labels"),
+            ({"x_test": np.zeros((3, 9, 9, 3), np.uint8)}, "differ in shape"),
+            ({"y_test": np.array([0, 1, 3])}, "y must lie in 0..2, but runs from 0 to 3"),
+            ({"y_test": np.array([0, 1, -1])}, "y must lie in 0..2, but runs from -1 to 2"),
+            ({"classes": np.array("abc")}, "classes must be a row of names"),
+            ({"classes": np.array(["a", None, "c"], object)}, "cannot be read (Object arrays cannot be loaded"),
+        ],
+    )
+    def test_wrong_content_is_told_with_the_file(self, tmp_path, changes, sentence):
+        file = tmp_path / "bad.npz"
+        np.savez(file, **arrays(**changes))
+        with pytest.raises(DataError) as refusal:
+            load(str(file))
+        assert str(file) in str(refusal.value)
+        assert sentence in str(refusal.value)
+
+    @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 nor this"])
+    def test_something_else_under_that_name(self, tmp_path, content):
+        file = tmp_path / "bad.npz"
+        file.write_bytes(content)
+        with pytest.raises(DataError, match=r"bad\.npz is not a whole npz file: write it again or delete it"):
+            load(str(file))
+
+    def test_a_truncated_file(self, tmp_path):
+        file = tmp_path / "cut.npz"
+        np.savez(file, **arrays())
+        file.write_bytes(file.read_bytes()[:-100])
+        with pytest.raises(DataError, match="not a whole npz file"):
+            load(str(file))
+
+    def test_no_flipped_byte_passes_as_good_data_or_ends_in_another_error(self, tmp_path):
+        file = tmp_path / "flipped.npz"
+        source = arrays()
+        np.savez_compressed(file, **source)
+        good, pixels = file.read_bytes(), read_npz(file).x
+        refusals = []
+        for at in range(0, len(good), 7):
+            file.write_bytes(good[:at] + bytes([good[at] ^ 0x55]) + good[at + 1 :])
+            try:
+                assert torch.equal(read_npz(file).x, pixels)
+            except DataError as refusal:
+                refusals.append(str(refusal))
+        assert len(refusals) > 50
+        assert all(str(file) in refusal for refusal in refusals)
+
+    def test_a_zip_without_arrays(self, tmp_path):
+        with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
+            archive.writestr("readme", "hello")
+        with pytest.raises(DataError, match="lacks x_train, y_train, x_test, y_test, classes"):
+            load(str(tmp_path / "z.npz"))
+
+    def test_a_missing_file_or_folder(self, tmp_path):
+        with pytest.raises(DataError, match="there is no file"):
+            load(str(tmp_path / "none.npz"))
+        with pytest.raises(DataError, match="there is no folder"):
+            load(str(tmp_path / "none"))
+
+    def test_a_failed_write_leaves_the_old_file_and_no_rest(self, tmp_path, monkeypatch):
+        file = tmp_path / "a.npz"
+        write_npz(file, arrays())
+        before = file.read_bytes()
+
+        def full_disk(_):
+            raise OSError("No space left on device")
+
+        monkeypatch.setattr("os.fsync", full_disk)
+        with pytest.raises(OSError, match="No space"):
+            write_npz(file, arrays(classes=np.array(["x", "y", "z"])))
+        assert file.read_bytes() == before
+        assert list(tmp_path.iterdir()) == [file]
+
+
+def fake_torchvision(monkeypatch, **kinds) -> None:
+    monkeypatch.setattr(datasets, "_torchvision_datasets", lambda: SimpleNamespace(**kinds))
+
+
+class TestDownloads:
+    def test_cifar10_is_downloaded_once(self, cache, monkeypatch):
+        made = []
+
+        class CIFAR10:
+            classes = ("cat", "dog")
+
+            def __init__(self, root, train, download):
+                assert download
+                assert Path(root).parent == cache
+                print("chatter")
+                made.append(train)
+                self.data = np.full((4 if train else 2, 32, 32, 3), 7, np.uint8)
+                self.targets = [0, 1] * (2 if train else 1)
+
+        fake_torchvision(monkeypatch, CIFAR10=CIFAR10)
+        for _ in range(2):
+            cifar10 = load("cifar10")
+            assert (cifar10.x.shape, cifar10.official, cifar10.classes) == ((6, 3, 32, 32), 4, ("cat", "dog"))
+        assert made == [True, False]
+        assert list(cache.iterdir()) == [cache / "cifar10.npz"]
+
+    def test_downloaders_do_not_write_to_the_programs_output(self, cache, monkeypatch, capsys):
+        class MNIST:
+            def __init__(self, root, train, download):
+                print("chatter")
+                self.data = torch.zeros(2, 28, 28, dtype=torch.uint8)
+                self.targets = torch.tensor([3, 9])
+
+        fake_torchvision(monkeypatch, MNIST=MNIST)
+        mnist = load("mnist")
+        assert (mnist.x.shape, mnist.y.tolist(), mnist.classes) == ((4, 1, 28, 28), [3, 9, 3, 9], tuple("0123456789"))
+        assert capsys.readouterr().out == ""
+
+    def test_svhn_has_channels_first(self, cache, monkeypatch):
+        def svhn(root, split, download):
+            data = np.zeros((2, 3, 32, 32), np.uint8)
+            data[:, 1] = 200
+            return SimpleNamespace(data=data, labels=np.array([1, 0]))
+
+        fake_torchvision(monkeypatch, SVHN=svhn)
+        assert load("svhn").x[0, :, 0, 0].tolist() == [0, 200, 0]
+
+    def test_flowers_are_merged_and_small(self, cache, monkeypatch):
+        class Flowers(list):
+            classes = ("rose", "daisy")
+
+        def flowers(root, split, download):
+            return Flowers((Image.new("RGB", (90, 70), (10, 20, 30)), label) for label in (0, 1))
+
+        fake_torchvision(monkeypatch, Flowers102=flowers)
+        merged = load("flowers102")
+        assert (merged.x.shape, merged.official) == ((6, 3, 64, 64), None)
+        assert merged.x[5, :, 9, 9].tolist() == [10, 20, 30]
+        assert len(np.load(cache / "flowers102.npz")["x_train"]) == 4
+
+    def test_tiny_imagenet(self, cache, monkeypatch):
+        class Rows(list):
+            features = {"label": SimpleNamespace(names=["fish", "toad"])}  # noqa: RUF012
+
+        def load_dataset(source, split, cache_dir):
+            rows = {"train": 4, "valid": 2}[split]
+            return Rows({"image": Image.new("L", (64, 64), 90), "label": at % 2} for at in range(rows))
+
+        monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
+        monkeypatch.setitem(sys.modules, "huggingface_hub", SimpleNamespace(dataset_info=lambda *_, **__: None))
+        tiny = load("tiny_imagenet")
+        assert (tiny.x.shape, tiny.official, tiny.classes) == ((6, 3, 64, 64), 4, ("fish", "toad"))
+
+    def test_tiny_imagenet_names_the_missing_package(self, cache, monkeypatch):
+        monkeypatch.setitem(sys.modules, "datasets", None)
+        with pytest.raises(DataError) as refusal:
+            load("tiny-imagenet")
+        assert str(cache / "tiny_imagenet.npz") in str(refusal.value)
+        assert "pip install 'pluribus[hf]'" in str(refusal.value)
+
+    @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "flowers102"])
+    def test_offline_fails_fast_with_one_sentence(self, cache, offline, name):
+        datasets._torchvision_datasets()
+        start = time.monotonic()
+        with pytest.raises(DataError) as refusal:
+            load(name)
+        assert time.monotonic() - start < 5
+        said = str(refusal.value)
+        assert said.startswith(f"{name} is not at {cache_file(name)} and could not be downloaded (")
+        assert said.endswith("Put the file there or run where there is internet.")
+        assert "Name or service not known" in said
+        assert "\n" not in said
+        assert list(cache.iterdir()) == []
+        assert socket.getdefaulttimeout() is None
+
+
+def paint(file: Path, colour: tuple[int, int, int] = (1, 2, 3), size: tuple[int, int] = (10, 8)) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    Image.new("RGB", size, colour).save(file)
+
+
+class TestFolders:
+    def test_classes(self, tmp_path):
+        for file, red in {
+            "dog/b.png": 20,
+            "dog/a.PNG": 10,
+            "cat/x.jpeg": 30,
+            "cat/y.webp": 40,
+            "cat/z.bmp": 50,
+        }.items():
+            paint(tmp_path / "pets" / file, (red, 0, 0))
+        (tmp_path / "pets" / "dog" / "notes.txt").write_text("no image")
+        paint(tmp_path / "pets" / ".thumbnails" / "a.png")
+        pets = load(str(tmp_path / "pets"))
+        assert (pets.name, pets.classes, pets.domain, pets.official) == ("pets", ("cat", "dog"), None, None)
+        assert pets.x.shape == (5, 3, 64, 64)
+        assert pets.y.tolist() == [0, 0, 0, 1, 1]
+        assert pets.x[3:, 0, 5, 5].tolist() == [10, 20]
+        assert load(str(tmp_path / "pets"), image_size=16).x.shape == (5, 3, 16, 16)
+
+    def test_domains_may_lack_classes(self, tmp_path):
+        for file in ("photo/dog/1.png", "photo/cat/1.png", "art/dog/1.png", "art/dog/2.png"):
+            paint(tmp_path / file)
+        animals = load(str(tmp_path))
+        assert (animals.domains, animals.classes) == (("art", "photo"), ("cat", "dog"))
+        assert animals.domain.tolist() == [0, 0, 1, 1]
+        assert animals.y.tolist() == [1, 1, 0, 1]
+
+    def test_grey_and_transparent_images_become_rgb(self, tmp_path):
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+        Image.new("L", (4, 4), 77).save(tmp_path / "a" / "1.png")
+        Image.new("RGBA", (4, 4), (5, 6, 7, 0)).save(tmp_path / "b" / "1.png")
+        assert load(str(tmp_path), image_size=4).x[:, :, 0, 0].tolist() == [[77, 77, 77], [5, 6, 7]]
+
+    def test_an_empty_folder(self, tmp_path):
+        with pytest.raises(DataError, match=r"holds no images: they must lie at class/\*\.jpg or domain/class/\*\.jpg"):
+            load(str(tmp_path))
+
+    def test_mixed_depths(self, tmp_path):
+        paint(tmp_path / "dog" / "1.png")
+        paint(tmp_path / "photo" / "dog" / "1.png")
+        with pytest.raises(DataError, match="mixes"):
+            load(str(tmp_path))
+
+    def test_one_class_is_not_enough(self, tmp_path):
+        paint(tmp_path / "dog" / "1.png")
+        with pytest.raises(DataError, match="at least 2 classes"):
+            load(str(tmp_path))
+
+    @pytest.mark.parametrize("keep", [0, 20, 60])
+    def test_a_damaged_image_is_named(self, tmp_path, keep):
+        paint(tmp_path / "cat" / "1.png")
+        paint(tmp_path / "dog" / "1.png", size=(64, 64))
+        broken = tmp_path / "dog" / "1.png"
+        broken.write_bytes(broken.read_bytes()[:keep])
+        with pytest.raises(DataError) as refusal:
+            load(str(tmp_path))
+        assert str(broken) in str(refusal.value)
+
+    @pytest.mark.parametrize("name", ["pacs", "office-home"])
+    def test_sets_placed_by_hand(self, cache, name):
+        with pytest.raises(DataError) as refusal:
+            load(name)
+        assert f"{name} is not at {cache / name}: put its images there as domain/class/*.jpg" in str(refusal.value)
+        for file in ("art/dog/1.png", "art/cat/1.png", "photo/dog/1.png"):
+            paint(cache / name / file)
+        assert load(name).x.shape == (3, 3, 224, 224)
+        assert load(name, image_size=8).x.shape == (3, 3, 8, 8)
+        assert (load(name, image_size=8).name, load(name, image_size=8).domains) == (name, ("art", "photo"))
+
+
+class TestRotations:
+    def base(self, official=None, size=9):
+        """Ten images of two classes, each bright in the middle of its top row; the pixel's value is the row number."""
+        x = torch.zeros(10, 1, size, size, dtype=torch.uint8)
+        x[:, 0, 0, size // 2] = torch.arange(100, 110, dtype=torch.uint8)
+        return Dataset("tops", x, torch.arange(10) % 2, ("a", "b"), official)
+
+    def test_a_quarter_turn_clockwise_brings_top_to_right(self):
+        turned = rotated(self.base(), 5, (0, 90, 180), seed=0, independent=False)
+        for at, (row, column) in enumerate([(0, 4), (4, 8), (8, 4)]):
+            image = turned.x[at * 10, 0]
+            assert (image == image.max()).nonzero().tolist() == [[row, column]]
+
+    def test_small_angles_turn_the_same_way(self):
+        turned = rotated(self.base(), 5, (0, 20, 40, 60), seed=0, independent=False)
+        columns = torch.arange(9.0)
+        centres = [
+            float((turned.x[at * 10, 0].float().sum(0) * columns).sum() / turned.x[at * 10].sum()) for at in range(4)
+        ]
+        assert centres == sorted(centres)
+        assert centres[3] > centres[0] + 2
+
+    def test_domains_hold_copies_of_the_same_images(self):
+        turned = rotated(self.base(), 3, (0, 20.5), seed=0, independent=False)
+        assert turned.domains == ("M0", "M20.5")
+        assert turned.domain.tolist() == [0] * 6 + [1] * 6
+        assert turned.y.tolist() == [0, 0, 0, 1, 1, 1] * 2
+        assert turned.identity[:6].tolist() == turned.identity[6:].tolist()
+        assert turned.identity[:6].tolist() == (turned.x[:6].amax((1, 2, 3)).int() - 100).tolist()
+        assert len(set(turned.identity[:6].tolist())) == 6
+
+    def test_only_training_images_are_used(self):
+        for seed in range(20):
+            assert int(rotated(self.base(official=6), 2, (0,), seed, independent=False).identity.max()) < 6
+
+    def test_the_seed_decides(self):
+        one, same, other = (rotated(self.base(), 2, (0,), seed, independent=False).identity for seed in (1, 1, 2))
+        assert torch.equal(one, same)
+        assert not torch.equal(one, other)
+
+    def test_independent_forgets_identity(self):
+        shared, independent = (rotated(self.base(), 2, (0, 20), 0, independent=choice) for choice in (False, True))
+        assert independent.identity is None
+        assert torch.equal(shared.x, independent.x)
+
+    def test_colour_images(self):
+        x = torch.zeros(4, 3, 5, 5, dtype=torch.uint8)
+        x[:, 1, 0, 2] = 200
+        turned = rotated(Dataset("c", x, torch.tensor([0, 0, 1, 1]), ("a", "b")), 1, (90,), 0, independent=False)
+        assert turned.x.shape == (2, 3, 5, 5)
+        assert turned.x[0].nonzero().tolist() == [[1, 2, 4]]
+
+    def test_too_few_images(self):
+        with pytest.raises(DataError, match="tops has 3 training images of class a, not 4"):
+            rotated(self.base(official=6), 4, (0,), 0, independent=False)
+
+    def test_rotated_digits(self):
+        turned = load("rotated-digits")
+        assert (turned.name, turned.x.shape) == ("rotated-digits", (4000, 1, 16, 16))
+        assert torch.bincount(turned.domain * 10 + turned.y).tolist() == [100] * 40
+        assert not torch.equal(turned.x, load("rotated-digits", seed=1).x)
+
+    def test_rotated_mnist_comes_from_the_cached_mnist(self, cache, offline):
+        cache.mkdir()
+        y = np.arange(1200) % 10
+        x = np.arange(1200 * 16).reshape(1200, 4, 4).astype(np.uint8)
+        write_npz(
+            cache_file("mnist"),
+            {"x_train": x, "y_train": y, "x_test": x, "y_test": y, "classes": np.array(list("0123456789"))},
+        )
+        turned, independent = load("rotated-mnist"), load("rotated-mnist-independent")
+        assert (turned.name, independent.name) == ("rotated-mnist", "rotated-mnist-independent")
+        assert turned.domains == ("M0", "M20", "M40", "M60")
+        assert len(turned.x) == 4000
+        assert int(turned.identity.max()) < 1200
+        assert independent.identity is None

@@ -1,0 +1,527 @@
+"""Models: the papers' figures, the split into features and head, names, groups and assignments."""
+
+import runpy
+import subprocess
+import sys
+from collections import Counter
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from pluribus import draws
+from pluribus.errors import ConfigError
+from pluribus.models import GROUPS, _torchvision, assign, build, entries, register_model, width_of, zoo
+from pluribus.models.split import Pool
+
+CIFAR = (3, 32, 32)
+MNIST = (1, 28, 28)
+DIGITS = (1, 8, 8)
+IMAGENET = (3, 224, 224)
+
+
+@cache
+def on_meta(name, shape=CIFAR, classes=10, **options):
+    with torch.device("meta"):
+        return build(name, shape=shape, classes=classes, **options)
+
+
+def shape_for(name):
+    return (3, 64, 64) if name == "alexnet" else CIFAR
+
+
+def size(module):
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+# ---- the papers' figures ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("fedgh-cnn1", 2_621_558),
+        ("fedgh-cnn2", 1_815_142),
+        ("fedgh-cnn3", 1_320_558),
+        ("fedgh-cnn4", 1_060_358),
+        ("fedgh-cnn5", 670_058),
+        ("fedfree-cnn", 3_210_706),
+        ("cnn4", 878_538),
+        ("resnet4", 84_170),
+        ("resnet6", 314_954),
+        ("resnet8", 1_235_274),
+        ("resnet10", 4_910_922),
+        ("resnet18", 11_181_642),
+        ("resnet34", 21_289_802),
+        ("resnet50", 23_528_522),
+        ("resnet101", 42_520_650),
+        ("resnet152", 58_164_298),
+    ],
+)
+def test_parameters_on_cifar10(name, parameters):
+    assert size(on_meta(name, CIFAR)) == parameters
+
+
+def test_cnn4_on_cifar100_is_the_auxiliary_model_of_fml():
+    assert size(on_meta("cnn4", classes=100)) == 924_708
+
+
+def test_cnn4_takes_larger_images():
+    assert on_meta("cnn4", (3, 64, 64)).features.backbone.fc1.in_features == 10_816
+
+
+def layers(name, shape):
+    return " ".join(type(layer).__name__ for layer in on_meta(name, shape).features.backbone)
+
+
+def test_lenet_is_the_one_of_caffe():
+    assert size(on_meta("lenet", MNIST)) == 431_080
+    assert layers("lenet", MNIST) == "Conv2d MaxPool2d Conv2d MaxPool2d Flatten Linear ReLU"
+
+
+def test_layers_of_the_plain_networks():
+    convolutions = "Conv2d ReLU MaxPool2d Conv2d ReLU MaxPool2d Flatten"
+    assert layers("cnn4", CIFAR) == f"{convolutions} Linear ReLU"
+    assert layers("fedgh-cnn1", CIFAR) == f"{convolutions} Linear ReLU Linear ReLU"
+    assert layers("mlp-128-64", DIGITS) == "Flatten Linear ReLU Linear ReLU"
+    assert layers("cnn-16", DIGITS) == "Conv2d ReLU MaxPool2d Flatten Linear ReLU"
+    assert layers("cnn-16-32", DIGITS) == f"{'Conv2d BatchNorm2d ReLU MaxPool2d ' * 2}Flatten Linear ReLU"
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("resnet18", 11_689_512),
+        ("resnet34", 21_797_672),
+        ("resnet50", 25_557_032),
+        ("resnet101", 44_549_160),
+        ("resnet152", 60_192_808),
+        ("googlenet", 6_624_904),
+        ("mobilenet-v2", 3_504_872),
+        ("alexnet", 61_100_840),
+        ("vgg11", 132_863_336),
+        ("vit-s16", 22_050_664),
+        ("vit-b16", 86_567_656),
+        ("vit-b32", 88_224_232),
+        ("vit-l16", 304_326_632),
+    ],
+)
+def test_parameters_on_imagenet_are_the_published_ones(name, parameters):
+    assert size(on_meta(name, IMAGENET, 1000)) == parameters
+
+
+def mebibytes(name):
+    return size(on_meta(name, CIFAR)) * 4 / 2**20
+
+
+def test_sizes_of_fedgh_table_2():
+    assert [round(mebibytes(f"fedgh-cnn{i}"), 2) for i in (1, 2, 3)] == [10.00, 6.92, 5.04]
+    assert mebibytes("fedgh-cnn5") == pytest.approx(2.55, abs=0.01)
+
+
+def test_fedgh_table_2_misprints_cnn4():
+    """The layers it lists come to 4.04 MB; the 3.81 MB that it prints would take 753 units in fc1, not 800."""
+    assert round(mebibytes("fedgh-cnn4"), 2) == 4.04
+
+
+@pytest.mark.parametrize(
+    ("name", "width"),
+    [
+        ("mlp-64", 64),
+        ("mlp-128-64", 64),
+        ("cnn-16", 64),
+        ("cnn-16-32", 64),
+        ("lenet", 500),
+        ("fedfree-cnn", 500),
+        ("fedgh-cnn1", 500),
+        ("fedgh-cnn5", 500),
+        ("cnn4", 512),
+        ("googlenet", 1024),
+        ("mobilenet-v2", 1280),
+        ("resnet4", 64),
+        ("resnet6", 128),
+        ("resnet8", 256),
+        ("resnet10", 512),
+        ("resnet18", 512),
+        ("resnet34", 512),
+        ("resnet50", 2048),
+        ("resnet101", 2048),
+        ("resnet152", 2048),
+        ("alexnet", 4096),
+        ("vgg11", 4096),
+        ("vit-s16", 384),
+        ("vit-b16", 768),
+        ("vit-b32", 768),
+        ("vit-l16", 1024),
+        ("vit-b16-mlp", 768),
+        ("vit-b32-mlp", 768),
+    ],
+)
+def test_native_width(name, width):
+    model = on_meta(name, shape_for(name))
+    assert model.width == width
+    assert isinstance(model.features.projector, nn.Identity)
+
+
+@pytest.mark.parametrize(("name", "layer"), [("googlenet", "dropout"), ("mobilenet-v2", "classifier")])
+def test_dropout_stays_in_the_features(name, layer):
+    kept = [module.p for module in getattr(on_meta(name).features.backbone, layer).modules() if hasattr(module, "p")]
+    assert kept == [0.2]
+
+
+# ---- features and head -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", entries())
+def test_every_model_gives_k_features_and_logits(name):
+    model = on_meta(name, shape_for(name), classes=7, width=512)
+    features = model.features(torch.empty(3, *shape_for(name), device="meta"))
+    assert model.width == 512
+    assert features.shape == (3, 512)
+    assert model.head(features).shape == (3, 7)
+    assert {parameter.device.type for parameter in model.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("projector", ["pool", "linear"])
+@pytest.mark.parametrize("name", ["mlp-64", "cnn-16-32", "resnet6", "mobilenet-v2"])
+def test_real_models_train(name, projector):
+    model = build(name, shape=DIGITS, classes=10, width=100, projector=projector)
+    model(torch.randn(4, *DIGITS)).square().mean().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+    assert model.eval()(torch.randn(1, *DIGITS)).shape == (1, 10)
+
+
+def test_forward_is_the_head_of_the_features():
+    model = build("cnn-16", shape=DIGITS, classes=10)
+    x = torch.randn(5, *DIGITS)
+    assert torch.equal(model(x), model.head(model.features(x)))
+
+
+def test_pool_averages_four_neighbours():
+    x = torch.arange(2 * 2048.0).reshape(2, 2048)
+    assert torch.equal(Pool(512)(x), x.reshape(2, 512, 4).mean(2))
+
+
+def test_pool_repeats_eight_times():
+    x = torch.randn(3, 64)
+    assert torch.equal(Pool(512)(x), x.repeat_interleave(8, dim=1))
+
+
+def test_pool_takes_overlapping_windows():
+    assert Pool(2)(torch.tensor([[1.0, 2.0, 6.0]])).tolist() == [[1.5, 4.0]]
+
+
+@pytest.mark.parametrize("batch", [1, 2, 512])
+def test_pool_treats_every_image_alone(batch):
+    x = torch.randn(batch, 768)
+    assert torch.equal(Pool(512)(x), torch.cat([Pool(512)(row[None]) for row in x]))
+
+
+def test_projectors():
+    assert isinstance(on_meta("resnet4", width=512).features.projector, Pool)
+    linear = on_meta("resnet4", width=512, projector="linear").features.projector
+    assert (linear.in_features, linear.out_features) == (64, 512)
+    assert isinstance(on_meta("resnet18", width=512, projector="linear").features.projector, nn.Identity)
+    assert on_meta("resnet4", width=512, projector="none").width == 64
+
+
+def test_unknown_projector():
+    with pytest.raises(ConfigError, match=r"^unknown projector 'mean'\. Use one of pool, linear, none\.$"):
+        build("mlp-64", shape=DIGITS, classes=10, width=32, projector="mean")
+
+
+def test_grey_images_are_seen_as_three_equal_channels():
+    with draws.seeded(0):
+        grey = build("resnet6", shape=DIGITS, classes=10).eval()
+    with draws.seeded(0):
+        colour = build("resnet6", shape=(3, 8, 8), classes=10).eval()
+    x = torch.randn(2, *DIGITS)
+    assert torch.equal(grey(x), colour(x.repeat(1, 3, 1, 1)))
+
+
+def test_grey_vit():
+    assert build("vit-s16", shape=(1, 16, 32), classes=10)(torch.zeros(2, 1, 16, 32)).shape == (2, 10)
+
+
+def test_heads_of_htm10_differ():
+    models = [on_meta(name, CIFAR, classes=7, width=512) for name in GROUPS["htm10"].models]
+    linear, mlp = [(7, 512), (7,)], [(768, 512), (768,), (7, 768), (7,)]
+    assert [[tuple(p.shape) for p in model.head.parameters()] for model in models] == [linear] * 8 + [mlp] * 2
+    assert isinstance(models[-1].head[1], nn.Tanh)
+    assert entries()["vit-b16-mlp"].head == "mlp"
+
+
+# ---- initial weights -------------------------------------------------------------------------------------------------
+
+
+def weights(name, *key):
+    with draws.seeded(*key):
+        return build(name, shape=CIFAR, classes=10, width=100, projector="linear").state_dict()
+
+
+def equal(ours, theirs):
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@pytest.mark.parametrize("name", ["mlp-64", "cnn4", "mobilenet-v2"])
+def test_weights_depend_on_the_key_alone(name):
+    zoo._native_widths.clear()
+    measured = weights(name, 0, "init", 3)
+    remembered = weights(name, 0, "init", 3)
+    assert equal(measured, remembered)
+    assert not equal(measured, weights(name, 0, "init", 4))
+
+
+def test_building_leaves_batch_norm_untouched():
+    zoo._native_widths.clear()
+    norm = build("cnn-16-32", shape=DIGITS, classes=10).features.backbone.conv1_norm
+    assert norm.num_batches_tracked == 0
+    assert torch.equal(norm.running_var, torch.ones(16))
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+def test_unknown_model():
+    sentence = r"^unknown model 'resnet19'\. Did you mean 'resnet18'\? pluribus list models shows all\.$"
+    with pytest.raises(ConfigError, match=sentence):
+        build("resnet19", shape=CIFAR, classes=10)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "sentence"),
+    [
+        ("alexnet", (3, 8, 8), "model 'alexnet' cannot take 3x8x8 images: "),
+        ("cnn4", DIGITS, "model 'cnn4' cannot take 1x8x8 images: "),
+        ("resnet18", (2, 32, 32), "model 'resnet18' cannot take 2x32x32 images: "),
+        ("vit-b16", MNIST, r"model 'vit-b16' cannot take 1x28x28 images: its patches of 16x16 do not tile them\."),
+        (
+            "vit-b32",
+            (3, 16, 16),
+            r"model 'vit-b32' cannot take 3x16x16 images: its patches of 32x32 do not tile them\.",
+        ),
+    ],
+)
+@pytest.mark.parametrize("device", ["cpu", "meta"])
+def test_images_that_do_not_fit(name, shape, sentence, device):
+    with torch.device(device), pytest.raises(ConfigError, match=sentence) as caught:
+        build(name, shape=shape, classes=10)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_registered_once_and_without_separators():
+    with pytest.raises(ConfigError, match="'cnn4' is registered already"):
+        register_model("cnn4", "another")(lambda shape: nn.Flatten())
+    for name in ("my.net", "a,b"):
+        with pytest.raises(ConfigError, match="neither a dot"):
+            register_model(name, "unreachable")(lambda shape: nn.Flatten())
+    assert "my.net" not in entries()
+
+
+def test_registered_models_are_built_and_listed(monkeypatch):
+    monkeypatch.setattr(zoo, "_entries", entries())
+    register_model("flat", "pixels")(lambda shape: nn.Flatten())
+    assert entries()["flat"].about == "pixels"
+    assert build("flat", shape=DIGITS, classes=3).width == 64
+    assert assign("flat", 1) == ("flat",)
+
+
+OWN_MODELS = """
+import torch
+from torch import nn
+from pluribus.models import Split
+
+def backbone(shape):
+    return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 24))
+
+def ready(shape):
+    return Split(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), nn.Linear(12, 10), 12)
+
+def boastful(shape):
+    return Split(nn.Flatten(), nn.Linear(64, 10), 128)
+
+class Hollow(Split):
+    def __init__(self):
+        nn.Module.__init__(self)
+
+def hollow(shape):
+    return Hollow()
+
+def images(shape):
+    return nn.Identity()
+
+class Grid(nn.Module):
+    def forward(self, x):
+        return (x + torch.zeros(8)).flatten(1)
+
+def makes_tensors(shape):
+    return Grid()
+
+def silent(shape):
+    raise RuntimeError
+
+number = 3
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    (tmp_path / "own_models.py").write_text(OWN_MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield
+    sys.modules.pop("own_models", None)
+
+
+@pytest.mark.usefixtures("own")
+class TestOwnBuilders:
+    def test_backbone_is_projected(self):
+        model = build("own_models.backbone", shape=DIGITS, classes=10, width=8)
+        assert model.width == 8
+        assert model(torch.zeros(2, *DIGITS)).shape == (2, 10)
+        assert on_meta("own_models.backbone", DIGITS).width == 24
+
+    def test_ready_split_is_used_as_it_is(self):
+        model = build("own_models.ready", shape=DIGITS, classes=10)
+        assert (model.width, size(model)) == (12, 64 * 12 + 12 + 12 * 10 + 10)
+
+    @pytest.mark.parametrize("device", ["cpu", "meta"])
+    def test_forward_may_make_tensors(self, device):
+        with torch.device(device):
+            assert build("own_models.makes_tensors", shape=DIGITS, classes=10).width == 64
+
+    @pytest.mark.parametrize(
+        ("name", "classes", "width", "sentence"),
+        [
+            ("ready", 5, None, "gives 10 logits where the task has 5 classes"),
+            ("ready", 10, 64, "is a ready Split of width 12, but the agreed width is 64"),
+            ("boastful", 10, None, "says that its width is 128, but its features give 64"),
+            ("hollow", 10, None, "is a Split without features"),
+            ("images", 10, None, "cannot take 1x8x8 images: it must give one flat vector for each image"),
+            ("silent", 10, None, "cannot take 1x8x8 images: RuntimeError"),
+            ("number", 10, None, "is no function"),
+            ("missing", 10, None, "cannot be imported: module 'own_models' has no attribute 'missing'"),
+        ],
+    )
+    def test_sentences(self, name, classes, width, sentence):
+        with pytest.raises(ConfigError, match=f"^model 'own_models.{name}' {sentence}"):
+            build(f"own_models.{name}", shape=DIGITS, classes=classes, width=width)
+
+
+def test_own_builder_that_is_not_there():
+    with pytest.raises(ConfigError, match=r"^model 'nowhere\.net' cannot be imported: No module named 'nowhere'\.$"):
+        build("nowhere.net", shape=CIFAR, classes=10)
+
+
+# ---- groups and assignments ------------------------------------------------------------------------------------------
+
+
+def test_groups_of_the_papers():
+    htfe8 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
+    assert {name: group.models for name, group in GROUPS.items()} == {
+        "small": ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"),
+        "htfe2": ("cnn4", "resnet18"),
+        "htfe3": ("resnet10", "resnet18", "resnet34"),
+        "htfe4": htfe8[:4],
+        "htfe8": htfe8,
+        "htfe9": ("resnet4", "resnet6", "resnet8", "resnet10", *htfe8[3:]),
+        "htm10": (*htfe8, "vit-b16-mlp", "vit-b32-mlp"),
+        "fedgh": ("fedgh-cnn1", "fedgh-cnn2", "fedgh-cnn3", "fedgh-cnn4", "fedgh-cnn5"),
+        "fedfree": ("fedfree-cnn", *htfe8[3:], "googlenet", "mobilenet-v2"),
+        "fedhpl-vit": ("vit-s16", "vit-b16", "vit-l16", "vit-b16", "vit-s16"),
+        "fedhpl-resnet": ("resnet18", "resnet34", "resnet50", "resnet34", "resnet18"),
+        "fedhpl-homogeneous": ("vit-b16",),
+    }
+
+
+def test_widths_of_groups():
+    by_width = {"small": 64, "fedgh": 500, "fedfree": None}
+    by_width |= dict.fromkeys(("htfe2", "htfe3", "htfe4", "htfe8", "htfe9", "htm10"), 512)
+    by_width |= dict.fromkeys(("fedhpl-vit", "fedhpl-resnet", "fedhpl-homogeneous"))
+    assert {name: width_of(name) for name in GROUPS} == by_width
+    assert width_of("resnet18") is width_of(["cnn4", "resnet18"]) is width_of({0: "cnn4"}) is None
+
+
+def test_groups_hold_known_models_and_do_not_shadow_one():
+    assert {name for group in GROUPS.values() for name in group.models} <= entries().keys()
+    assert not GROUPS.keys() & entries().keys()
+
+
+@pytest.mark.parametrize(
+    ("models", "expected"),
+    [
+        ("htfe3", ("resnet10", "resnet18", "resnet34", "resnet10", "resnet18")),
+        ("cnn4", ("cnn4",) * 5),
+        ("my.own.net", ("my.own.net",) * 5),
+        ("cnn4, resnet18", ("cnn4", "resnet18", "cnn4", "resnet18", "cnn4")),
+        (["cnn4", "my.net", "lenet"], ("cnn4", "my.net", "lenet", "cnn4", "my.net")),
+        (("lenet",), ("lenet",) * 5),
+        ({4: "lenet", 0: "cnn4", 1: "cnn4", 2: "cnn4", 3: "cnn4"}, ("cnn4",) * 4 + ("lenet",)),
+        (lambda client: "lenet" if client == 2 else "cnn4", ("cnn4", "cnn4", "lenet", "cnn4", "cnn4")),
+    ],
+)
+def test_assign(models, expected):
+    assert assign(models, 5) == expected
+
+
+def test_assign_ten_thousand():
+    assert set(Counter(assign("small", 10_000)).values()) == {2500}
+
+
+@pytest.mark.parametrize(
+    ("models", "sentence"),
+    [
+        ("htfe80", r"unknown model or group 'htfe80'\. Did you mean 'htfe8'\? pluribus list models shows all\."),
+        ("resnet81", r"unknown model or group 'resnet81'\. Did you mean 'resnet8'\? pluribus list models shows all\."),
+        ("cnn4, lenett", r"unknown model or group 'lenett'\. Did you mean 'lenet'\?"),
+        (lambda client: "lenett", "unknown model or group 'lenett'"),
+        ({0: "cnn4", 2: "cnn4"}, "no model is named for client 1 of 3"),
+        ([], "the list of models is empty"),
+        (["cnn4", "htfe8"], "'htfe8' is a group of models and stands alone"),
+    ],
+)
+def test_assign_refuses(models, sentence):
+    with pytest.raises(ConfigError, match=f"^{sentence}"):
+        assign(models, 3)
+
+
+# ---- torchvision's door ----------------------------------------------------------------------------------------------
+
+
+def test_torchvision_and_timm_are_loaded_late_and_even_after_a_failed_try():
+    program = """
+import sys
+from pluribus.models import build
+build("mlp-64", shape=(1, 8, 8), classes=10)
+assert not {"torchvision", "timm"} & sys.modules.keys()
+try:
+    import torchvision
+except RuntimeError:
+    pass
+build("vit-s16", shape=(3, 16, 16), classes=10)
+build("resnet4", shape=(3, 16, 16), classes=10)
+"""
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+@pytest.fixture
+def other_torchvision(tmp_path, monkeypatch):
+    def install(source):
+        (tmp_path / "torchvision.py").write_text(source)
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "torchvision", raising=False)
+        return runpy.run_path(str(Path(_torchvision.__file__)))
+
+    return install
+
+
+def test_a_whole_torchvision_is_left_alone(other_torchvision):
+    door = other_torchvision("here = True")
+    assert door["torchvision"].here
+    assert door["_stand_ins"] is None
+
+
+def test_other_troubles_of_torchvision_are_not_hidden(other_torchvision):
+    with pytest.raises(RuntimeError, match="different CUDA major versions"):
+        other_torchvision("raise RuntimeError('different CUDA major versions')")
