@@ -55,10 +55,15 @@ class TestDataset:
     @pytest.mark.parametrize(
         ("changes", "sentence"),
         [
-            ({"x": torch.zeros(4, 1, 2, 2)}, "x must be uint8 (N, channels, height, width), not float32 (4, 1, 2, 2)"),
+            (
+                {"x": torch.zeros(4, 1, 2, 2)},
+                "x must be a tensor, uint8 (N, channels, height, width), not float32 (4, 1, 2, 2)",
+            ),
             ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "not uint8 (4, 2, 2)"),
             ({"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)}, "no images"),
-            ({"y": torch.tensor([0, 1, 0])}, "y must be int64 (4,), one number per image, not int64 (3,)"),
+            ({"x": np.zeros((4, 1, 2, 2), np.uint8)}, "x must be a tensor, uint8"),
+            ({"y": [0, 1, 0, 1]}, "one number per image, not list"),
+            ({"y": torch.tensor([0, 1, 0])}, "y must be a tensor, int64 (4,), one number per image, not int64 (3,)"),
             ({"y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "not int32 (4,)"),
             ({"y": torch.tensor([0, 1, 0, 2])}, "y must lie in 0..1, but runs from 0 to 2"),
             ({"y": torch.tensor([-1, 1, 0, 1])}, "y must lie in 0..1, but runs from -1 to 1"),
@@ -68,7 +73,7 @@ class TestDataset:
             ({"domains": ("p",)}, "domain and domains go together"),
             ({"domain": torch.zeros(4, dtype=torch.int64)}, "domain and domains go together"),
             ({"domain": torch.full((4,), 2), "domains": ("p", "q")}, "domain must lie in 0..1"),
-            ({"identity": torch.zeros(3, dtype=torch.int64)}, "identity must be int64 (4,)"),
+            ({"identity": torch.zeros(3, dtype=torch.int64)}, "identity must be a tensor, int64 (4,)"),
         ],
     )
     def test_an_unsound_one_is_refused_by_name(self, changes, sentence):
@@ -185,6 +190,11 @@ class TestCache:
         assert dataset.x.shape == (6, 1, 5, 4)
         assert dataset.official is None
 
+    def test_the_order_of_the_bytes_does_not_matter(self, tmp_path):
+        write_npz(tmp_path / "c.npz", arrays())
+        write_npz(tmp_path / "f.npz", {key: np.asfortranarray(value) for key, value in arrays().items()})
+        assert torch.equal(read_npz(tmp_path / "c.npz").x, read_npz(tmp_path / "f.npz").x)
+
     def test_a_registered_name_is_read_from_the_cache(self, cache, offline):
         cache.mkdir()
         write_npz(cache_file("cifar10"), arrays())
@@ -208,6 +218,7 @@ class TestCache:
             ({"y_test": np.zeros((3, 1), int)}, "y_test must be a row of integers, not int64 (3, 1)"),
             ({"y_train": np.zeros(5, int)}, "x_train has 6 images but y_train has 5 labels"),
             ({"x_test": np.zeros((3, 9, 9, 3), np.uint8)}, "differ in shape"),
+            ({"x_train": np.zeros((6, 0, 4), np.uint8), "x_test": np.zeros((3, 0, 4), np.uint8)}, "it holds no images"),
             ({"y_test": np.array([0, 1, 3])}, "y must lie in 0..2, but runs from 0 to 3"),
             ({"y_test": np.array([0, 1, -1])}, "y must lie in 0..2, but runs from -1 to 2"),
             ({"classes": np.array("abc")}, "classes must be a row of names"),
@@ -319,11 +330,12 @@ class TestDownloads:
     def test_svhn_has_channels_first(self, cache, monkeypatch):
         def svhn(root, split, download):
             data = np.zeros((2, 3, 32, 32), np.uint8)
-            data[:, 1] = 200
+            data[:, 1, 5] = 200
             return SimpleNamespace(data=data, labels=np.array([1, 0]))
 
         fake_torchvision(monkeypatch, SVHN=svhn)
-        assert load("svhn").x[0, :, 0, 0].tolist() == [0, 200, 0]
+        assert load("svhn").x[0, :, 5, 9].tolist() == [0, 200, 0]
+        assert load("svhn").x[0, :, 9, 5].tolist() == [0, 0, 0]
 
     def test_flowers_are_merged_and_small(self, cache, monkeypatch):
         class Flowers(list):
@@ -503,7 +515,7 @@ class TestRotations:
         assert turned.x[0].nonzero().tolist() == [[1, 2, 4]]
 
     def test_too_few_images(self):
-        with pytest.raises(DataError, match="tops has 3 training images of class a, not 4"):
+        with pytest.raises(DataError, match="tops has only 3 training images of class a: 4 are too many"):
             rotated(self.base(official=6), 4, (0,), 0, independent=False)
 
     def test_rotated_digits(self):

@@ -3,57 +3,58 @@
 >>> import pluribus
 >>> result = pluribus.run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
 >>> result.table()                                                                  # doctest: +SKIP
+
+Names are imported when they are first used, because torch takes seconds to import and `pluribus --help` should not.
 """
 
-from importlib.metadata import PackageNotFoundError, version
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-from pluribus.api import load_model, resume, run
-from pluribus.client import Batch, Client
-from pluribus.data import Dataset, register_data
-from pluribus.errors import PluribusError
-from pluribus.experiment import Experiment
-from pluribus.message import Dim, Field, Message, Rows, Wire, schema_of
-from pluribus.method import Exchange, Inbox, Method, Need, PeerMethod, methods, register
-from pluribus.models import Split, register_model
-from pluribus.optim import Opt, Rule
-from pluribus.result import Result
-from pluribus.server import Server
-from pluribus.task import Card, Task
+if TYPE_CHECKING:
+    from pluribus.api import load_model, resume, run
+    from pluribus.client import Batch, Client
+    from pluribus.data import Dataset, register_data
+    from pluribus.errors import PluribusError
+    from pluribus.experiment import Experiment
+    from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
+    from pluribus.method import Exchange, Method, Need, PeerMethod, methods, register
+    from pluribus.models import Split, register_model
+    from pluribus.optim import Opt, Rule
+    from pluribus.result import Result
+    from pluribus.server import Server
+    from pluribus.task import Card, Task
 
-try:
-    __version__ = version("pluribus")
-except PackageNotFoundError:  # run from a source tree that is not installed
-    __version__ = "0+source"
+_HOMES = {
+    "api": ("load_model", "resume", "run"),
+    "client": ("Batch", "Client"),
+    "data": ("Dataset", "register_data"),
+    "errors": ("PluribusError",),
+    "experiment": ("Experiment",),
+    "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
+    "method": ("Exchange", "Method", "Need", "PeerMethod", "methods", "register"),
+    "models": ("Split", "register_model"),
+    "optim": ("Opt", "Rule"),
+    "result": ("Result",),
+    "server": ("Server",),
+    "task": ("Card", "Task"),
+}
 
-__all__ = [
-    "Batch",
-    "Card",
-    "Client",
-    "Dataset",
-    "Dim",
-    "Exchange",
-    "Experiment",
-    "Field",
-    "Inbox",
-    "Message",
-    "Method",
-    "Need",
-    "Opt",
-    "PeerMethod",
-    "PluribusError",
-    "Result",
-    "Rows",
-    "Rule",
-    "Server",
-    "Split",
-    "Task",
-    "Wire",
-    "load_model",
-    "methods",
-    "register",
-    "register_data",
-    "register_model",
-    "resume",
-    "run",
-    "schema_of",
-]
+__all__ = sorted(name for names in _HOMES.values() for name in names)
+
+
+def __getattr__(name: str) -> Any:
+    if name == "__version__":
+        from importlib.metadata import PackageNotFoundError, version
+
+        try:
+            return version("pluribus")
+        except PackageNotFoundError:  # a source tree that is not installed
+            return "0+source"
+    for home, names in _HOMES.items():
+        if name in names:
+            return getattr(import_module(f"pluribus.{home}"), name)
+    raise AttributeError(f"module 'pluribus' has no attribute '{name}'")
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pluribus import draws
 from pluribus.data.federated import Data
-from pluribus.message import Field, Message, Rows, Schema, Value
+from pluribus.message import Field, Inbox, Message, Rows, Schema, Value
 from pluribus.models import Split
 from pluribus.optim import Opt, Optimiser, Rule
 from pluribus.state import State
@@ -48,9 +48,7 @@ class Client:
     message. `now` holds `Method.schedule` as 0-dim tensors; a step reads those, never the round number.
     """
 
-    def __init__(
-        self, card: Card, task: Task, model: Split, data: Mapping[str, Data], local: Local, device: torch.device
-    ):
+    def __init__(self, card: Card, task: Task, model: Split, data: dict[str, Data], local: Local, device: torch.device):
         self.card = card
         self.task = task
         self.model = model.to(device)
@@ -59,6 +57,7 @@ class Client:
         self.device = device
         self.state = State()
         self.got: dict[str, Value] = {}
+        self.inbox: Inbox | None = None  # of a peer method
         self.now: dict[str, Tensor] = {}
         self.optimisers: dict[str, Optimiser] = {}
         self._round = -1

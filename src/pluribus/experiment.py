@@ -33,7 +33,7 @@ class Experiment:
     unequal: bool = False
     """Unequal shares of each class (pathological partition)."""
     alpha: float | None = None
-    """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 0.1, or as the paper says."""
+    """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 1, or as FedHPL says."""
     min_samples: int = 10
     """Fewest rows that a client may hold (Dirichlet partitions)."""
     val_fraction: float = 0.1
@@ -64,7 +64,7 @@ class Experiment:
     """B: local batch size."""
     optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = "sgd"
     """Rule of local training."""
-    lr: float = 0.05
+    lr: float = 0.01
     """eta: local learning rate."""
     momentum: float = 0.0
     """Momentum of local SGD."""

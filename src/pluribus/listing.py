@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
+from rich.padding import Padding
 
 Row = dict[str, Any]
 
@@ -64,10 +64,12 @@ LISTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def print_list(rows: list[Row]) -> None:
-    """Print rows as a table."""
-    table = Table(box=None, header_style="bold")
-    for column in rows[0]:
-        table.add_column(column, overflow="fold", no_wrap=column == "name")
+    """Print each row as its name and what it is, and the other columns below."""
+    console = Console(highlight=False)
+    indent = max(len(row["name"]) for row in rows) + 3
     for row in rows:
-        table.add_row(*(str(value) for value in row.values()))
-    Console().print(table)
+        more = {key: value for key, value in row.items() if key not in ("name", "about")}
+        console.print(Padding(f"[bold]{row['name']:{indent - 3}}[/]  {row['about']}", (0, 0, 0, 1)))
+        if more:
+            line = "   ".join(f"[cyan]{key}[/] {value}" for key, value in more.items())
+            console.print(Padding(line, (0, 0, 0, indent), style="dim"))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import safetensors.torch
 import torch
@@ -117,6 +117,20 @@ def _copy(value: Value) -> Value:
 def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
     """The schema of `Message.of(module, prefix)`."""
     return {prefix + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
+
+
+class Inbox(NamedTuple):
+    """What a student got from its teachers: their ids, and each field stacked along a first dimension."""
+
+    ids: tuple[int, ...]
+    got: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, messages: Mapping[int, Message], device: torch.device) -> Inbox:
+        """Stack messages of one schema, by sender."""
+        ids = tuple(sorted(messages))
+        names = list(messages[ids[0]])
+        return cls(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]).to(device) for name in names})
 
 
 IDS = ".ids"  # the wire name of a class-keyed field's class numbers

@@ -14,13 +14,12 @@ from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
-import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
-from pluribus.message import Message, Wire
+from pluribus.message import Inbox, Message, Wire
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -120,13 +119,6 @@ class Method:
         """`schema`, always as one Wire per exchange."""
         wires = self.schema(task, card)
         return wires if isinstance(wires, tuple) else (wires,)
-
-
-class Inbox(NamedTuple):
-    """What a student got from its teachers: their ids, and each field stacked along a first dimension."""
-
-    ids: tuple[int, ...]
-    got: Mapping[str, Tensor]
 
 
 class PeerMethod(Method):
@@ -235,9 +227,3 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")
     method.check(task, cards)
-
-
-def stack(ids: tuple[int, ...], messages: Mapping[int, Message]) -> Inbox:
-    """Several messages of one schema as an Inbox."""
-    names = list(messages[ids[0]]) if ids else []
-    return Inbox(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]) for name in names})

@@ -16,12 +16,16 @@ from torch import Tensor
 from pluribus.client import Client, Local
 from pluribus.data.federated import Federated
 from pluribus.evaluate import Figures, figures
-from pluribus.message import Message, Wire, decode, encode
-from pluribus.method import Method, PeerMethod, stack
+from pluribus.message import Inbox, Message, Wire, decode, encode
+from pluribus.method import Method, PeerMethod
 from pluribus.state import restore
 from pluribus.task import Cards, Task
 
 Tensors = dict[str, Tensor]
+
+# What may stay in memory between rounds; a client beyond it is its saved state.
+MOST_CLIENTS = 256
+MOST_BYTES = 4 * 2**30
 
 
 @dataclass(frozen=True)
@@ -45,7 +49,6 @@ class Site:
         device: torch.device,
         load: Callable[[int], Tensors | None],
         same_init: bool = False,
-        resident: int = 256,
     ) -> None:
         self.method = method
         self.task = task
@@ -55,8 +58,8 @@ class Site:
         self.device = device
         self._load = load
         self._same_init = same_init
-        self._resident = resident
         self._live: OrderedDict[int, Client] = OrderedDict()
+        self._bytes: dict[int, int] = {}
         self._changed: dict[int, Tensors | None] = {}  # None: still live, state is read when it is asked for
         self._wires: dict[str, tuple[Wire, ...]] = {}
 
@@ -89,8 +92,8 @@ class Site:
         assert isinstance(self.method, PeerMethod)
         client = self._start(t, 1, k)
         messages = {j: decode(data, self.wires(j)[0].up, f"round {t}, client {j}") for j, data in inbox.items()}
-        got = stack(tuple(sorted(inbox)), messages)
-        self.method.learn(client, got._replace(got={n: v.to(self.device) for n, v in got.got.items()}))
+        client.inbox = Inbox.of(messages, self.device)
+        self.method.learn(client, client.inbox)
         return Reply(None, client.loss())
 
     def evaluate(self, t: int, k: int, down: bytes | None) -> dict[str, Figures]:
@@ -135,8 +138,10 @@ class Site:
     def client(self, k: int) -> Client:
         """The client, brought to life if need be; the one unused for longest makes room."""
         if k not in self._live:
-            self._live[k] = self._bring_to_life(k)
-            if len(self._live) > self._resident:
+            client = self._bring_to_life(k)
+            self._bytes[k] = sum(value.nbytes for value in client.tensors().values())
+            self._live[k] = client
+            while len(self._live) > MOST_CLIENTS or (len(self._live) > 1 and sum(self._bytes.values()) > MOST_BYTES):
                 self._retire(next(iter(self._live)))
         self._live.move_to_end(k)
         return self._live[k]
@@ -157,6 +162,7 @@ class Site:
 
     def _retire(self, k: int) -> None:
         client = self._live.pop(k)
+        del self._bytes[k]
         if k in self._changed:
             self._changed[k] = _copies(client)
 

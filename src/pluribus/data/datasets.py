@@ -63,8 +63,8 @@ class Dataset:
 
     def _problems(self) -> Iterator[str]:
         """Only the first is looked at, so each check may rely on those before it."""
-        if self.x.dtype != torch.uint8 or self.x.dim() != 4:
-            yield f"x must be uint8 (N, channels, height, width), not {_described(self.x)}"
+        if not _is_tensor(self.x, torch.uint8, 4):
+            yield f"x must be a tensor, uint8 (N, channels, height, width), not {_described(self.x)}"
         if self.x.numel() == 0:
             yield f"it holds no images, x is {_described(self.x)}"
         if len(self.classes) < 2:
@@ -80,15 +80,21 @@ class Dataset:
             yield from self._column_problems("identity", self.identity, None)
 
     def _column_problems(self, name: str, column: Tensor, names: int | None) -> Iterator[str]:
-        if column.dtype != torch.int64 or column.shape != (len(self.x),):
-            yield f"{name} must be int64 ({len(self.x)},), one number per image, not {_described(column)}"
+        if not _is_tensor(column, torch.int64, 1) or len(column) != len(self.x):
+            yield f"{name} must be a tensor, int64 ({len(self.x)},), one number per image, not {_described(column)}"
         low, high = int(column.min()), int(column.max())
         if names is not None and (low < 0 or high >= names):
             yield f"{name} must lie in 0..{names - 1}, but runs from {low} to {high}"
 
 
-def _described(tensor: Tensor) -> str:
-    return f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+def _is_tensor(value: object, dtype: torch.dtype, dimensions: int) -> bool:
+    return isinstance(value, Tensor) and value.dtype == dtype and value.dim() == dimensions
+
+
+def _described(value: object) -> str:
+    if not isinstance(value, Tensor):
+        return type(value).__name__
+    return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
 # Names ----------------------------------------------------------------------------------------------------------------
@@ -282,7 +288,7 @@ def _channels_first(train: np.ndarray, test: np.ndarray) -> Tensor:
     height, width, channels = (*train.shape[1:], 1)[:3]
     x = torch.empty((len(train) + len(test), channels, height, width), dtype=torch.uint8)
     for rows, images in ((x[: len(train)], train), (x[len(train) :], test)):
-        rows.copy_(torch.from_numpy(images).view(-1, height, width, channels).permute(0, 3, 1, 2))
+        rows.copy_(torch.from_numpy(images).reshape(len(images), height, width, channels).permute(0, 3, 1, 2))
     return x
 
 

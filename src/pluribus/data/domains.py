@@ -55,7 +55,9 @@ def _chosen(base: Dataset, per_class: int, seed: int) -> torch.Tensor:
     counts = np.bincount(labels, minlength=len(base.classes))
     if counts.min() < per_class:
         scarce = base.classes[int(counts.argmin())]
-        raise DataError(f"{base.name} has {counts.min()} training images of class {scarce}, not {per_class}.")
+        raise DataError(
+            f"{base.name} has only {counts.min()} training images of class {scarce}: {per_class} are too many."
+        )
     rng = numpy_rng(seed, "rotated", base.name)
     rows = [rng.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in range(len(base.classes))]
     return torch.from_numpy(np.concatenate(rows))

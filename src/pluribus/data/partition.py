@@ -58,7 +58,7 @@ def pathological(
     return _held(owner, clients)
 
 
-def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 0.1, min_samples: int = 1) -> Parts:
+def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0, min_samples: int = 1) -> Parts:
     """Each class is cut by Dir(alpha) among the clients that do not hold an equal share of all rows yet."""
     sizes = _class_sizes(labels)
 
@@ -255,8 +255,8 @@ def partition(
         raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
     if clients < 1:
         raise ConfigError(f"--clients must be at least 1, not {clients}.")
-    if alpha is not None and not alpha > 0:
-        raise ConfigError(f"--alpha must be above 0, not {alpha}.")
+    if alpha is not None and not 0 < alpha < float("inf"):
+        raise ConfigError(f"--alpha must be a number above 0, not {alpha}.")
     if kind == "domain":
         if domain is None:
             raise ConfigError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")

@@ -68,7 +68,7 @@ def _fill_empty(table: np.ndarray, share: np.ndarray) -> None:
     """Move a sample into each empty part, from the largest part that can spare one."""
     for part in np.flatnonzero((table.sum(axis=0) == 0) & (share > 0)):
         spare = table.copy()
-        spare[:, 0] -= 1
+        spare[:, 0] -= 1  # training keeps one of each class
         spare[:, table.sum(axis=0) < 2] = 0
         if spare.max(initial=0) < 1:
             return
