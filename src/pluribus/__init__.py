@@ -39,7 +39,38 @@ _HOMES = {
     "task": ("Card", "Task"),
 }
 
-__all__ = sorted(name for names in _HOMES.values() for name in names)
+__all__ = [
+    "Batch",
+    "Card",
+    "Client",
+    "Dataset",
+    "Dim",
+    "Exchange",
+    "Experiment",
+    "Field",
+    "Inbox",
+    "Message",
+    "Method",
+    "Need",
+    "Opt",
+    "PeerMethod",
+    "PluribusError",
+    "Result",
+    "Rows",
+    "Rule",
+    "Server",
+    "Split",
+    "Task",
+    "Wire",
+    "load_model",
+    "methods",
+    "register",
+    "register_data",
+    "register_model",
+    "resume",
+    "run",
+    "schema_of",
+]
 
 
 def __getattr__(name: str) -> Any:
