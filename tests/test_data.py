@@ -143,11 +143,11 @@ class TestNames:
         for name, sentence in {
             "own_loaders.bad": "must return a pluribus.data.Dataset, but returned int",
             "own_loaders.needy": "may take no arguments but image_size and seed (missing a required argument: 'path')",
-            "own_loaders.thing": "no function thing",
-            "own_loaders.absent": "no function absent",
-            "no_such_module.load": "neither a data set of pluribus list data nor a function that can be imported",
+            "own_loaders.thing": "own_loaders.thing is no function",
+            "own_loaders.absent": "module 'own_loaders' has no 'absent'",
+            "no_such_module.load": "cannot be imported: No module named 'no_such_module'",
         }.items():
-            with pytest.raises(DataError) as refusal:
+            with pytest.raises((ConfigError, DataError)) as refusal:
                 load(name)
             assert sentence in str(refusal.value)
 

@@ -401,7 +401,7 @@ class TestOwnBuilders:
             ("images", 10, None, "cannot take 1x8x8 images: it must give one flat vector for each image"),
             ("silent", 10, None, "cannot take 1x8x8 images: RuntimeError"),
             ("number", 10, None, "is no function"),
-            ("missing", 10, None, "cannot be imported: module 'own_models' has no attribute 'missing'"),
+            ("missing", 10, None, "is not there: module 'own_models' has no 'missing'"),
         ],
     )
     def test_sentences(self, name, classes, width, sentence):

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import importlib
 import inspect
 import os
 import socket
@@ -30,6 +29,7 @@ from PIL import Image
 from torch import Tensor
 
 from pluribus.errors import ConfigError, DataError, PluribusError, unknown
+from pluribus.lookup import imported
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
@@ -179,15 +179,9 @@ def _find(name: str) -> Loader:
 
 
 def _imported(dotted: str) -> Loader:
-    module_name, _, function_name = dotted.rpartition(".")
-    try:
-        loader = getattr(importlib.import_module(module_name), function_name, None)
-    except ImportError as reason:
-        raise DataError(
-            f"'{dotted}' is neither a data set of pluribus list data nor a function that can be imported ({reason})."
-        ) from reason
+    loader = imported(dotted, "data set")
     if not callable(loader):
-        raise DataError(f"module {module_name} has no function {function_name} that could load a data set.")
+        raise DataError(f"{dotted} is no function that could load a data set.")
     return loader  # type: ignore[no-any-return]
 
 

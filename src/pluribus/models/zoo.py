@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from pluribus.errors import ConfigError, unknown
+from pluribus.lookup import imported
 from pluribus.models.probe import Shape, output_width, shape_text
 from pluribus.models.split import PROJECTORS, Split, projection
 
@@ -89,11 +89,7 @@ def _find(name: str) -> ModelEntry:
 
 
 def _imported(path: str) -> Any:
-    module, _, function = path.rpartition(".")
-    try:
-        builder = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        raise ConfigError(f"model '{path}' cannot be imported: {_first_line(error)}.") from error
+    builder = imported(path, "model")
     if not callable(builder):
         raise ConfigError(f"model '{path}' is no function. Name one that takes an image shape and returns a backbone.")
     return builder

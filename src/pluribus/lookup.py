@@ -1,0 +1,19 @@
+"""Names from outside that point at code: a user's own method, model or data set by its dotted path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pluribus.errors import ConfigError
+
+
+def imported(path: str, kind: str) -> Any:
+    """What `package.module.name` names, with a sentence for each way this can fail."""
+    module, _, name = path.rpartition(".")
+    try:
+        return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise ConfigError(f"{kind} '{path}' cannot be imported: {error}.") from error
+    except AttributeError:
+        raise ConfigError(f"{kind} '{path}' is not there: module '{module}' has no '{name}'.") from None
