@@ -23,13 +23,13 @@ from torch.nn import functional as F
 import pluribus
 from pluribus.federation import Federation
 
-CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 300, 10, 12
+CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 280, 10, 12
 
 
 @pluribus.register_data("overhead-photos", "random 32 x 32 photos")
 def photos() -> pluribus.Dataset:
     generator = torch.Generator().manual_seed(0)
-    rows = CLIENTS * SAMPLES * 5 // 4
+    rows = CLIENTS * SAMPLES * 10 // 7  # 70 % of each client's rows are for training
     x = torch.randint(0, 256, (rows, 3, 32, 32), generator=generator, dtype=torch.uint8)
     return pluribus.Dataset("overhead-photos", x, torch.arange(rows) % 10, tuple("0123456789"))
 

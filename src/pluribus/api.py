@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pluribus.assembly import Assembly, assemble
-from pluribus.errors import CheckpointError
+from pluribus.errors import CheckpointError, ConfigError
 from pluribus.experiment import Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
@@ -23,7 +23,7 @@ from pluribus.track.console import Progress
 
 
 def run(
-    method: str | Method | type[Method] | Experiment = "fedgh",
+    method: str | Method | type[Method] | Experiment | None = None,
     *,
     config: str | Path | None = None,
     progress: bool = True,
@@ -32,19 +32,24 @@ def run(
 ) -> Result:
     """Run a federation and return its figures.
 
-    `method` is a name, a dotted path, a Method class or instance, or a whole Experiment. Settings are those of the
-    command line (`pluribus run fedgh --help`), with underscores.
+    `method` is a name, a dotted path, a Method class or instance, or a whole Experiment; without it, what `config`
+    names, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores.
 
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
     """
-    described = method if isinstance(method, Experiment) else experiment(method, config, **settings)
+    if isinstance(method, Experiment):
+        if config is not None or settings:
+            raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
+        described = method
+    else:
+        described = experiment(method, config, **settings)
     with _threads(described.threads):
         parts = assemble(described)
         folder = RunFolder.create(described.out, f"{described.method}-{Path(described.data).stem}-{described.seed}")
         try:
-            folder.write_config(described.settings())
             folder.write_partition(parts.manifest)
+            folder.write_config(described.settings())  # last: it makes the folder a run that can be resumed
             return _run(parts, folder, progress, observers)
         finally:
             folder.close()
@@ -68,20 +73,24 @@ def load_model(path: str | Path, client: int) -> nn.Module:
     folder = RunFolder.open(path)
     try:
         parts = assemble(replace(_described(folder), device="cpu"))
-        load = folder.checkpoint.client
-        site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load)
+        if client not in parts.cards:
+            raise ConfigError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
+        load, same_init = folder.checkpoint.client, parts.experiment.same_init
+        site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
         return site.client(client).model.eval()
     finally:
         folder.close()
 
 
 def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:
-    watching = [*observers, Progress()] if progress else list(observers)
-    return Federation(parts, folder, watching).run()
+    if not progress:
+        return Federation(parts, folder, observers).run()
+    with Progress() as bar:
+        return Federation(parts, folder, [*observers, bar]).run()
 
 
 def _described(folder: RunFolder) -> Experiment:
-    return Experiment(**from_toml(folder.path / "config.toml"), out=str(folder.path))
+    return Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
 
 
 def _check_partition(folder: RunFolder, parts: Assembly) -> None:

@@ -57,7 +57,9 @@ def _device(name: str) -> torch.device:
     try:
         device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"unknown device '{name}': use cpu, cuda or auto.") from None
+        device = None
+    if device is None or device.type not in ("cpu", "cuda"):
+        raise ConfigError(f"unknown device '{name}': use cpu, cuda or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("this torch sees no GPU: use --device cpu.")
     return device

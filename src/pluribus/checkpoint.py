@@ -2,7 +2,8 @@
 
 Each commit is one file `round-NNNNNN.safetensors` with the server and the clients touched since the commit before; its
 rename is the moment of truth. A client's newest state is in the newest file that names it, so the folder is its own
-index. A file is deleted once neither the newest commit nor the one before it needs anything in it.
+index. A file is deleted once neither the newest commit nor the one before it needs anything in it. Each commit also
+notes the sum of all clients' newest rounds: a file that went missing would make it smaller.
 """
 
 from __future__ import annotations
@@ -33,16 +34,28 @@ class Checkpoint:
         self.threads: int | None = None
         for temporary in folder.glob("*.tmp"):
             temporary.unlink()
+        noted = 0
         for path in sorted(folder.glob("round-*.safetensors")):
-            self._index(path)
+            noted = self._index(path)
         self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
+        self._sum = sum(t + 1 for t in self._where.values())
+        if self._sum != noted:
+            raise CheckpointError(
+                f"{folder} lacks a file that round {self.latest} rests on. "
+                f"Start again: pluribus run --config {folder.parent / 'config.toml'}"
+            )
 
-    def _index(self, path: Path) -> None:
+    def _index(self, path: Path) -> int:
+        """Take a file in; returns the sum of rounds that it notes."""
         with _open(path) as file:
             facts = file.metadata() or {}
-        t = int(facts["round"])
-        self._point(json.loads(facts["clients"]), t)
-        self.latest, self.threads = t, int(facts["threads"])
+        try:
+            t, threads, noted = (int(facts[name]) for name in ("round", "threads", "sum"))
+            self._point(json.loads(facts["clients"]), t)
+        except (KeyError, ValueError) as error:
+            raise _damaged(path, error) from error
+        self.latest, self.threads = t, threads
+        return noted
 
     def _point(self, clients: list[int], t: int) -> list[int]:
         """Note where these clients are now; returns the files that nobody needs any more."""
@@ -59,14 +72,17 @@ class Checkpoint:
 
     def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
         """Make round t the one that a resumed run goes on from."""
-        tensors = {f"server/{name}": value.contiguous() for name, value in server.items()}
+        # copies, because safetensors refuses tensors that share memory
+        tensors = {f"server/{name}": value.clone().contiguous() for name, value in server.items()}
         for k, state in clients.items():
             tensors |= {f"client/{k}/{name}": value for name, value in state.items()}
             if k in enrolled:
                 tensors[f"enrolled/{k}"] = torch.frombuffer(bytearray(enrolled[k]), dtype=torch.uint8)
         threads = torch.get_num_threads()
-        facts = {"round": str(t), "clients": json.dumps(list(clients)), "threads": str(threads)}
+        total = self._sum + sum(t - self._where.get(k, -1) for k in clients)
+        facts = {"round": str(t), "clients": json.dumps(list(clients)), "threads": str(threads), "sum": str(total)}
         write_tensors(self._path(t), tensors, facts)
+        self._sum = total
         stale, self._stale = self._stale, self._point(list(clients), t)
         self.latest, self.threads = t, threads
         for old in stale:
@@ -100,6 +116,10 @@ def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
     except (SafetensorError, OSError) as error:
-        raise CheckpointError(
-            f"{path} is damaged ({error}). Delete it and resume again: the run goes on from the commit before."
-        ) from error
+        raise _damaged(path, error) from error
+
+
+def _damaged(path: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(
+        f"{path} is damaged ({error}). Delete it and resume again: the run goes on from the commit before."
+    )

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pluribus.errors import PluribusError, unknown
+from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,8 @@ FLAG_GROUPS = {
     "this run": "seed device threads checkpoint_every out",
 }
 
+ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
@@ -62,6 +64,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     except PluribusError as error:
         return _fail(str(error), "--json" in args)
+    except KeyboardInterrupt as stop:
+        print(f"\nstopped. {stop}", file=sys.stderr)
+        return 130
 
 
 def _fail(sentence: str, as_json: bool) -> int:
@@ -105,7 +110,7 @@ def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | No
 
     cls = find(described.method)
     hyper = hyperparameters(described.build_method())
-    values = {f.name: getattr(described, f.name) for f in dataclasses.fields(described)}
+    values = vars(described) | {"models": described.models if isinstance(described.models, str) else ONE_BY_ONE}
     groups = {name: _flags(type(described), fields.split(), values) for name, fields in FLAG_GROUPS.items()}
     if hyper:
         groups[described.method] = _flags(cls, list(hyper), hyper)
@@ -122,7 +127,7 @@ def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | No
         config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
     )
     flat = {k: v for name in {**groups, "output": output} for k, v in vars(getattr(parsed, _identifier(name))).items()}
-    chosen = {k: v for k, v in flat.items() if k in values}
+    chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
     hyper = {k: flat[k] for k in hyper}
     return dataclasses.replace(described, **chosen, hyper=hyper), flat["against"], flat["json"]
 
@@ -135,14 +140,8 @@ def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
 
     helps = {p.arg_name: p.description or "" for p in docstring_parser.parse_from_object(cls).params}
     hints = get_type_hints(cls)
-    flags: list[Any] = []
-    for name in names:
-        value = values[name]
-        kind = str if name == "models" else hints[name]
-        if name == "models" and not isinstance(value, str):
-            continue  # assigned one by one in a config file
-        flags.append(_flag(name, kind, value, helps.get(name, "")))
-    return flags
+    hints["models"] = str  # lists and tables of models are for config files and Python
+    return [_flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 
 def _flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
@@ -176,12 +175,14 @@ def _run_and_report(described: Experiment, against: str | None, as_json: bool) -
     from rich.console import Console
 
     from pluribus.api import run
-    from pluribus.method import find
+    from pluribus.assembly import assemble
+    from pluribus.folder import RunFolder
 
     console = Console(stderr=as_json)
     chain = [described]
     if against is not None:
-        find(against)
+        assemble(described)  # what is wrong with it should not show after the other has run
+        RunFolder.check_free(described.out)
         out = f"{described.out}-{against}" if described.out else None
         chain.insert(0, dataclasses.replace(described, method=against, hyper={}, out=out))
     results = []
@@ -193,16 +194,17 @@ def _run_and_report(described: Experiment, against: str | None, as_json: bool) -
 
 
 def _report(results: list[Result], as_json: bool, console: Console) -> None:
+    from pluribus.files import to_json
     from pluribus.track.console import print_table
 
     if as_json:
-        print(json.dumps(results[-1].to_json() | {"against": [r.to_json() for r in results[:-1]]}))
+        print(to_json(results[-1].to_json() | {"against": [r.to_json() for r in results[:-1]]}))
         return
     console.print()
     print_table(results, console)
     folder = results[-1].folder
     saved = f"\n Saved {folder}   again: pluribus run --config {folder}/config.toml"
-    console.print(saved, highlight=False, soft_wrap=True)
+    console.print(saved, highlight=False, markup=False, soft_wrap=True)
 
 
 class _Greeter:
@@ -216,6 +218,8 @@ class _Greeter:
 
     def start(self, federation: Federation) -> None:
         """Print the heading, once."""
+        from rich.markup import escape
+
         from pluribus import __version__
         from pluribus.track.console import print_partition
 
@@ -225,7 +229,7 @@ class _Greeter:
         one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
         kinds = len(federation.parts.cards.architectures())
         what = f"{one.data}   {one.clients} clients, {kinds} architecture{'s' if kinds > 1 else ''}   seed {one.seed}"
-        self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {what}\n", highlight=False)
+        self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
         print_partition(federation.parts, self._console)
         self._console.print()
 
@@ -241,14 +245,14 @@ def _resumable(greeter: _Greeter) -> Any:
     """However a run is cut short, say how to go on."""
     try:
         yield
-    except KeyboardInterrupt:
-        where = f" Go on with: pluribus resume {greeter.folder}" if greeter.folder else ""
-        print(f"\nstopped.{where}", file=sys.stderr)
-        sys.exit(130)
-    except PluribusError as error:
+    except KeyboardInterrupt as stop:
         if greeter.folder is None:
             raise
-        raise type(error)(f"{error} The rounds before are safe: pluribus resume {greeter.folder}") from error
+        raise KeyboardInterrupt(f"Go on with: pluribus resume {greeter.folder}") from stop
+    except CheckpointError as error:
+        if greeter.folder is None:
+            raise
+        raise CheckpointError(f"{error} Earlier rounds are safe: pluribus resume {greeter.folder}") from error
 
 
 def _resume(args: list[str]) -> None:
@@ -256,18 +260,12 @@ def _resume(args: list[str]) -> None:
 
     from pluribus.api import resume
 
-    as_json = "--json" in args
-    folders = [a for a in args if not a.startswith("-")]
-    stray = [a for a in args if a.startswith("-") and a != "--json"]
-    if "--help" in stray or "-h" in stray or len(folders) != 1:
-        print("usage: pluribus resume FOLDER [--json]\n\nGo on with a run that was stopped, from its last checkpoint.")
-        sys.exit(0 if stray else 2)
-    if stray:
-        raise unknown("flag", stray[0], ["--json"], "pluribus resume --help")
+    about = "Go on with a run that was stopped, from its last checkpoint; a finished run shows its table again."
+    path, as_json = _one_word("resume", "FOLDER", about, args)
     console = Console(stderr=as_json)
     greeter = _Greeter(console, [], first=False)
     with _resumable(greeter):
-        result = resume(folders[0], progress=not as_json, observers=[greeter])
+        result = resume(path, progress=not as_json, observers=[greeter])
     _report([result], as_json, console)
 
 
@@ -277,14 +275,26 @@ def _resume(args: list[str]) -> None:
 def _list(args: list[str]) -> None:
     from pluribus.listing import LISTS, print_list
 
-    what = [a for a in args if not a.startswith("-")]
-    if len(what) != 1 or "--help" in args:
-        print(f"usage: pluribus list {{{','.join(LISTS)}}} [--json]")
-        sys.exit(0 if "--help" in args else 2)
-    if what[0] not in LISTS:
-        raise unknown("list", what[0], LISTS, "pluribus list --help")
-    rows = LISTS[what[0]]()
-    if "--json" in args:
-        print(json.dumps({what[0]: rows}))
+    what, as_json = _one_word("list", f"{{{','.join(LISTS)}}}", "What there is to choose from.", args)
+    if what not in LISTS:
+        raise unknown("list", what, LISTS, "pluribus list --help")
+    rows = LISTS[what]()
+    if as_json:
+        print(json.dumps({what: rows}))
     else:
         print_list(rows)
+
+
+def _one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:
+    """The argument of a command that takes just one, and whether it shall answer in JSON."""
+    usage = f"pluribus {command} {word} [--json]"
+    if "-h" in args or "--help" in args:
+        print(f"usage: {usage}\n\n{about}")
+        sys.exit(0)
+    flags, words = ([a for a in args if a.startswith("-") == is_flag] for is_flag in (True, False))
+    for flag in flags:
+        if flag != "--json":
+            raise unknown("flag", flag, ["--json", "--help"], f"pluribus {command} --help")
+    if len(words) != 1:
+        raise ConfigError(f"{len(words)} arguments where one is needed: {usage}.")
+    return words[0], bool(flags)

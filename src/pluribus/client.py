@@ -79,7 +79,7 @@ class Client:
         self._round, self._exchange, self._fits, self._loss = t, exchange, 0, None
         for name, value in now.items():
             self.now.setdefault(name, torch.zeros((), device=self.device)).fill_(value)
-        if exchange == 0:
+        if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round go on with its optimisers
             for optimiser in self.optimisers.values():
                 if optimiser.life == "round":
                     optimiser.reset()

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import math
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
+from numbers import Integral, Real
 from pathlib import Path
-from typing import Any, Literal
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pluribus.errors import ConfigError, unknown
 from pluribus.folder import read_toml
@@ -98,9 +103,16 @@ class Experiment:
     """The method's hyper-parameters."""
 
     def __post_init__(self) -> None:
-        for name, low in (("clients", 1), ("rounds", 1), ("epochs", 1), ("batch_size", 1), ("evaluate_every", 1)):
-            if getattr(self, name) < low:
-                raise ConfigError(f"{flag(name)} must be at least {low}, not {getattr(self, name)}.")
+        for name, value in fitted(type(self), vars(self)).items():
+            object.__setattr__(self, name, value)
+        if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
+            raise ConfigError(f"--models must be names, or a function from client to name, not {self.models!r}.")
+        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
+        for name in ("width", "threads", "checkpoint_every"):
+            if getattr(self, name) is not None and getattr(self, name) < 1:
+                raise ConfigError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("drop_rate", "straggler_rate", "val_fraction", "test_fraction", "public_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), not {getattr(self, name)}.")
@@ -108,16 +120,17 @@ class Experiment:
             raise ConfigError(f"--participation must be in (0, 1], not {self.participation}.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
             raise ConfigError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
-        if not self.lr > 0:
-            raise ConfigError(f"--lr must be above 0, not {self.lr}.")
-        if self.checkpoint_every is not None and self.checkpoint_every < 1:
-            raise ConfigError(f"--checkpoint-every must be at least 1, not {self.checkpoint_every}.")
+        if not 0 < self.lr < math.inf:
+            raise ConfigError(f"--lr must be above 0 and finite, not {self.lr}.")
+        for name in ("momentum", "weight_decay"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConfigError(f"{flag(name)} must be at least 0 and finite, not {getattr(self, name)}.")
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
         cls = find(self.method)
         check_names(self.hyper, _field_names(cls), f"option of {self.method}", f"pluribus run {self.method} --help")
-        return cls(**self.hyper)
+        return cls(**fitted(cls, self.hyper))
 
     def settings(self) -> dict[str, Any]:
         """As plain values, for a TOML file. `out` is left out: it is where the file lies."""
@@ -150,7 +163,9 @@ def experiment(
         method = name_of(type(method))
     name = method or written.get("method") or Experiment.method
     cls = find(name)
-    hyper = dict(written.pop("hyper", {})) if name == written.pop("method", name) else {}
+    if written.pop("method", name) != name:
+        written["hyper"] = {}  # another method's
+    hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, (f.name for f in dataclasses.fields(Experiment)), "setting", f"pluribus run {name} --help")
     return Experiment(method=name, hyper=hyper, **{**cls.defaults, **written, **settings})
@@ -160,9 +175,55 @@ def from_toml(path: Path) -> dict[str, Any]:
     """Settings from a TOML file; names that mean nothing are refused."""
     written = read_toml(path)
     check_names(written, (f.name for f in dataclasses.fields(Experiment)), f"setting in {path}:", "pluribus run --help")
-    if isinstance(written.get("models"), dict):
-        written["models"] = {int(k): name for k, name in written["models"].items()}
-    return written
+    models = written.get("models")
+    if isinstance(models, dict):
+        if stray := [key for key in models if not key.isdecimal()]:
+            raise ConfigError(f"[models] in {path} gives a model to each client by number, not to '{stray[0]}'.")
+        written["models"] = {int(key): name for key, name in models.items()}
+    return fitted(Experiment, written)
+
+
+# What a field of a type takes, and what that is called. `bool` would pass for a number.
+_KINDS: dict[Any, tuple[Any, str]] = {
+    bool: (bool, "true or false"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str | os.PathLike, "text"),
+    tuple: (list | tuple, "a list"),
+    dict: (dict, "a table"),
+}
+
+
+def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Values in the types that a dataclass declares for its fields; what does not fit is refused."""
+    return {name: _fitted(name, value, _hints(cls)[name]) for name, value in values.items()}
+
+
+_hints = cache(get_type_hints)
+
+
+def _fitted(name: str, value: Any, hint: Any) -> Any:
+    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
+    for choice in choices:
+        kind = get_origin(choice) or choice
+        if kind is Literal:
+            if value in get_args(choice):
+                return value
+        elif kind is NoneType:
+            if value is None:
+                return value
+        elif kind not in _KINDS:
+            return value
+        elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
+            return kind(value)
+    wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
+    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.")
+
+
+def _described(choice: Any) -> str:
+    if get_origin(choice) is Literal:
+        return f"one of {', '.join(map(str, get_args(choice)))}"
+    return _KINDS[get_origin(choice) or choice][1]
 
 
 def _field_names(cls: type[Method]) -> list[str]:

@@ -180,9 +180,10 @@ class Federation:
 
     def _download(self, name: str, t: int, stage: int, k: int, way: str) -> bytes | None:
         schema = self.site.wires(k)[stage].down
-        if not schema:
+        message: Message = getattr(self.method, name)(self.server, k)
+        if not (message or schema):
             return None
-        data = encode(getattr(self.method, name)(self.server, k), schema, f"round {t}, download of client {k}")
+        data = encode(message, schema, f"round {t}, download of client {k}")
         self.ledger.add(t, stage, k, way, data)
         return data
 

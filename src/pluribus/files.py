@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -20,9 +22,22 @@ def write_text(path: Path, text: str) -> None:
     _atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
+def to_json(value: Any, indent: int | None = None) -> str:
+    """A value as JSON. The format has no word for NaN and infinity: they become null."""
+    return json.dumps(_finite(value), indent=indent)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON."""
-    write_text(path, json.dumps(value, indent=1) + "\n")
+    write_text(path, to_json(value, indent=1) + "\n")
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -34,7 +49,7 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
     """Append values as lines of JSON."""
     try:
         with path.open("a", encoding="utf-8") as file:
-            file.writelines(json.dumps(value) + "\n" for value in values)
+            file.writelines(to_json(value) + "\n" for value in values)
     except OSError as error:
         raise _cannot_write(path, error) from error
 
@@ -44,7 +59,7 @@ def read_lines(path: Path) -> list[Any]:
     if not path.exists():
         return []
     values = []
-    for line in path.read_text(encoding="utf-8").splitlines():
+    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
         try:
             values.append(json.loads(line))
         except json.JSONDecodeError:
@@ -69,7 +84,8 @@ def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
         temporary.replace(path)
         sync(path.parent)
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # where nothing can be written, perhaps nothing can be deleted
+            temporary.unlink()
         raise _cannot_write(path, error) from error
 
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import fcntl
 import json
+import re
 import tomllib
 from datetime import date
 from pathlib import Path
@@ -19,8 +20,8 @@ from typing import IO, Any
 
 from pluribus.checkpoint import Checkpoint
 from pluribus.data import Manifest
-from pluribus.errors import CheckpointError
-from pluribus.files import append_lines, read_lines, sync, write_json, write_text
+from pluribus.errors import CheckpointError, DataError
+from pluribus.files import append_lines, read_lines, sync, to_json, write_json, write_text
 
 
 class RunFolder:
@@ -29,16 +30,17 @@ class RunFolder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self._lock = self._acquire()
-        self.checkpoint = Checkpoint(path / "state")
+        try:
+            self.checkpoint = Checkpoint(path / "state")
+        except CheckpointError:
+            self.close()
+            raise
 
     @classmethod
     def create(cls, out: str | None, label: str) -> RunFolder:
         """A new run folder: `out`, or a name of its own under `runs/`."""
+        cls.check_free(out)
         path = Path(out) if out else _free(Path("runs") / f"{date.today().isoformat()}-{label}")
-        if (path / "config.toml").exists():
-            raise CheckpointError(
-                f"{path} already holds a run. Go on with it (pluribus resume {path}) or choose another --out."
-            )
         try:
             (path / "state").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -46,6 +48,14 @@ class RunFolder:
                 f"cannot write to {path}: {error.strerror}. Choose another folder with --out."
             ) from error
         return cls(path)
+
+    @staticmethod
+    def check_free(out: str | None) -> None:
+        """Refuse a folder that holds a run already."""
+        if out and (Path(out) / "config.toml").exists():
+            raise CheckpointError(
+                f"{out} already holds a run. Go on with it (pluribus resume {out}) or choose another --out."
+            )
 
     @classmethod
     def open(cls, path: str | Path) -> RunFolder:
@@ -84,10 +94,13 @@ class RunFolder:
 
     def read_partition(self) -> Manifest:
         """Who holds what."""
+        path = self.path / "partition.json"
         try:
-            return Manifest.from_json((self.path / "partition.json").read_text(encoding="utf-8"))
+            return Manifest.from_json(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise CheckpointError(f"cannot read {self.path / 'partition.json'}: {error.strerror}.") from error
+            raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+        except (DataError, UnicodeDecodeError) as error:
+            raise CheckpointError(f"{path} is damaged: {error}") from error
 
     def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
         """Add a round."""
@@ -102,10 +115,18 @@ class RunFolder:
 
     def history(self, until: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
         """Rounds and transfers up to a committed round; what a crash left beyond it is cut off."""
-        metrics = _upto(read_lines(self.path / "metrics.jsonl"), until)
-        traffic = _upto(read_lines(self.path / "traffic.jsonl"), until)
-        for name, lines in (("metrics.jsonl", metrics), ("traffic.jsonl", traffic)):
-            write_text(self.path / name, "".join(json.dumps(line) + "\n" for line in lines))
+        paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
+        metrics, traffic = (read_lines(path) for path in paths)
+        if self.finished:  # even where its checkpoints were deleted to save space
+            return metrics, traffic
+        metrics, traffic = _upto(metrics, until), _upto(traffic, until)
+        if until is not None and len(metrics) != until + 1:
+            raise CheckpointError(
+                f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
+                f"Start again: pluribus run --config {self.path / 'config.toml'}"
+            )
+        for path, lines in zip(paths, (metrics, traffic), strict=True):
+            write_text(path, "".join(to_json(line) + "\n" for line in lines))
         return metrics, traffic
 
     def write_result(self, summary: dict[str, Any]) -> None:
@@ -148,7 +169,7 @@ def read_toml(path: Path) -> dict[str, Any]:
 
 
 def to_toml(settings: dict[str, Any]) -> str:
-    """Settings as TOML: plain values first, then one table per dictionary. Values of None are left out.
+    """Settings as TOML: plain values first, then one table per dictionary. None and empty tables are left out.
 
     >>> print(to_toml({"data": "digits", "lr": 0.1, "hyper": {"server_lr": 0.01}}), end="")
     data = "digits"
@@ -157,11 +178,35 @@ def to_toml(settings: dict[str, Any]) -> str:
     [hyper]
     server_lr = 0.01
     """
-    plain = {k: v for k, v in settings.items() if not isinstance(v, dict) and v is not None}
-    text = "".join(f"{key} = {json.dumps(value, ensure_ascii=False)}\n" for key, value in plain.items())
-    for name, table in settings.items():
-        if isinstance(table, dict) and table:
-            text += f"\n[{name}]\n" + to_toml(
-                {json.dumps(k) if not k.isidentifier() else k: v for k, v in table.items()}
-            )
+    tables = {name: table for name, table in settings.items() if isinstance(table, dict)}
+    text = _pairs({name: value for name, value in settings.items() if name not in tables}, "\n")
+    for name, table in tables.items():
+        if table:
+            text += f"\n[{_key(name)}]\n" + _pairs(table, "\n")
     return text
+
+
+def _pairs(table: dict[str, Any], end: str) -> str:
+    return "".join(f"{_key(name)} = {_value(value)}{end}" for name, value in table.items() if value is not None)
+
+
+def _key(name: str) -> str:
+    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _quoted(name)
+
+
+def _quoted(text: str) -> str:
+    """As in JSON, but TOML wants the one control character escaped that JSON takes as it is."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _value(value: Any) -> str:
+    match value:
+        case str():
+            return _quoted(value)
+        case float():
+            return repr(float(value))  # inf and nan too, which JSON spells in another way
+        case list() | tuple():
+            return f"[{', '.join(_value(item) for item in value)}]"
+        case dict():
+            return f"{{{_pairs(value, ', ').removesuffix(', ')}}}"
+    return json.dumps(value)

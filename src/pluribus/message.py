@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import safetensors.torch
 import torch
-from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from pluribus.errors import MessageError
@@ -134,6 +133,7 @@ class Inbox(NamedTuple):
 
 
 IDS = ".ids"  # the wire name of a class-keyed field's class numbers
+METADATA = "__metadata__"  # the format has room for free text; a message has none
 
 
 def encode(message: Message, schema: Schema, who: str) -> bytes:
@@ -141,6 +141,9 @@ def encode(message: Message, schema: Schema, who: str) -> bytes:
     flat: dict[str, Tensor] = {}
     for name, value in message.items():
         if isinstance(value, Rows):
+            rows, mask = tuple(value.value.shape), tuple(value.held.shape)
+            if mask != rows[:1]:
+                raise MessageError(f"{who}: '{name}' has rows of shape {rows}, but a mask of shape {mask}.")
             ids = value.held.nonzero().flatten()
             flat[name] = value.value[ids].contiguous().cpu()
             flat[name + IDS] = ids.to(torch.int32).cpu()
@@ -154,8 +157,12 @@ def decode(data: bytes, schema: Schema, who: str) -> Message:
     """The message in these bytes, or a MessageError that names the sender and the field that is wrong."""
     try:
         flat = safetensors.torch.load(data)
-    except SafetensorError as error:
-        raise MessageError(f"{who}: the message cannot be read ({error}).") from error
+    # not SafetensorError alone: a dtype that torch lacks is a KeyError, a size above 63 bits a TypeError
+    except Exception as error:
+        reason = str(error).partition("\n")[0]
+        raise MessageError(f"{who}: the message cannot be read ({reason}).") from error
+    if METADATA in _header(data):
+        raise MessageError(f"{who}: the message has undeclared {METADATA!r}.")
     _check(flat, schema, who)
     fields: dict[str, Value] = {}
     for name, declared in schema.items():
@@ -165,18 +172,25 @@ def decode(data: bytes, schema: Schema, who: str) -> Message:
 
 def tensor_bytes(data: bytes) -> dict[str, int]:
     """Bytes per tensor of an encoded message; `(header)` is what the format itself adds."""
-    end = 8 + int.from_bytes(data[:8], "little")  # the format: length of the header, header in JSON, tensors
-    sizes = {
-        name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in json.loads(data[8:end]).items()
-    }
-    return sizes | {"(header)": end}
+    entries = {name: entry for name, entry in _header(data).items() if name != METADATA}
+    sizes = {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in entries.items()}
+    return sizes | {"(header)": _header_end(data)}
+
+
+def _header(data: bytes) -> dict[str, Any]:
+    """Dtype, shape and place of each tensor."""
+    return json.loads(data[8 : _header_end(data)])  # type: ignore[no-any-return]
+
+
+def _header_end(data: bytes) -> int:
+    return 8 + int.from_bytes(data[:8], "little")  # the format: length of the header, header in JSON, tensors
 
 
 def _dense(held: Tensor, ids: Tensor, declared: Field) -> Rows:
-    shape = [size for size in declared.shape if isinstance(size, int)]
-    value = held.new_zeros(shape)
+    classes = _classes(declared)
+    value = held.new_zeros((classes, *held.shape[1:]))
     value[ids.long()] = held
-    mask = torch.zeros(shape[0], dtype=torch.bool)
+    mask = torch.zeros(classes, dtype=torch.bool)
     mask[ids.long()] = True
     return Rows(value, mask)
 
@@ -201,7 +215,7 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
             raise MessageError(
                 f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
             )
-        if value.is_floating_point() and not bool(torch.isfinite(value).all()):
+        if (value.is_floating_point() or value.is_complex()) and not bool(torch.isfinite(value).all()):
             raise MessageError(f"{who}: '{name}' holds NaN or infinity.")
     for name, declared in schema.items():
         if declared.form == "rows":
@@ -212,9 +226,7 @@ def _on_the_wire(schema: Schema) -> dict[str, Field]:
     flat: dict[str, Field] = {}
     for name, declared in schema.items():
         if declared.form == "rows":
-            classes = declared.shape[0]
-            assert isinstance(classes, int), "the number of classes is fixed"
-            held = Dim(f"{name} rows", classes)
+            held = Dim(f"{name} rows", _classes(declared))
             flat[name] = Field((held, *declared.shape[1:]), declared.dtype)
             flat[name + IDS] = Field((held,), torch.int32)
         else:
@@ -235,12 +247,17 @@ def _fits(shape: tuple[int, ...], declared: tuple[int | Dim, ...], sizes: dict[s
 
 
 def _check_ids(ids: Tensor, declared: Field, what: str) -> None:
-    classes = declared.shape[0]
-    assert isinstance(classes, int)
+    classes = _classes(declared)
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= classes):
         raise MessageError(f"{what} names a class outside 0..{classes - 1}.")
     if len(set(ids.tolist())) != len(ids):
         raise MessageError(f"{what} names a class twice.")
+
+
+def _classes(declared: Field) -> int:
+    classes = declared.shape[0]
+    assert isinstance(classes, int), "the number of classes is fixed"
+    return classes
 
 
 def _word(dtype: torch.dtype) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -68,7 +68,7 @@ class Site:
     def enrol(self, k: int) -> bytes:
         """The client's one message at joining."""
         client = self.client(k)
-        client.begin(-1, "enrol", {})
+        client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed[k] = None
         return encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
 
@@ -101,11 +101,11 @@ class Site:
         client = self.client(k)
         measured: dict[str, Figures] = {}
         for view in self.method.views:
+            client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
             if view == "after":
                 measured[view] = figures(self.method, client)
                 continue
             with client.fork():
-                client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
                 if down is not None:
                     self._receive(client, decode(down, self.wires(k)[0].down, f"round {t}, evaluation of client {k}"))
                 self.method.adapt(client, view)
@@ -123,8 +123,10 @@ class Site:
         self.method.receive(client, down)
 
     def _encode(self, message: Message | None, wire: Wire, t: int, k: int) -> bytes | None:
-        # A method without an upload sends nothing at all, not an empty message.
-        return encode(message, wire.up, f"round {t}, client {k}") if message is not None and wire.up else None
+        # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
+        if message is None or not (message or wire.up):
+            return None
+        return encode(message, wire.up, f"round {t}, client {k}")
 
     def wires(self, k: int) -> tuple[Wire, ...]:
         """What may travel to and from a client."""
@@ -147,7 +149,8 @@ class Site:
         return self._live[k]
 
     def _bring_to_life(self, k: int) -> Client:
-        card = self.cards[k]
+        # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
+        card = replace(self.cards[k], enrolled=None)
         model = self.task.build(card.model, "client", *((card.model,) if self._same_init else (k,)))
         client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
         self.method.prepare(client)

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
 
@@ -17,34 +18,39 @@ from pluribus.result import Result, headline
 
 
 class Progress:
-    """A live bar with accuracy, bytes and time left, on standard error."""
+    """A live bar with accuracy, bytes and time left (time taken, at the end), on standard error."""
 
-    def __init__(self) -> None:
-        self._console = Console(stderr=True)
-        self._bar = Bar(
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self.bar = Bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=24),
+            BarColumn(bar_width=20),
             TextColumn("{task.fields[accuracy]}"),
-            TextColumn("up {task.fields[up]:>9}  down {task.fields[down]:>9}", style="dim"),
-            TimeElapsedColumn(),
-            TextColumn("left", style="dim"),
-            TimeRemainingColumn(),
+            TextColumn("up {task.fields[up]:>8}  down {task.fields[down]:>8}", style="dim"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self._console,
         )
         self._task: TaskID | None = None
         self._view = "after"
         self._warned = 0
 
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar.live.is_started:  # the run broke off, and the terminal would stay without a cursor
+            self.bar.stop()
+
     def start(self, federation: Federation) -> None:
         """Show the bar."""
         self._federation = federation
         self._view = federation.method.views[0]
         done, rounds = len(federation.history), federation.parts.task.rounds
-        self._bar.start()
+        self.bar.start()
         name = f"{federation.parts.experiment.method:10}"
         columns: dict[str, Any] = {"accuracy": "     ", **_traffic(federation.ledger)}
-        self._task = self._bar.add_task(name, total=rounds, completed=done, **columns)
+        self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)
         self._warn()
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
@@ -54,16 +60,16 @@ class Progress:
         mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
         if mean is not None:
             columns["accuracy"] = f"{mean:.3f}"
-        self._bar.update(self._task, advance=1, **columns)
+        self.bar.update(self._task, advance=1, **columns)
         self._warn()
 
     def finish(self, result: Result) -> None:
         """Leave the bar as it is."""
-        self._bar.stop()
+        self.bar.stop()
 
     def _warn(self) -> None:
         for text in self._federation.warnings[self._warned :]:
-            self._console.print(f" [yellow]note[/] {text}", highlight=False)
+            self._console.print(f" [yellow]note[/] {escape(text)}", highlight=False)
         self._warned = len(self._federation.warnings)
 
 
@@ -91,11 +97,12 @@ def print_table(results: Sequence[Result], console: Console | None = None) -> No
     for name, right in (("client", True), ("model", False), ("classes", False), ("train", True)):
         table.add_column(name, justify="right" if right else "left")
     for result in results:
-        table.add_column(result.method, justify="right")
+        table.add_column(escape(result.method), justify="right")
     chosen = [result.per_client() for result in results]
     for k, facts in results[-1].clients.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
-        table.add_row(str(k), facts.model, _short(facts.classes), str(facts.train), *_cells(accuracies))
+        classes = escape(_short(facts.classes))
+        table.add_row(str(k), facts.model, classes, str(facts.train), *_cells(accuracies))
     table.add_section()
     for label in ("mean", "weighted", "worst"):
         values = [r.summary[r.views[0]]["selected"].get("test", {}).get(label) for r in results]
@@ -132,7 +139,7 @@ def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
     table.add_column("client", justify="right")
     table.add_column("model")
     for name in names:
-        table.add_column(name[:6], justify="right")
+        table.add_column(escape(name[:6]), justify="right")
     table.add_column("rows", justify="right")
     for k, counts in enumerate(parts.manifest.counts):
         cells = [str(count) if count else "[dim]·[/]" for count in counts]

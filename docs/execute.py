@@ -1,0 +1,133 @@
+"""Runs what the documentation shows, so that no page shows what does not run.
+
+    python docs/execute.py
+
+Blocks of code whose fence says `bash run` or `python run` are executed, page by page, each page in a folder of its own;
+the commands of `bash fails` must end with status 2. A block `text output` after one of them shows what it printed. This
+script writes those blocks anew; the tests compare them, except for their numbers. A block with a line `...` leaves out
+what stands there and is written by hand.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from pluribus.cli import main as pluribus
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
+FENCE = re.compile(r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+COLUMNS = "100"
+
+
+@dataclass(frozen=True)
+class Shown:
+    """A block of output on a page, where its text stands, and what was really printed."""
+
+    start: int
+    end: int
+    page_says: str
+    really: str
+
+
+def run_page(text: str) -> Iterator[Shown]:
+    """Run all blocks of a page in the current folder, in order, and yield every output that the page shows."""
+    names: dict[str, Any] = {"__name__": "__main__"}
+    printed = ""
+    for block in FENCE.finditer(text):
+        if block["kind"] == "text output":
+            yield Shown(block.start("text"), block.end("text"), block["text"], printed)
+        else:
+            printed = _printed_by(block["kind"], block["text"], names)
+
+
+def _printed_by(kind: str, source: str, names: dict[str, Any]) -> str:
+    printed = io.StringIO()
+    catch = contextlib.redirect_stderr if kind == "bash fails" else contextlib.redirect_stdout
+    with catch(printed):
+        if kind == "python run":
+            exec(compile(source, "<documentation>", "exec"), names)
+            return printed.getvalue()
+        for command in commands(source):
+            status = _status(command)
+            if status != (2 if kind == "bash fails" else 0):
+                raise AssertionError(f"`{shlex.join(command)}` ended with status {status}")
+    return printed.getvalue()
+
+
+def commands(source: str) -> list[list[str]]:
+    """The commands of a block of shell, one per line; a backslash joins lines."""
+    lines = source.replace("\\\n", " ").splitlines()
+    return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def _status(command: list[str]) -> int:
+    if command[0] != "pluribus":
+        raise AssertionError(f"only pluribus is run in the documentation, not `{shlex.join(command)}`")
+    try:
+        return pluribus(command[1:])
+    except SystemExit as exit:  # `--help` and wrong flags leave this way
+        return int(exit.code or 0)
+
+
+def lines_of(output: str) -> list[str]:
+    """Output without what may differ between two machines: numbers, and the width of the columns they stand in."""
+    lines = [re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "0", line)).strip() for line in output.strip().splitlines()]
+    return [line for line in lines if line]
+
+
+def agrees(page_says: str, really: str) -> bool:
+    """Whether an output on a page is what was printed, but for numbers and for what `...` leaves out."""
+    pattern = "".join(r"(?:[^\n]*\n)*" if line == "..." else re.escape(line) + "\n" for line in lines_of(page_says))
+    return re.fullmatch(pattern, "".join(line + "\n" for line in lines_of(really))) is not None
+
+
+@contextlib.contextmanager
+def reader() -> Iterator[Path]:
+    """Where a reader stands who follows a page: a folder of its own, with `examples/` in it."""
+    before, path, columns = Path.cwd(), sys.path[:], os.environ.get("COLUMNS")
+    with TemporaryDirectory() as folder:
+        (Path(folder) / "examples").symlink_to(ROOT / "examples")
+        os.chdir(folder)
+        os.environ["COLUMNS"] = COLUMNS
+        sys.path.insert(0, str(ROOT))
+        try:
+            yield Path(folder)
+        finally:
+            os.chdir(before)
+            sys.path[:] = path
+            os.environ.pop("COLUMNS")
+            if columns is not None:
+                os.environ["COLUMNS"] = columns
+
+
+def main() -> None:
+    """Write every shown output anew."""
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        if not FENCE.search(text):
+            continue
+        with reader():
+            shown = [one for one in run_page(text) if "...\n" not in one.page_says]
+        for one in reversed(shown):
+            text = text[: one.start] + _tidy(one.really) + text[one.end :]
+        page.write_text(text, encoding="utf-8")
+        print(f"executed {page.relative_to(ROOT)}")
+
+
+def _tidy(output: str) -> str:
+    return "\n".join(line.rstrip() for line in output.strip("\n").splitlines()) + "\n"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,203 @@
+"""Writes the tables in the documentation that only the code can know.
+
+    python docs/generate.py
+
+A table stands between `<!-- generated: NAME -->` and `<!-- end -->`. The tests compare every one with the code.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+import torch
+
+from pluribus.cli import FLAG_GROUPS
+from pluribus.data import PARTITIONS, load, partition
+from pluribus.data import entries as data_entries
+from pluribus.data.datasets import cache_file
+from pluribus.draws import numpy_rng
+from pluribus.experiment import Experiment, flag
+from pluribus.method import Method, Need, PeerMethod, methods
+from pluribus.models import GROUPS, build
+from pluribus.models import entries as model_entries
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
+SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# Images that a model is meant for; the others take the 224 x 224 photos of torchvision and timm.
+SMALL, GREY, PHOTO, LARGE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
+NATURAL = {
+    **dict.fromkeys(("mlp-64", "mlp-128-64", "cnn-16", "cnn-16-32"), SMALL),
+    "lenet": GREY,
+    **dict.fromkeys(("cnn4", "fedfree-cnn", *(f"fedgh-cnn{number}" for number in range(1, 6))), PHOTO),
+}
+
+# Where a data set is looked for, if not in the file of its own name.
+PLACES = {
+    "digits": "inside scikit-learn",
+    "rotated-digits": "inside scikit-learn",
+    "rotated-mnist": "`mnist.npz`",
+    "rotated-mnist-independent": "`mnist.npz`",
+    "pacs": "the folder `pacs/`",
+    "office-home": "the folder `office-home/`",
+}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[Any]], numbers: Sequence[str] = ()) -> str:
+    """A Markdown table; columns in `numbers` are right-aligned."""
+    rule = ["---:" if column in numbers else "---" for column in columns]
+    lines = [columns, rule, *([str(cell).replace("|", "\\|") for cell in row] for row in rows)]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def code(text: object) -> str:
+    """As code, or nothing where there is nothing."""
+    return f"`{text}`" if str(text) else ""
+
+
+# ---- models and methods ----------------------------------------------------------------------------------------------
+
+
+def _models() -> str:
+    rows = []
+    for name, entry in model_entries().items():
+        shape = NATURAL.get(name, LARGE)
+        with torch.device("meta"):
+            model = build(name, shape=shape, classes=10)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        shown = " x ".join(map(str, shape))
+        rows.append((code(name), entry.about, shown, model.width, f"{size:,}", f"{size * 4 / 2**20:.2f}"))
+    columns = ("model", "what it is", "images", "features", "parameters", "MiB")
+    return table(columns, rows, columns[3:])
+
+
+def _groups() -> str:
+    rows = [
+        (code(name), group.about, ", ".join(map(code, group.models)), group.width or "own")
+        for name, group in GROUPS.items()
+    ]
+    return table(("group", "from", "models", "K"), rows, ("K",))
+
+
+def _methods() -> str:
+    rows = []
+    for name, cls in methods().items():
+        needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
+        rows.append((f"[`{name}`](methods/{name}.md)", cls.paper, cls.up, cls.down, needs))
+    return table(("method", "paper", "up", "down", "needs"), rows)
+
+
+def _hyper(name: str) -> str:
+    return _flag_table(methods()[name], [field.name for field in dataclasses.fields(methods()[name])])  # type: ignore[arg-type]
+
+
+def _hooks() -> str:
+    rows = []
+    for owner in (Method, PeerMethod):
+        for name, function in vars(owner).items():
+            if inspect.isfunction(function) and name not in ("wires", "__init__"):
+                arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
+                rows.append((code(f"{name}({arguments})"), " ".join((inspect.getdoc(function) or "").split())))
+    return table(("hook", "what it is for"), rows)
+
+
+def _needs() -> str:
+    return table(("need", "what is checked"), [(code(f"Need.{need.name}"), need.value) for need in Need])
+
+
+# ---- data ------------------------------------------------------------------------------------------------------------
+
+
+def _data() -> str:
+    rows = [
+        (code(name), entry.about, PLACES.get(name, code(cache_file(name).name)))
+        for name, entry in data_entries().items()
+    ]
+    return table(("data set", "what it is", "where it is looked for"), rows)
+
+
+def _partitions() -> str:
+    rows = [
+        (code(name), kind.about, ", ".join(code(flag(read)) for read in kind.reads), "yes" if kind.disjoint else "no")
+        for name, kind in PARTITIONS.items()
+    ]
+    return table(("partition", "what it does", "reads", "disjoint"), rows)
+
+
+def _counts(kind: str) -> str:
+    """Rows per client and class: four clients, seed 0, defaults; domains need a data set that has them."""
+    dataset = load("rotated-digits" if kind == "domain" else "digits")
+    domain = None if dataset.domain is None else dataset.domain.numpy()
+    parts = partition(kind, dataset.y.numpy(), 4, numpy_rng(0, "partition"), domain=domain, min_samples=10)
+    rows = []
+    for client, held in enumerate(parts):
+        counts = torch.bincount(dataset.y[torch.from_numpy(held)], minlength=len(dataset.classes)).tolist()
+        rows.append((client, *counts, sum(counts)))
+    columns = ("client", *dataset.classes, "rows")
+    return table(columns, rows, columns)
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def _flags() -> str:
+    parts = []
+    for group, names in FLAG_GROUPS.items():
+        parts.append(f"### {group.capitalize()}\n\n{_flag_table(Experiment, names.split())}")
+    return "\n\n".join(parts)
+
+
+def _flag_table(cls: type, names: Sequence[str]) -> str:
+    helps = {param.arg_name: param.description or "" for param in docstring_parser.parse_from_object(cls).params}
+    defaults = {field.name: field.default for field in dataclasses.fields(cls)}
+    rows = [
+        (code(flag(name)), "" if defaults[name] is None else code(_spelled(defaults[name])), helps[name].strip())
+        for name in names
+    ]
+    return table(("flag", "default", "meaning"), rows) if rows else "None."
+
+
+def _spelled(default: object) -> str:
+    return "off" if default is False else str(default)
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+SECTIONS: dict[str, Callable[[], str]] = {
+    "models": _models,
+    "groups": _groups,
+    "methods": _methods,
+    "hooks": _hooks,
+    "needs": _needs,
+    "data": _data,
+    "partitions": _partitions,
+    "flags": _flags,
+    **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
+    **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
+}
+
+
+def refreshed(text: str) -> str:
+    """A page with all its generated tables as the code has them now."""
+    return SECTION.sub(lambda found: f"{found[1]}{SECTIONS[found['name']]()}\n{found[3]}", text)
+
+
+def main() -> None:
+    """Refresh every page."""
+    for page in PAGES:
+        before = page.read_text(encoding="utf-8")
+        after = refreshed(before)
+        if after != before:
+            page.write_text(after, encoding="utf-8")
+            print(f"refreshed {page.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

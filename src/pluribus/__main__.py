@@ -1,0 +1,7 @@
+"""`python -m pluribus` is the command line."""
+
+import sys
+
+from pluribus.cli import main
+
+sys.exit(main())

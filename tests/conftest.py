@@ -1,0 +1,81 @@
+"""What tests share: one thread, no data cache of the user's, and experiments small enough to run by the hundred.
+
+from conftest import assemble_tiny, run_tiny, site_of
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pluribus
+from pluribus.assembly import Assembly, assemble
+from pluribus.data.datasets import write_npz
+from pluribus.experiment import experiment
+from pluribus.method import Method
+from pluribus.result import Result
+from pluribus.site import Site
+
+AnyMethod = str | Method | type[Method]
+
+_scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when the process ends
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _same_conditions_for_all() -> Iterator[None]:
+    """Bits are equal per number of threads; and no test may read or fill the user's own data folder."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PLURIBUS_DATA", str(Path(_scratch.name) / "data"))
+        yield
+    torch.set_num_threads(threads)
+
+
+@cache
+def few_digits(rows: int = 320, classes: int = 10) -> str:
+    """Path of an .npz file with the first rows of `digits` that have a label below `classes`."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    chosen = np.flatnonzero(bunch.target < classes)[:rows]
+    x = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
+    y = bunch.target[chosen].astype(np.int64)
+    path = Path(_scratch.name) / f"digits-{rows}-{classes}.npz"
+    names = np.array([str(label) for label in range(classes)])
+    write_npz(path, {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0], "classes": names})
+    return str(path)
+
+
+def tiny(**settings: Any) -> dict[str, Any]:
+    """Settings of a run that takes a fraction of a second; whatever is given wins."""
+    return {"data": few_digits(), "clients": 4, "rounds": 2, "lr": 0.05, "device": "cpu"} | settings
+
+
+def new_folder() -> str:
+    """An empty folder of its own."""
+    return tempfile.mkdtemp(dir=_scratch.name)
+
+
+def run_tiny(method: AnyMethod = "fedgh", out: str | os.PathLike[str] | None = None, **settings: Any) -> Result:
+    """Run a small federation to its end: 4 clients with 4 architectures on 320 digits, 2 rounds."""
+    return pluribus.run(method, progress=False, out=str(out or new_folder()), **tiny(**settings))
+
+
+def assemble_tiny(method: AnyMethod = "fedgh", **settings: Any) -> Assembly:
+    """The parts of the same federation, before anything trains."""
+    return assemble(experiment(method, **tiny(**settings)))
+
+
+def site_of(parts: Assembly) -> Site:
+    """A site that hosts its clients, with nothing saved before."""
+    same_init = parts.experiment.same_init
+    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, lambda k: None, same_init)

@@ -1,0 +1,301 @@
+"""Tools of the conformance tests: steps checked for what a GPU can capture, and runs compared and taken apart.
+
+A step must run on fake tensors, which have shapes but no numbers: whatever looks at a number stops. And a recording of
+its tensor operations, made once and played back on other batches, must leave the same bits as the step itself: whatever
+Python decides or computes on the side is frozen into the recording and shows.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from conftest import site_of
+from pluribus import draws
+from pluribus.assembly import Assembly
+from pluribus.checkpoint import Checkpoint
+from pluribus.client import Batch, Client, Step
+from pluribus.data.federated import Data
+from pluribus.federation import Federation
+from pluribus.ledger import Ledger
+from pluribus.message import Inbox, Rows, decode, encode
+from pluribus.method import Method, PeerMethod
+from pluribus.optim import Optimiser, Rule
+from pluribus.result import Result
+from pluribus.server import Server
+
+REPLAYS = 6
+# Adam counts its steps on the host unless an engine says otherwise, so steps are checked under SGD, with momentum.
+RULE = Rule("sgd", lr=0.05, momentum=0.9)
+
+
+class StepError(AssertionError):
+    """A step that could not be captured."""
+
+
+def check_step(method: Method, client: Client, step: Step, data: Data, size: int) -> None:
+    """Hold a step of a client, as it stands, to being a pure tensor program. Leaves no trace in the client."""
+    optimisers, client.optimisers = client.optimisers, _optimisers(method, client)
+    try:
+        with _unchanged(client):
+            batches = _some_batches(data, min(size, len(data)))
+            _runs_on_fake_tensors(method, client, step, batches[0], len(data))
+            _replays(method, client, step, batches, len(data))
+    finally:
+        client.optimisers = optimisers
+
+
+def _optimisers(method: Method, client: Client) -> dict[str, Optimiser]:
+    return {name: Optimiser(replace(opt, rule=RULE), RULE) for name, opt in method.optimisers(client).items()}
+
+
+def _some_batches(data: Data, size: int) -> list[Batch]:
+    batches = []
+    for number in range(REPLAYS):
+        positions = torch.randperm(len(data), generator=draws.generator("batch", number))[:size]
+        x, y = data.take(positions)
+        batches.append(Batch(x, y, positions, size))
+    return batches
+
+
+# ---- fake tensors --------------------------------------------------------------------------------------------------
+
+
+def _runs_on_fake_tensors(method: Method, client: Client, step: Step, batch: Batch, samples: int) -> None:
+    # What belongs to no client, such as a public set, may stay real: it is converted when it is used.
+    mode = FakeTensorMode(allow_non_fake_inputs=True)
+    fake = copy.copy(client)
+    fake.model, fake.state = _fake_module(client.model, mode), _fake_module(client.state, mode)
+    fake.got, fake.now = _fake(client.got, mode), _fake(client.now, mode)
+    if client.inbox is not None:
+        fake.inbox = Inbox(client.inbox.ids, _fake(client.inbox.got, mode))
+    images, labels, positions = (mode.from_tensor(value) for value in batch[:3])
+    try:
+        with mode, fake._training(samples):
+            fake.optimisers = _optimisers(method, fake)
+            step(fake, Batch(images, labels, positions, batch.n))
+    except Exception as error:
+        raise StepError(f"{_name(step)} cannot run on tensors without numbers: {error}") from error
+
+
+def _fake_module(module: nn.Module, mode: FakeTensorMode) -> Any:
+    twin = copy.deepcopy(module)
+    for part in twin.modules():
+        for tensors in (part._parameters, part._buffers):
+            tensors.update({name: mode.from_tensor(value) for name, value in tensors.items() if value is not None})
+    return twin
+
+
+def _fake(values: Mapping[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
+    def one(value: Any) -> Any:
+        if isinstance(value, Rows):
+            return Rows(mode.from_tensor(value.value), mode.from_tensor(value.held))
+        return mode.from_tensor(value)
+
+    return {name: one(value) for name, value in values.items()}
+
+
+# ---- record and replay ---------------------------------------------------------------------------------------------
+
+
+def _replays(method: Method, client: Client, step: Step, batches: Sequence[Batch], samples: int) -> None:
+    size = batches[0].n
+
+    def bare(x: Tensor, y: Tensor, i: Tensor) -> Any:
+        return step(client, Batch(x, y, i, size))
+
+    with client._training(samples):
+        try:
+            with _unchanged(client):
+                recorded = make_fx(bare)(*batches[0][:3])
+        except Exception as error:
+            raise StepError(f"{_name(step)} cannot be recorded: {error}") from error
+        with torch.no_grad():
+            replayed = _outcome(method, client, recorded, batches)
+        stepped = _outcome(method, client, bare, batches)
+    differ = [name for name in stepped if not same_bits(stepped[name], replayed[name])]
+    if differ:
+        raise StepError(f"{_name(step)} does something besides tensor operations: a replay differs in {differ}.")
+
+
+def _outcome(
+    method: Method, client: Client, run: Callable[..., Any], batches: Sequence[Batch]
+) -> dict[str, Tensor | None]:
+    """All tensors and losses after some batches, between which time passes."""
+    found: dict[str, Tensor | None] = {}
+    with _unchanged(client), draws.seeded("dropout"):
+        for number, batch in enumerate(batches):
+            client._round = number
+            for name, value in method.schedule(number, len(batches)).items():
+                client.now[name].fill_(value)
+            loss = run(*batch[:3])
+            found[f"loss {number}"] = None if loss is None else loss.detach().clone()
+        return found | {name: value.clone() for name, value in everything(client).items()}
+
+
+def everything(client: Client) -> dict[str, Tensor]:
+    """All tensors of a client, live, also those that need not be kept between rounds."""
+    slots = {
+        f"slots.{key}.{name}": value
+        for key, optimiser in client.optimisers.items()
+        for name, value in optimiser.slots().items()
+    }
+    return client.tensors() | slots | {f"now.{name}": value for name, value in client.now.items()}
+
+
+@contextmanager
+def _unchanged(client: Client) -> Iterator[None]:
+    live, t = everything(client), client._round
+    saved = {name: value.detach().clone() for name, value in live.items()}
+    try:
+        yield
+    finally:
+        client._round = t
+        with torch.no_grad():
+            for name, value in live.items():
+                value.copy_(saved[name])
+
+
+def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    """Equal in shape, dtype and every bit: -0 is not 0, and NaN is NaN."""
+    if one is None or other is None:
+        return one is other
+    alike = one.shape == other.shape and one.dtype == other.dtype
+    return alike and one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
+
+
+def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Names whose tensors are not the same to the bit, or that only one has."""
+    return [n for n in one.keys() | other.keys() if n not in one or n not in other or not same_bits(one[n], other[n])]
+
+
+def _name(step: Step) -> str:
+    return getattr(step, "__qualname__", repr(step))
+
+
+@contextmanager
+def checked_steps(method: Method) -> Iterator[list[str]]:
+    """Check every step where it is used: on client 0 up to round 0, on client 1 in round 1, when messages came down.
+
+    Gives the names of the checked steps.
+    """
+    checked: list[str] = []
+    seen: set[tuple[Any, int]] = set()
+    fit = Client.fit
+
+    def watched(client: Client, step: Step, on: str | Data = "train", **how: Any) -> int:
+        key = getattr(step, "__func__", step), client.card.id
+        if client.card.id == max(0, client.t) and key not in seen:
+            seen.add(key)
+            data = client.data[on] if isinstance(on, str) else on
+            check_step(method, client, step, data, how.get("batch") or client.local.batch)
+            checked.append(_name(step))
+        return fit(client, step, on, **how)
+
+    Client.fit = watched  # type: ignore[method-assign, assignment]
+    try:
+        yield checked
+    finally:
+        Client.fit = fit  # type: ignore[method-assign]
+
+
+# ---- runs, compared and taken apart ----------------------------------------------------------------------------------
+
+
+def numbers(result: Result) -> list[dict[str, Any]]:
+    """The history without the clock."""
+    return [{key: value for key, value in record.items() if key != "seconds"} for record in result.history]
+
+
+def kept(result: Result) -> dict[str, Tensor]:
+    """All tensors of the server and the clients, as the last checkpoint has them."""
+    saved = Checkpoint(result.folder / "state")
+    found = {f"server {name}": value for name, value in saved.server().items()}
+    for k in range(len(result.clients)):
+        found |= {f"client {k} {name}": value for name, value in (saved.client(k) or {}).items()}
+    return found
+
+
+def assert_same(one: Result, other: Result) -> None:
+    """Equal metrics, traffic and weights, to the bit."""
+    assert numbers(one) == numbers(other)
+    assert list(one.ledger.entries()) == list(other.ledger.entries())
+    assert differing(kept(one), kept(other)) == []
+
+
+class StoppedError(Exception):
+    """The run was stopped on purpose."""
+
+
+class StopAfter:
+    """An observer that stops a run once a round is saved."""
+
+    def __init__(self, t: int) -> None:
+        self.t = t
+
+    def start(self, federation: Federation) -> None: ...
+
+    def round(self, record: dict[str, Any], ledger: Ledger) -> None:
+        if record["round"] == self.t:
+            raise StoppedError
+
+    def finish(self, result: Result) -> None: ...
+
+
+class ByHand:
+    """The parts of a federation without the loop, to be worked in any order."""
+
+    def __init__(self, parts: Assembly) -> None:
+        self.parts, self.method, self.site = parts, parts.method, site_of(parts)
+        self.server = Server(parts.task, parts.cards)
+        self.method.setup(self.server)
+
+    def round(self, t: int, order: Iterable[int]) -> dict[tuple[int, int], bytes | None]:
+        """One round; who answered what in which exchange."""
+        order = list(order)
+        self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
+        if self.method.enrols and t == 0:
+            for k in order:
+                once = self.site.wires(k)[0].once
+                self.parts.cards.enrolled[k] = decode(self.site.enrol(k), once, "enrolment")
+        return self._peers(self.method, t, order) if isinstance(self.method, PeerMethod) else self._server(t, order)
+
+    def _server(self, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
+        answers: dict[tuple[int, int], bytes | None] = {}
+        for stage, exchange in enumerate(self.method.exchanges):
+            uploads = {}
+            for k in order:
+                up = self.site.work(t, stage, k, self.download(stage, k)).up
+                answers[stage, k] = up
+                if up is not None:
+                    uploads[k] = decode(up, self.site.wires(k)[stage].up, "upload")
+            if uploads and exchange.merge:
+                getattr(self.method, exchange.merge)(self.server, dict(sorted(uploads.items())))
+        return answers
+
+    def _peers(self, method: PeerMethod, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
+        sent = {k: self.site.teach(t, k).up for k in order}
+        teachers = method.topology(self.parts.task, t, tuple(sorted(order)))
+        for k in order:
+            inbox = {j: data for j in teachers.get(k, ()) if (data := sent[j]) is not None}
+            if inbox:
+                self.site.learn(t, k, inbox)
+        return {(0, k): data for k, data in sent.items()}
+
+    def download(self, stage: int, k: int) -> bytes | None:
+        name, schema = self.method.exchanges[stage].down, self.site.wires(k)[stage].down
+        return encode(getattr(self.method, name)(self.server, k), schema, "download") if name and schema else None
+
+    def tensors(self) -> dict[str, Tensor]:
+        found = {f"server {name}": value.clone() for name, value in self.server.state.state_dict().items()}
+        for k in self.parts.cards:
+            found |= {f"client {k} {name}": value.clone() for name, value in self.site.client(k).tensors().items()}
+        return found

@@ -1,0 +1,96 @@
+"""Clients and servers small enough to follow by hand: a few images of chosen bytes, a model given as layers.
+
+Byte 0 becomes the number -1 and byte 255 becomes 1, both exactly, so features can be known without rounding.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from pluribus.client import Batch, Client, Local
+from pluribus.data.federated import Data, Store
+from pluribus.message import Schema
+from pluribus.models import Split
+from pluribus.optim import Opt, Rule
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+CPU = torch.device("cpu")
+
+
+def task_of(classes: int, width: int, *, shape=(1, 1, 2), clients: int = 2, seed: int = 0) -> Task:
+    return Task(classes, shape, width, "pool", clients, rounds=3, seed=seed)
+
+
+def card_of(k: int, task: Task, samples: int = 1, model: str = "toy") -> Card:
+    return Card(k, model, samples, task.width or 0, ())
+
+
+def data_of(x: Tensor, y: Sequence[int]) -> Data:
+    """All images of a store, in order."""
+    return Data(Store(x, torch.tensor(list(y), dtype=torch.long), CPU), torch.arange(len(x)))
+
+
+def signs(rows: Sequence[Sequence[int]]) -> Tensor:
+    """Images of one line of pixels, each -1 or 1."""
+    return (torch.tensor(rows) > 0).to(torch.uint8).mul(255).view(len(rows), 1, 1, -1)
+
+
+def noise(samples: int, shape=(1, 4, 4), seed: int = 0) -> Tensor:
+    """Random images."""
+    return torch.randint(0, 256, (samples, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+
+
+def flat_split(pixels: int, classes: int, seed: int = 0, *before: nn.Module) -> Split:
+    """A linear model: the features are the pixels, after what stands before the flattening."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return Split(nn.Sequential(*before, nn.Flatten()), nn.Linear(pixels, classes), pixels)
+
+
+def client_of(
+    model: Split,
+    data: Data | Mapping[str, Data],
+    *,
+    k: int = 0,
+    classes: int = 2,
+    rule: Rule | None = None,
+    epochs: int = 1,
+    batch: int = 10,
+    seed: int = 0,
+    opts: Mapping[str, Opt] | None = None,
+    down: Schema | None = None,
+) -> Client:
+    """A client at the start of round 0."""
+    sets = {"train": data} if isinstance(data, Data) else dict(data)
+    task = task_of(classes, model.width, clients=k + 1, seed=seed)
+    card = card_of(k, task, len(sets["train"]))
+    client = Client(card, task, model, sets, Local(rule or Rule(), epochs, batch), CPU)
+    client.equip(opts or {"model": Opt(client.model)}, down or {})
+    client.begin(0, 0, {})
+    return client
+
+
+def server_of(task: Task, samples: Mapping[int, int], model: str = "toy") -> Server:
+    """A server that knows these clients by their number of samples."""
+    return Server(task, {k: card_of(k, task, n, model) for k, n in samples.items()})
+
+
+def descend(client: Client, batch: Batch) -> Tensor:
+    """The plainest step: cross-entropy downhill."""
+    loss = nn.functional.cross_entropy(client.model(batch.x), batch.y)
+    client.descend(loss)
+    return loss
+
+
+def copies(client: Client) -> dict[str, Tensor]:
+    """Everything the client keeps, as it is now."""
+    return {name: value.detach().clone() for name, value in client.tensors().items()}
+
+
+def equal(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    """Same names, same bits."""
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)

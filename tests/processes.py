@@ -1,0 +1,163 @@
+"""Command lines in real processes, to be killed: a launcher imports torch once, then forks a process per command.
+
+with Launcher() as launcher:
+    process = launcher.start("run", "fedgh", "--out", "folder")
+    process.kill()
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+
+class Process:
+    """One command line at work. Its standard output and error end up in files of their own."""
+
+    def __init__(self, launcher: Launcher, pid: int, printed: dict[str, str]) -> None:
+        self.pid = pid
+        self._launcher = launcher
+        self._printed = printed
+        self._ended: int | None = None
+
+    def poll(self) -> int | None:
+        """The exit status if it has ended; a signal is its negative number."""
+        return self._ask("poll")
+
+    def wait(self) -> int:
+        """The exit status, once it has ended."""
+        ended = self._ask("wait")
+        assert ended is not None
+        return ended
+
+    def kill(self) -> int:
+        """SIGKILL: no handler runs, nothing is flushed."""
+        if self._ended is None:
+            os.kill(self.pid, signal.SIGKILL)
+        return self.wait()
+
+    def _ask(self, question: str) -> int | None:
+        if self._ended is None:
+            self._ended = self._launcher.ask(do=question, pid=self.pid)
+        return self._ended
+
+    @property
+    def out(self) -> str:
+        return Path(self._printed["out"]).read_text(encoding="utf-8")
+
+    @property
+    def err(self) -> str:
+        return Path(self._printed["err"]).read_text(encoding="utf-8")
+
+
+class Launcher:
+    """A process with everything imported and one thread, which forks."""
+
+    def __enter__(self) -> Launcher:
+        self._logs = tempfile.TemporaryDirectory(prefix="pluribus-processes-")
+        self._started = 0
+        one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
+        self._server = subprocess.Popen(
+            [sys.executable, __file__],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=self._logs.name,
+            env=os.environ | one_thread,
+        )
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()  # it ends with its input
+        self._server.stdout.close()
+        self._server.wait()
+        self._logs.cleanup()
+
+    def start(self, *argv: object, die_at_sync: int | None = None, largest_file: int | None = None) -> Process:
+        """`pluribus ARGV` in a process of its own.
+
+        It kills itself just before its n-th fsync; its files may have so many bytes.
+        """
+        self._started += 1
+        printed = {name: str(Path(self._logs.name) / f"{self._started}.{name}") for name in ("out", "err")}
+        words = [str(word) for word in argv]
+        pid = self.ask(do="start", argv=words, **printed, die_at_sync=die_at_sync, largest_file=largest_file)
+        return Process(self, pid, printed)
+
+    def ask(self, **command: Any) -> Any:
+        """One line there, one line back."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.write(json.dumps(command) + "\n")
+        self._server.stdin.flush()
+        return json.loads(self._server.stdout.readline())
+
+
+# ---- the other side ------------------------------------------------------------------------------------------------
+
+
+def _serve() -> None:
+    import torch
+
+    import pluribus
+    from pluribus import cli  # noqa: F401  so that no fork has to import it
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as out:  # torch imports much of itself only when something trains
+        pluribus.run("fedgh", clients=2, rounds=1, out=out, progress=False)
+    for line in sys.stdin:
+        command = json.loads(line)
+        if command["do"] == "start":
+            answer: int | None = os.fork()
+            if answer == 0:
+                _become(command)
+        else:
+            pid, status = os.waitpid(command["pid"], os.WNOHANG if command["do"] == "poll" else 0)
+            answer = os.waitstatus_to_exitcode(status) if pid else None
+        print(json.dumps(answer), flush=True)
+
+
+def _become(command: dict[str, Any]) -> None:
+    from pluribus import cli
+
+    code = 1
+    try:
+        for stream, name in ((0, os.devnull), (1, command["out"]), (2, command["err"])):
+            os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
+        if command["die_at_sync"] is not None:
+            _die_at_sync(command["die_at_sync"])
+        if command["largest_file"] is not None:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (command["largest_file"],) * 2)
+        with contextlib.suppress(SystemExit):
+            code = cli.main(command["argv"])
+        sys.stdout.flush()
+        sys.stderr.flush()
+    finally:
+        os._exit(code)
+
+
+def _die_at_sync(number: int) -> None:
+    real, left = os.fsync, number
+
+    def fsync(handle: Any) -> None:
+        nonlocal left
+        left -= 1
+        if left == 0:
+            os.kill(os.getpid(), signal.SIGKILL)
+        real(handle)
+
+    os.fsync = fsync
+
+
+if __name__ == "__main__":
+    _serve()

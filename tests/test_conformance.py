@@ -1,0 +1,527 @@
+"""What holds for every method. Whatever is registered is tested here, with nothing to add; so are the toy methods."""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+import pluribus
+from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of
+from kit import (
+    ByHand,
+    StepError,
+    StopAfter,
+    StoppedError,
+    assert_same,
+    check_step,
+    checked_steps,
+    differing,
+    everything,
+    kept,
+    numbers,
+)
+from pluribus.checkpoint import Checkpoint
+from pluribus.client import Batch, Client
+from pluribus.data.datasets import write_npz
+from pluribus.errors import MessageError
+from pluribus.experiment import Experiment
+from pluribus.federation import Federation
+from pluribus.folder import RunFolder
+from pluribus.ledger import Ledger
+from pluribus.message import Dim, Field, Message, Schema, tensor_bytes
+from pluribus.method import Method, Need, PeerMethod, find, methods, name_of
+from pluribus.result import Result
+from pluribus.site import Site
+from toys import TOYS
+
+NAMES = [*methods(), *(name_of(toy) for toy in TOYS)]
+every_method = pytest.mark.parametrize("name", NAMES)
+
+
+# ---- how methods are run here --------------------------------------------------------------------------------------
+
+
+def fitting(name: str, **settings: Any) -> dict[str, Any]:
+    """Settings that are small, that the method can work with, and under which a checkpoint follows every round."""
+    cls = find(name)
+    small: dict[str, Any] = {"data": few_digits(160), "checkpoint_every": 1}
+    if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
+        small["public_fraction"] = 0.2
+    return small | settings
+
+
+def run(name: str, **settings: Any) -> Result:
+    return run_tiny(name, **fitting(name, **settings))
+
+
+@cache
+def plain_run(name: str) -> Result:
+    return run(name)
+
+
+# ---- state ---------------------------------------------------------------------------------------------------------
+
+
+def trained(site: Site) -> dict[str, Tensor]:
+    """Everything that an optimiser of a client moves, by client and optimiser, as one vector."""
+    return {
+        f"client {k} {name}": torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
+        for k in site.cards
+        for name, optimiser in site.client(k).optimisers.items()
+    }
+
+
+@every_method
+def test_whatever_has_an_optimiser_learns_and_what_it_learnt_is_kept(name):
+    parts = assemble_tiny(name, **fitting(name))
+    saved = Checkpoint(plain_run(name).folder / "state")
+    before = trained(site_of(parts))
+    later = site_of(parts)
+    later._load = saved.client
+    after = trained(later)
+    assert sorted(differing(before, after)) == sorted(before)
+    for k in parts.cards:
+        client = later.client(k)
+        kept_at = {value.data_ptr() for value in client.tensors().values()}
+        for key, optimiser in client.optimisers.items():
+            lost = [n for n, p in optimiser.parameters.items() if p.data_ptr() not in kept_at]
+            assert lost == [], f"optimiser '{key}' trains what is neither in client.model nor in client.state"
+
+
+@every_method
+def test_the_next_round_starts_from_what_was_learnt(name, monkeypatch):
+    parts = assemble_tiny(name, **fitting(name))
+    born = trained(site_of(parts))
+    at_start: dict[str, Tensor] = {}
+    fit = Client.fit
+
+    def watched(client: Client, *args: Any, **how: Any) -> int:
+        if client.t == 1:
+            for key, optimiser in client.optimisers.items():
+                values = torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
+                at_start.setdefault(f"client {client.card.id} {key}", values)
+        return fit(client, *args, **how)
+
+    monkeypatch.setattr(Client, "fit", watched)
+    run(name)
+    assert at_start.keys() == born.keys()
+    assert sorted(differing(born, at_start)) == sorted(born)
+
+
+@every_method
+def test_clients_that_leave_memory_come_back_as_they_were(name, monkeypatch):
+    roomy = plain_run(name)
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+    assert_same(roomy, run(name))
+
+
+@every_method
+def test_the_server_learns_from_uploads(name):
+    parts = assemble_tiny(name, **fitting(name))
+    hand = ByHand(parts)
+    if not hand.server.state.state_dict() or not any(w.up for w in hand.site.wires(0)):
+        pytest.skip("nothing is learnt on the server")
+    before = {name: value.clone() for name, value in hand.server.state.state_dict().items()}
+    hand.round(0, parts.cards)
+    changed = differing(before, hand.server.state.state_dict())
+    assert changed
+    for part, module in hand.server.state.named_children():
+        if any(p.requires_grad for p in module.parameters()):
+            assert [n for n in changed if n.startswith(f"{part}.")], f"server.state.{part} is in no aggregation"
+
+
+# ---- everyone counts -----------------------------------------------------------------------------------------------
+
+
+@cache
+def lonely_digits() -> str:
+    """Four classes of 60, 30, 8 and 2 images: one class per client leaves the last client one training sample."""
+    with np.load(few_digits(1797)) as digits:
+        x, y = digits["x_train"], digits["y_train"]
+    rows = np.concatenate([np.flatnonzero(y == label)[:size] for label, size in enumerate((60, 30, 8, 2))])
+    path = Path(new_folder()) / "lonely.npz"
+    none = {"x_test": x[:0], "y_test": y[:0]}
+    write_npz(path, {"x_train": x[rows], "y_train": y[rows], "classes": np.array(list("0123")), **none})
+    return str(path)
+
+
+def assert_everyone_counts(result: Result) -> None:
+    everyone = {str(k) for k in range(4)}
+    for record in result.history:
+        assert record["clients"].keys() == everyone
+        assert record["present"] == record["answered"] == 4
+        assert record["loss"] is not None
+        assert np.isfinite(record["loss"])
+    for k, views in result.history[-1]["clients"].items():
+        assert views.keys() == set(result.views)
+        for figures in views.values():
+            assert 0 <= figures["test"] <= 1 if result.clients[int(k)].test else figures["test"] is None
+    assert all(bool(value.isfinite().all()) for value in kept(result).values())
+
+
+@every_method
+def test_every_client_appears_in_every_evaluated_round(name):
+    result = plain_run(name)
+    assert any(len(facts.classes) < 10 for facts in result.clients.values()), "some client misses a class"
+    assert_everyone_counts(result)
+
+
+@every_method
+def test_one_class_clients_and_a_client_with_one_sample(name):
+    alone = {"data": lonely_digits(), "partition": "pathological", "classes_per_client": 1}
+    result = run(name, rounds=1, **alone)
+    assert [len(facts.classes) for facts in result.clients.values()] == [1, 1, 1, 1]
+    assert sorted(facts.train for facts in result.clients.values())[0] == 1
+    assert_everyone_counts(result)
+
+
+@every_method
+def test_a_task_of_two_classes(name):
+    assert_everyone_counts(run(name, rounds=1, data=few_digits(80, classes=2)))
+
+
+@every_method
+def test_less_data_than_one_batch(name):
+    assert_everyone_counts(run(name, rounds=1, batch_size=500))
+
+
+@every_method
+def test_mixed_architectures_unless_the_method_refuses_them(name):
+    if Need.SAME_MODEL in find(name).needs:
+        with pytest.raises(pluribus.PluribusError, match="one model"):
+            run(name, models="small")
+        return
+    result = run(name, models="small", rounds=1)
+    assert len({facts.model for facts in result.clients.values()}) == 4
+    assert_everyone_counts(result)
+
+
+# ---- equal bits ----------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_same_seed_same_bits_another_seed_other_numbers(name):
+    assert_same(plain_run(name), run(name))
+    other = run(name, seed=1)
+    assert numbers(other) != numbers(plain_run(name))
+    assert differing(kept(other), kept(plain_run(name)))
+
+
+@every_method
+def test_a_stopped_run_resumes_to_the_same_bits(name):
+    halves = fitting(name, rounds=4, participation=0.5)
+    straight, folder = run_tiny(name, **halves), new_folder()
+    with pytest.raises(StoppedError):
+        run_tiny(name, folder, observers=[StopAfter(1)], **halves)
+    assert_same(straight, pluribus.resume(folder, progress=False))
+
+
+@every_method
+def test_the_order_of_clients_does_not_matter(name):
+    forwards, backwards = (ByHand(assemble_tiny(name, **fitting(name))) for _ in range(2))
+    for t in range(2):
+        assert forwards.round(t, range(4)) == backwards.round(t, reversed(range(4)))
+    assert differing(forwards.tensors(), backwards.tensors()) == []
+
+
+@every_method
+def test_the_loop_is_what_the_parts_do_by_hand(name):
+    hand = ByHand(assemble_tiny(name, **fitting(name)))
+    for t in range(2):
+        hand.round(t, range(4))
+    assert differing(hand.tensors(), kept(plain_run(name))) == []
+
+
+@every_method
+def test_evaluation_leaves_no_trace(name):
+    parts = assemble_tiny(name, **fitting(name))
+    hand = ByHand(parts)
+    hand.round(0, parts.cards)
+    for k in parts.cards:
+        client = hand.site.client(k)
+        before = {n: v.clone() for n, v in client.tensors().items()} | _server(hand)
+        measured = hand.site.evaluate(0, k, hand.download(0, k))
+        assert measured.keys() == set(parts.method.views)
+        assert differing(before, client.tensors() | _server(hand)) == []
+    rare = run(name, evaluate_every=2)
+    assert [bool(record["clients"]) for record in rare.history] == [False, True]
+    assert differing(kept(rare), kept(plain_run(name))) == []
+
+
+def _server(hand: ByHand) -> dict[str, Tensor]:
+    return {f"server {n}": v.clone() for n, v in hand.server.state.state_dict().items()}
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_bytes_are_what_was_serialised_and_what_the_schema_says(name, monkeypatch):
+    parts = assemble_tiny(name, **fitting(name))
+    site, booked = site_of(parts), []
+    add = Ledger.add
+
+    def watched(ledger: Ledger, t: int, exchange: int, client: int, direction: str, data: bytes) -> None:
+        booked.append((direction, len(data)))
+        assert sum(tensor_bytes(data).values()) == len(data)
+        assert any(_fits(data, schema) for schema in _schemas(site, client, direction)), (direction, tensor_bytes(data))
+        add(ledger, t, exchange, client, direction, data)
+
+    monkeypatch.setattr(Ledger, "add", watched)
+    result = run(name)
+    for way, total in result.bytes.items():
+        assert total == sum(size for direction, size in booked if direction == way)
+        assert total == sum(result.ledger.by("tensor", way).values()) == sum(result.ledger.by("client", way).values())
+        assert total == sum(record["bytes"][way] for record in result.history)
+
+
+def _schemas(site: Site, client: int, direction: str) -> list[Schema]:
+    """What may go this way: of a peer method what comes down is what another sent up."""
+    wires = site.wires(client)
+    if direction == "up":
+        return [schema for wire in wires for schema in (wire.up, wire.once)]
+    if isinstance(site.method, PeerMethod):
+        return [wire.up for wire in wires]
+    return [wire.down for wire in wires]
+
+
+def _fits(data: bytes, schema: Schema) -> bool:
+    """Whether each tensor has exactly the bytes that its declared shape and dtype come to."""
+    sizes = tensor_bytes(data)
+    del sizes["(header)"]
+    expected: dict[str, int] = {}
+    for name, field in schema.items():
+        if field.form == "rows":
+            expected[f"{name}.ids"] = sizes.get(f"{name}.ids", -1)
+            expected[name] = expected[f"{name}.ids"] // 4 * _size(Field(field.shape[1:], field.dtype))
+        else:
+            fixed = Field(tuple(1 if isinstance(size, Dim) else size for size in field.shape), field.dtype)
+            ragged = any(isinstance(size, Dim) for size in field.shape)
+            expected[name] = sizes.get(name, -1) if ragged and not sizes.get(name, -1) % _size(fixed) else _size(fixed)
+    return sizes == expected
+
+
+def _size(field: Field) -> int:
+    return int(np.prod([size for size in field.shape if isinstance(size, int)])) * field.dtype.itemsize
+
+
+def leaking(cls: type[Method], function: str) -> type[Method]:
+    """The same method, except that what this function sends has a field more."""
+
+    def leak(self: Method, *args: Any) -> Message:
+        message = getattr(super(leaky, self), function)(*args) or Message({})
+        return Message({**message, "secret": torch.ones(1)})
+
+    leaky = type(cls.__name__, (cls,), {function: leak})
+    return leaky
+
+
+@every_method
+def test_what_is_not_declared_never_leaves_a_client(name):
+    cls = find(name)
+    functions = ["teach"] if issubclass(cls, PeerMethod) else [exchange.work for exchange in cls.exchanges]
+    for function in functions + ["enrol"] * cls.enrols:
+        parts = assemble_tiny(name, **fitting(name))
+        hand = ByHand(dataclasses.replace(parts, method=leaking(cls, function)()))
+        with pytest.raises(MessageError, match="has undeclared 'secret'"):
+            hand.round(0, parts.cards)
+
+
+@every_method
+def test_what_is_not_declared_never_leaves_the_server(name):
+    cls = find(name)
+    for function in filter(None, (exchange.down for exchange in cls.exchanges)):
+        parts = assemble_tiny(name, **fitting(name))
+        folder = RunFolder.create(new_folder(), name)
+        leaky = dataclasses.replace(parts, method=leaking(cls, function)())
+        with pytest.raises(MessageError, match="has undeclared 'secret'"):
+            Federation(leaky, folder).run()
+        folder.close()
+
+
+# ---- who takes part ------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_some_take_part_some_go_away_some_are_late(name):
+    result = run(name, rounds=3, participation=0.75, drop_rate=0.3, straggler_rate=0.3, seed=2)
+    assert any(record["answered"] < record["present"] for record in result.history)
+    for record in result.history:
+        assert record["answered"] <= record["present"] <= 3
+        assert len(record["clients"]) == 4
+    everyone = run(name, rounds=1)
+    assert [(r["present"], r["answered"]) for r in everyone.history] == [(4, 4)]
+
+
+@every_method
+@pytest.mark.parametrize("trouble", ["drop_rate", "straggler_rate"])
+def test_a_round_without_answers_leaves_the_server_unchanged(name, trouble):
+    settings = fitting(name, rounds=1, **{trouble: 0.999999})
+    result, server = run_tiny(name, **settings), ByHand(assemble_tiny(name, **settings)).server
+    assert result.history[0]["answered"] == 0
+    assert result.history[0]["present"] == (0 if trouble == "drop_rate" else 4)
+    assert len(result.history[0]["clients"]) == 4
+    assert differing(Checkpoint(result.folder / "state").server(), server.state.state_dict()) == []
+
+
+# ---- steps ---------------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_steps_are_pure_tensor_programs(name):
+    settings = fitting(name, clients=2, partition="iid")
+    if Need.SAME_MODEL not in find(name).needs:
+        settings["models"] = "mlp-64,cnn-16-32"
+    with checked_steps(assemble_tiny(name, **settings).method) as checked:
+        run_tiny(name, **settings)
+    assert checked, "no step was seen: client.fit is how a method trains"
+
+
+class Steps(Method):
+    """Steps that the kit must tell apart."""
+
+    def schedule(self, t: int, rounds: int) -> dict[str, float]:
+        return {"scale": 0.5**t}
+
+    def prepare(self, client: Client) -> None:
+        client.state.seen = torch.zeros(client.task.classes)
+        client.state.calls = torch.zeros(())
+
+    def scheduled(self, client: Client, batch: Batch) -> Tensor:
+        loss = self.loss(client, batch) * client.now["scale"]
+        client.state.seen += (batch.y[:, None] == torch.arange(client.task.classes)).sum(0)
+        client.state.calls = client.state.calls + 1
+        client.descend(loss)
+        return loss
+
+    def with_item(self, client: Client, batch: Batch) -> Tensor:
+        loss = self.loss(client, batch)
+        client.descend(loss / max(loss.item(), 1.0))
+        return loss
+
+    def with_branch(self, client: Client, batch: Batch) -> Tensor:
+        loss = self.loss(client, batch)
+        client.descend(loss if loss < 1 else 0.5 * loss)
+        return loss
+
+    def with_selection(self, client: Client, batch: Batch) -> Tensor:
+        loss = F.cross_entropy(client.model(batch.x[batch.y > 2]), batch.y[batch.y > 2])
+        client.descend(loss)
+        return loss
+
+    def with_onehot(self, client: Client, batch: Batch) -> Tensor:
+        loss = F.mse_loss(client.model(batch.x), F.one_hot(batch.y).float())
+        client.descend(loss)
+        return loss
+
+    def with_baked_schedule(self, client: Client, batch: Batch) -> Tensor:
+        loss = self.loss(client, batch) * 0.5**client._round
+        client.descend(loss)
+        return loss
+
+    def with_counter(self, client: Client, batch: Batch) -> Tensor:
+        self.calls = getattr(self, "calls", 0) + 1
+        loss = self.loss(client, batch) / self.calls
+        client.descend(loss)
+        return loss
+
+    def with_round_number(self, client: Client, batch: Batch) -> Tensor:
+        loss = self.loss(client, batch) * 0.5**client.t
+        client.descend(loss)
+        return loss
+
+
+def checked_on_every_model(step: str) -> None:
+    method = Steps()
+    site = site_of(dataclasses.replace(assemble_tiny("local"), method=method))
+    for k in range(4):
+        client = site.client(k)
+        client.begin(0, 0, method.schedule(0, 2))
+        check_step(method, client, getattr(method, step), client.data["train"], 10)
+
+
+def test_a_clean_step_is_accepted_and_leaves_no_trace():
+    checked_on_every_model("scheduled")
+    method = Steps()
+    client = site_of(dataclasses.replace(assemble_tiny("local"), method=method)).client(3)
+    client.begin(0, 0, method.schedule(0, 2))
+    before = {name: value.clone() for name, value in everything(client).items()}
+    check_step(method, client, method.scheduled, client.data["train"], 10)
+    assert differing(before, everything(client)) == []
+    assert client.t == 0
+
+
+@pytest.mark.parametrize(
+    ("step", "reason"),
+    [
+        ("with_item", "without numbers"),
+        ("with_branch", "without numbers"),
+        ("with_selection", "without numbers"),
+        ("with_onehot", "without numbers"),
+        ("with_round_number", "client.t is not for steps"),
+        ("with_baked_schedule", "a replay differs"),
+        ("with_counter", "a replay differs"),
+    ],
+)
+def test_a_step_that_could_not_be_captured_is_refused(step, reason):
+    with pytest.raises(StepError, match=reason):
+        checked_on_every_model(step)
+
+
+# ---- what a method says of itself ----------------------------------------------------------------------------------
+
+
+@every_method
+def test_hyperparameters_have_names_of_their_own_and_a_word_of_explanation(name):
+    cls = find(name)
+    assert dataclasses.is_dataclass(cls)
+    own = {field.name for field in dataclasses.fields(cls)}
+    assert own & {field.name for field in dataclasses.fields(Experiment)} == set()
+    assert own - set().union(*(_explained(base) for base in cls.__mro__ if dataclasses.is_dataclass(base))) == set()
+
+
+def _explained(cls: type) -> set[str]:
+    """Fields that are followed by a string."""
+    (tree,) = ast.parse(textwrap.dedent(inspect.getsource(cls))).body
+    assert isinstance(tree, ast.ClassDef)
+    return {
+        line.target.id
+        for line, after in zip(tree.body, tree.body[1:], strict=False)
+        if isinstance(line, ast.AnnAssign)
+        and isinstance(line.target, ast.Name)
+        and isinstance(after, ast.Expr)
+        and isinstance(after.value, ast.Constant)
+        and isinstance(after.value.value, str)
+    }
+
+
+@every_method
+def test_a_method_says_what_it_is_and_what_travels(name):
+    cls, parts = find(name), assemble_tiny(name, **fitting(name))
+    assert "__doc__" in vars(cls)
+    assert not cls.__doc__.startswith(f"{cls.__name__}("), "the docstring is the one that dataclass made up"
+    assert cls.paper
+    wires = site_of(parts).wires(0)
+    assert (cls.up != "nothing") == any(wire.up or wire.once for wire in wires)
+    if not issubclass(cls, PeerMethod):
+        assert (cls.down != "nothing") == any(wire.down for wire in wires)
+    assert len(wires) == (1 if issubclass(cls, PeerMethod) else len(cls.exchanges))
+
+
+@every_method
+def test_a_method_is_frozen_and_holds_no_tensors(name):
+    method = assemble_tiny(name, **fitting(name)).method
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        method.anything = 1
+    assert not any(isinstance(value, Tensor | nn.Module) for value in vars(method).values())

@@ -1,0 +1,130 @@
+"""FedAvg: means by hand, what travels, and what it must equal in the simplest cases."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from conftest import assemble_tiny, new_folder, run_tiny, site_of
+from parties import equal, server_of, task_of
+from pluribus.federation import Federation
+from pluribus.folder import RunFolder
+from pluribus.message import Message
+from pluribus.methods.fedavg import FedAvg
+
+
+def small_model(seed: int) -> nn.Module:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+        model(torch.randn(8, 2))  # so that the running statistics are not the initial ones
+    return model
+
+
+def aggregated(uploads: dict[int, Message], samples: dict[int, int]) -> dict[str, torch.Tensor]:
+    """The global model after these uploads."""
+    server = server_of(task_of(3, 2), samples)
+    server.state.model = small_model(99)
+    FedAvg().aggregate(server, uploads)
+    return dict(server.state.model.state_dict())
+
+
+def of_constant(value: float, batches: int = 0) -> Message:
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with torch.no_grad():
+        for tensor in model.state_dict().values():
+            tensor.fill_(value)
+        model[1].num_batches_tracked.fill_(batches)
+    return Message.of(model)
+
+
+class TestAggregate:
+    def test_one_client_is_copied(self):
+        model = small_model(0)
+        assert equal(aggregated({4: Message.of(model)}, {4: 7}), dict(model.state_dict()))
+
+    def test_two_equal_clients_are_a_fixed_point(self):
+        """Bit by bit, as halves add up without rounding."""
+        model = small_model(0)
+        found = aggregated({k: Message.of(model) for k in range(2)}, {0: 5, 1: 5})
+        assert equal(found, dict(model.state_dict()))
+
+    def test_equal_clients_of_unequal_size_are_a_fixed_point(self):
+        model = small_model(0)
+        found = aggregated({k: Message.of(model) for k in range(3)}, {0: 3, 1: 5, 2: 11})
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(found[name], value)
+
+    def test_weighted_by_training_samples(self):
+        """(1 * 0 + 3 * 4) / 4 = 3."""
+        found = aggregated({0: of_constant(0.0), 1: of_constant(4.0)}, {0: 1, 1: 3})
+        assert all((found[name] == 3).all() for name in ("0.weight", "0.bias", "1.weight", "1.bias"))
+
+    def test_who_did_not_answer_does_not_count(self):
+        """(2 * 1 + 6 * 5) / 8 = 4."""
+        found = aggregated({0: of_constant(1.0), 2: of_constant(5.0)}, {0: 2, 1: 1000, 2: 6})
+        assert (found["0.weight"] == 4).all()
+
+    def test_running_statistics_are_averaged_and_counters_take_the_largest(self):
+        found = aggregated({0: of_constant(0.0, batches=9), 1: of_constant(4.0, batches=2)}, {0: 1, 1: 3})
+        assert (found["1.running_mean"] == 3).all()
+        assert (found["1.running_var"] == 3).all()
+        assert found["1.num_batches_tracked"] == 9
+
+
+class TestRun:
+    def test_everyone_starts_from_the_global_model(self):
+        site = site_of(parts := assemble_tiny("fedavg"))
+        server = server_of(parts.task, dict.fromkeys(range(4), 1), model="cnn-16")
+        FedAvg().setup(server)
+        for k in range(4):
+            FedAvg().receive(site.client(k), FedAvg().download(server, k))
+            assert equal(dict(site.client(k).model.state_dict()), dict(server.state.model.state_dict()))
+
+    def test_whole_models_travel(self):
+        result = run_tiny("fedavg", models="cnn-16-32", rounds=2)
+        model = assemble_tiny("fedavg", models="cnn-16-32").task.build("cnn-16-32")
+        sizes = {name: value.nbytes for name, value in model.state_dict().items()}
+        assert sum(p.nbytes for p in model.parameters()) < sum(sizes.values()), "statistics travel too"
+        for way in ("up", "down"):
+            by_tensor = result.ledger.by("tensor", way)
+            headers = by_tensor.pop("(header)")
+            assert by_tensor == {name: 2 * 4 * size for name, size in sizes.items()}
+            assert result.bytes[way] == 2 * 4 * sum(sizes.values()) + headers
+
+    @pytest.mark.parametrize(
+        "settings",
+        [
+            {"models": "cnn-16-32"},
+            {"models": "mlp-64", "momentum": 0.9, "weight_decay": 0.001},
+            {"models": "mlp-64", "optimizer": "adam", "lr": 0.001},
+        ],
+        ids=["batch-norm", "momentum", "adam"],
+    )
+    def test_with_one_client_it_is_local_training(self, settings):
+        settings |= {"clients": 1, "rounds": 3, "epochs": 2}
+        averaging = Federation(assemble_tiny("fedavg", **settings), RunFolder.create(new_folder(), "x"))
+        alone = Federation(assemble_tiny("local", **settings), RunFolder.create(new_folder(), "x"))
+        averaging.server.state.model.load_state_dict(alone.site.client(0).model.state_dict())
+        results = averaging.run(), alone.run()
+        models = [dict(one.site.client(0).model.state_dict()) for one in (averaging, alone)]
+        assert equal(*models)
+        assert equal(dict(averaging.server.state.model.state_dict()), models[1])
+        figures = [[r["clients"]["0"]["after"] for r in result.history] for result in results]
+        assert figures[0] == figures[1]
+        assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
+
+    def test_before_is_the_global_model_and_so_equal_for_all_on_one_test(self):
+        """Clients with the same download give the same answers: their views differ only by their own data."""
+        parts = assemble_tiny("fedavg", rounds=1)
+        federation = Federation(parts, RunFolder.create(new_folder(), "x"))
+        federation.run()
+        site = federation.site
+        for k in range(4):
+            trained = {name: value.clone() for name, value in site.client(k).model.state_dict().items()}
+            assert not equal(trained, dict(federation.server.state.model.state_dict()))
+            down = federation._download("download", 0, 0, k, "evaluation")
+            measured = site.evaluate(0, k, down)
+            assert equal(dict(site.client(k).model.state_dict()), trained), "evaluation leaves no trace"
+            assert measured == federation.history[0]["clients"][str(k)]

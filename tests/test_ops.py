@@ -1,0 +1,131 @@
+"""The verbs that papers share, by hand."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import nn
+
+from parties import client_of, data_of, flat_split, noise, signs
+from pluribus import client as client_module
+from pluribus.data.federated import Data
+from pluribus.ops import class_means, onehot, sgd_step, weighted_mean
+
+PIXELS = [[1, 1], [1, -1], [-1, -1], [1, 1], [-1, 1]]
+LABELS = [0, 2, 2, 0, 2]
+
+
+def means_of(pixels, labels, classes: int = 4):
+    return class_means(client_of(flat_split(2, classes), data_of(signs(pixels), labels), classes=classes))
+
+
+class TestClassMeans:
+    def test_by_hand(self):
+        rows = means_of(PIXELS, LABELS)
+        assert rows.held.tolist() == [True, False, True, False]
+        third = 1 / 3
+        assert rows.value.tolist() == [[1, 1], [0, 0], pytest.approx([-third, -third]), [0, 0]]
+
+    @settings(deadline=None, max_examples=50)
+    @given(st.data())
+    def test_bit_equal_for_any_batch_size_and_order(self, data):
+        """Pixels of -1 and 1 have sums without rounding, so not even the last bit may differ."""
+        samples = data.draw(st.integers(1, 12))
+        pair = st.lists(st.sampled_from([-1, 1]), min_size=2, max_size=2)
+        pixels = data.draw(st.lists(pair, min_size=samples, max_size=samples))
+        labels = data.draw(st.lists(st.integers(0, 3), min_size=samples, max_size=samples))
+        order = data.draw(st.permutations(range(samples)))
+        whole = means_of(pixels, labels)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(client_module, "SWEEP_BATCH", data.draw(st.integers(1, 13)))
+            again = means_of([pixels[i] for i in order], [labels[i] for i in order])
+        assert torch.equal(again.value, whole.value)
+        assert torch.equal(again.held, whole.held)
+
+    def test_groupwise_mean_of_real_features_in_eval_mode(self, monkeypatch):
+        labels = [i % 3 for i in range(50)]
+        model = flat_split(16, 5, 0, nn.Conv2d(1, 1, 1), nn.BatchNorm2d(1), nn.Dropout(0.5))
+        client = client_of(model, data_of(noise(50), labels), classes=5)
+        x, y = client.data["train"].take(torch.arange(50))
+        model.eval()
+        expected = torch.stack([model.features(x)[y == c].mean(0) for c in range(3)]).detach()
+        model.train()
+        for size in (256, 7, 1):
+            monkeypatch.setattr(client_module, "SWEEP_BATCH", size)
+            rows = class_means(client)
+            torch.testing.assert_close(rows.value[:3], expected)
+            assert rows.held.tolist() == [True] * 3 + [False] * 2
+            assert not rows.value.requires_grad
+
+    def test_another_set_and_an_empty_one(self):
+        store = data_of(signs(PIXELS), LABELS).store
+        sets = {
+            "train": Data(store, torch.arange(3)),
+            "val": Data(store, torch.tensor([4])),
+            "none": Data(store, torch.arange(0)),
+        }
+        client = client_of(flat_split(2, 4), sets, classes=4)
+        assert class_means(client, "val").value[2].tolist() == [-1, 1]
+        assert not class_means(client, "none").held.any()
+        assert not class_means(client, "none").value.any()
+
+
+class TestOnehot:
+    @given(st.lists(st.integers(0, 4), max_size=6))
+    def test_equals_torchs(self, labels):
+        y = torch.tensor(labels, dtype=torch.long)
+        assert torch.equal(onehot(y, 5), nn.functional.one_hot(y, 5).float())
+
+    def test_by_hand(self):
+        assert onehot(torch.tensor([2, 0]), 3).tolist() == [[0, 0, 1], [1, 0, 0]]
+
+
+class TestWeightedMean:
+    def test_by_hand(self):
+        parts = {3: {"w": torch.tensor([0.0, 4.0])}, 8: {"w": torch.tensor([4.0, 8.0])}}
+        assert weighted_mean(parts, {3: 1, 8: 3})["w"].tolist() == [3.0, 7.0]
+
+    def test_weights_of_those_who_are_not_there_do_not_count(self):
+        parts = {3: {"w": torch.tensor([2.0])}}
+        assert weighted_mean(parts, {3: 5, 8: 1000})["w"].tolist() == [2.0]
+
+    def test_whole_numbers_take_the_largest(self):
+        parts = {0: {"n": torch.tensor(3)}, 1: {"n": torch.tensor(7)}, 2: {"n": torch.tensor(5)}}
+        mean = weighted_mean(parts, {0: 100, 1: 1, 2: 1})["n"]
+        assert mean.item() == 7
+        assert mean.dtype == torch.int64
+
+    def test_names_shapes_and_dtypes_stay(self):
+        part = {"a": torch.ones(2, 3), "b": torch.tensor(1.0), "c": torch.ones(2, dtype=torch.float64)}
+        mean = weighted_mean({0: part, 1: part}, {0: 1, 1: 1})
+        assert {n: (v.shape, v.dtype) for n, v in mean.items()} == {n: (v.shape, v.dtype) for n, v in part.items()}
+
+    def test_the_parts_are_not_changed(self):
+        parts = {0: {"w": torch.tensor([1.0])}, 1: {"w": torch.tensor([3.0])}}
+        weighted_mean(parts, {0: 1, 1: 1})["w"].add_(5)
+        assert [parts[k]["w"].item() for k in (0, 1)] == [1, 3]
+        alone = weighted_mean({0: parts[0]}, {0: 1})["w"].add_(5)
+        assert parts[0]["w"].item() == 1
+        assert alone.item() == 6
+
+
+class TestSgdStep:
+    def test_by_hand(self):
+        """loss = (w x + b)^2 at w = 2, b = 1, x = 3: dw = 2 * 7 * 3 = 42, db = 14."""
+        line = nn.Linear(1, 1)
+        with torch.no_grad():
+            line.weight.fill_(2)
+            line.bias.fill_(1)
+        sgd_step(line, line(torch.tensor([[3.0]])).square().sum(), lr=0.5)
+        assert (line.weight.item(), line.bias.item()) == (2 - 21, 1 - 7)
+        assert line.weight.grad is None
+
+    def test_step_after_step(self):
+        line = nn.Linear(1, 1, bias=False)
+        with torch.no_grad():
+            line.weight.fill_(1)
+        for expected in (0.5, 0.25, 0.125):  # w - 0.25 * 2 w
+            sgd_step(line, line(torch.ones(1, 1)).square().sum(), lr=0.25)
+            assert line.weight.item() == expected

@@ -1,0 +1,230 @@
+"""Nothing is lost: a run that is killed at any moment, again and again, ends bit-equal to one that never was."""
+
+from __future__ import annotations
+
+import json
+import random
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import pluribus
+from conftest import few_digits, new_folder, run_tiny, tiny
+from pluribus.checkpoint import Checkpoint
+from pluribus.cli import main
+from pluribus.data.datasets import write_npz
+from pluribus.errors import CheckpointError
+from processes import Launcher, Process
+
+ROUNDS = 8
+CLIENTS = 6
+METHODS = {
+    "fedgh": "--momentum 0.9 --participation 0.5 --drop-rate 0.2 --straggler-rate 0.2",
+    "fedavg": "--optimizer adam --participation 0.5",
+}
+PACES = {"every round": ("--checkpoint-every", "1"), "automatic": ()}
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def launcher() -> Iterator[Launcher]:
+    with Launcher() as started:
+        yield started
+
+
+def command(method: str, folder: Path, *more: str) -> list[object]:
+    settings = f"--clients {CLIENTS} --rounds {ROUNDS} --lr 0.05 --device cpu {METHODS[method]}"
+    return ["run", method, "--data", few_digits(), "--out", folder, *settings.split(), *more, "--json"]
+
+
+@pytest.fixture(scope="module")
+def unbroken(launcher: Launcher) -> Callable[[str], dict[str, Any]]:
+    """What each method comes to when nobody disturbs it."""
+    known: dict[str, dict[str, Any]] = {}
+
+    def outcome_of(method: str) -> dict[str, Any]:
+        if method not in known:
+            folder = Path(new_folder())
+            process = launcher.start(*command(method, folder))
+            assert process.wait() == 0, process.err
+            known[method] = outcome(folder)
+        return known[method]
+
+    return outcome_of
+
+
+def outcome(folder: Path) -> dict[str, Any]:
+    """Every weight and every figure of a finished run, but the time it took."""
+    saved = Checkpoint(folder / "state")
+    parts = {"server": saved.server()} | {f"client {k}": saved.client(k) or {} for k in range(CLIENTS)}
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    result = json.loads((folder / "result.json").read_text())
+    return {
+        "weights": {part: {name: bits(value) for name, value in state.items()} for part, state in parts.items()},
+        "metrics": [{name: value for name, value in line.items() if name != "seconds"} for line in lines],
+        "traffic": (folder / "traffic.jsonl").read_text(),
+        "result": {name: value for name, value in result.items() if name not in ("seconds", "folder")},
+    }
+
+
+def bits(value: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
+    return value.dtype, tuple(value.shape), value.numpy().tobytes()
+
+
+def proceed(launcher: Launcher, method: str, folder: Path, pace: str, **how: Any) -> Process:
+    """Resume; or run, if the run that was killed had not come as far as being one."""
+    if (folder / "config.toml").exists():
+        return launcher.start("resume", folder, "--json", **how)
+    return launcher.start(*command(method, folder, *PACES[pace]), **how)
+
+
+# ---- killed from outside, whatever it is doing ---------------------------------------------------------------------
+
+Moment = Callable[[Path], bool]
+
+
+def before_the_first_round(folder: Path) -> bool:
+    return (folder / "config.toml").exists()
+
+
+def in_a_commit(folder: Path) -> bool:
+    return any(path.suffix == ".tmp" for path in (folder / "state").glob("*"))
+
+
+def in_round(number: int, seconds: float) -> Moment:
+    """When so many rounds are written down, and then some time into the next."""
+
+    def has_come(folder: Path) -> bool:
+        path = folder / "metrics.jsonl"
+        if not path.exists() or path.read_text().count("\n") < number:
+            return False
+        time.sleep(seconds)
+        return True
+
+    return has_come
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("pace", PACES)
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_from_outside(
+    launcher: Launcher, unbroken: Callable[[str], dict[str, Any]], tmp_path: Path, method: str, pace: str
+) -> None:
+    rng = random.Random(f"{method} {pace}")
+    rounds = [in_round(number, rng.uniform(0, 0.06)) for number in (1, 2, 4, 5)]
+    ends = []
+    for moment in (before_the_first_round, *rounds[:2], in_a_commit, *rounds[2:]):
+        process = proceed(launcher, method, tmp_path / "run", pace)
+        while process.poll() is None and not moment(tmp_path / "run"):
+            pass
+        ends.append(process.kill())
+    assert proceed(launcher, method, tmp_path / "run", pace).wait() == 0
+    assert KILLED in ends
+    assert outcome(tmp_path / "run") == unbroken(method)
+
+
+# ---- killed at exact moments: between writing a file, making it durable and giving it its name -----------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_killed_between_any_two_steps_of_writing(
+    launcher: Launcher, unbroken: Callable[[str], dict[str, Any]], tmp_path: Path, method: str
+) -> None:
+    """A new run syncs 4 times until it has its config.toml; a resumed one 4 times, then 4 times for each commit."""
+    start, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 9)
+    for number in (*start, *resumed):
+        process = proceed(launcher, method, tmp_path / "run", "every round", die_at_sync=number)
+        assert process.wait() == KILLED, process.err
+    assert (tmp_path / "run" / "config.toml").exists()
+    assert proceed(launcher, method, tmp_path / "run", "every round").wait() == 0
+    assert outcome(tmp_path / "run") == unbroken(method)
+
+
+# ---- resuming what should not be resumed, or need not be ------------------------------------------------------------
+
+
+def test_one_folder_belongs_to_one_process(launcher: Launcher, tmp_path: Path) -> None:
+    first = launcher.start(*command("fedgh", tmp_path / "run", "--rounds", "100000"))
+    while not before_the_first_round(tmp_path / "run"):
+        assert first.poll() is None, first.err
+    second = launcher.start("resume", tmp_path / "run")
+    assert second.wait() == 2
+    assert second.err == f"error: {tmp_path / 'run'} is in use by another process.\n"
+    assert first.poll() is None
+    first.kill()
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != ".lock")
+    return {str(path.relative_to(folder)): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def test_a_finished_run_shows_its_table_again_and_stays_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    first = run_tiny("fedgh")
+    first.table()
+    table = capsys.readouterr().out
+    before = contents(first.folder)
+    assert main(["resume", str(first.folder)]) == 0
+    assert table in capsys.readouterr().out
+    again = pluribus.resume(first.folder, progress=False)
+    assert again.to_json() == first.to_json()
+    assert contents(first.folder) == before
+
+
+def test_a_finished_run_without_its_checkpoints_still_has_its_history() -> None:
+    first = run_tiny("fedgh")
+    shutil.rmtree(first.folder / "state")
+    assert pluribus.resume(first.folder, progress=False).history == first.history
+    assert len((first.folder / "metrics.jsonl").read_text().splitlines()) == 2
+
+
+def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
+    data = tmp_path / "data.npz"
+    shutil.copy(few_digits(), data)
+    result = run_tiny("local", data=str(data), out=tmp_path / "run")
+    with np.load(data) as archive:
+        arrays = dict(archive)
+    arrays["y_train"] = arrays["y_train"][::-1].copy()
+    write_npz(data, arrays)
+    with pytest.raises(CheckpointError, match=r"was run on other data: its partition.json does not match .*data\.npz"):
+        pluribus.resume(result.folder)
+
+
+class StopAfter:
+    """Someone who watches a run, and has seen enough after some rounds."""
+
+    def __init__(self, rounds: int) -> None:
+        self.left = rounds
+
+    def start(self, federation: Any) -> None: ...
+
+    def round(self, record: Any, ledger: Any) -> None:
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+    def finish(self, result: Any) -> None: ...
+
+
+def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
+    settings = tiny(out=tmp_path / "run", rounds=3, checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        pluribus.run("local", progress=False, observers=[StopAfter(1)], **settings)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(threads + 1)
+    try:
+        result = pluribus.resume(tmp_path / "run", progress=False)
+    finally:
+        torch.set_num_threads(threads)
+    assert len(result.history) == 3
+    assert result.warnings == [
+        f"resumed with {threads + 1} threads, started with {threads}: numbers may differ in the last bits."
+    ]
