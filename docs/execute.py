@@ -26,7 +26,9 @@ from pluribus.cli import main as pluribus
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
-FENCE = re.compile(r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
+FENCE = re.compile(
+    r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
+)
 COLUMNS = "100"
 
 
@@ -121,7 +123,8 @@ def main() -> None:
             shown = [one for one in run_page(text) if "...\n" not in one.page_says]
         for one in reversed(shown):
             text = text[: one.start] + _tidy(one.really) + text[one.end :]
-        page.write_text(text, encoding="utf-8")
+        if shown:
+            page.write_text(text, encoding="utf-8")
         print(f"executed {page.relative_to(ROOT)}")
 
 

@@ -1,13 +1,13 @@
 """Command lines in real processes, to be killed: a launcher imports torch once, then forks a process per command.
 
-with Launcher() as launcher:
-    process = launcher.start("run", "fedgh", "--out", "folder")
-    process.kill()
+process = start("run", "fedgh", "--out", "folder")
+process.kill()
 """
 
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import os
 import resource
@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -59,40 +60,19 @@ class Process:
 
 
 class Launcher:
-    """A process with everything imported and one thread, which forks."""
+    """A process with everything imported and one thread, which forks. It ends with the process that made it."""
 
-    def __enter__(self) -> Launcher:
-        self._logs = tempfile.TemporaryDirectory(prefix="pluribus-processes-")
-        self._started = 0
+    def __init__(self) -> None:
+        self.logs = tempfile.TemporaryDirectory(prefix="pluribus-processes-")
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         self._server = subprocess.Popen(
             [sys.executable, __file__],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            cwd=self._logs.name,
+            cwd=self.logs.name,
             env=os.environ | one_thread,
         )
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        assert self._server.stdin is not None
-        assert self._server.stdout is not None
-        self._server.stdin.close()  # it ends with its input
-        self._server.stdout.close()
-        self._server.wait()
-        self._logs.cleanup()
-
-    def start(self, *argv: object, die_at_sync: int | None = None, largest_file: int | None = None) -> Process:
-        """`pluribus ARGV` in a process of its own.
-
-        It kills itself just before its n-th fsync; its files may have so many bytes.
-        """
-        self._started += 1
-        printed = {name: str(Path(self._logs.name) / f"{self._started}.{name}") for name in ("out", "err")}
-        words = [str(word) for word in argv]
-        pid = self.ask(do="start", argv=words, **printed, die_at_sync=die_at_sync, largest_file=largest_file)
-        return Process(self, pid, printed)
 
     def ask(self, **command: Any) -> Any:
         """One line there, one line back."""
@@ -101,6 +81,19 @@ class Launcher:
         self._server.stdin.write(json.dumps(command) + "\n")
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
+
+
+_launcher = cache(Launcher)
+_numbers = itertools.count()
+
+
+def start(*argv: object, die_at_sync: int | None = None, largest_file: int | None = None) -> Process:
+    """`pluribus ARGV` in a process of its own. It kills itself just before its n-th fsync; its files may grow so far."""
+    launcher, number = _launcher(), next(_numbers)
+    printed = {name: str(Path(launcher.logs.name) / f"{number}.{name}") for name in ("out", "err")}
+    words = [str(word) for word in argv]
+    pid = launcher.ask(do="start", argv=words, **printed, die_at_sync=die_at_sync, largest_file=largest_file)
+    return Process(launcher, pid, printed)
 
 
 # ---- the other side ------------------------------------------------------------------------------------------------

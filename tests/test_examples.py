@@ -7,10 +7,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from parties import card_of, client_of, data_of, flat_split, server_of, signs, task_of
 from torch import nn
 
 import pluribus
+from conftest import run_tiny
+from kit import checked_steps
+from parties import card_of, client_of, data_of, flat_split, server_of, signs, task_of
 from pluribus import Batch, Message, Rows
 from pluribus.cli import main
 
@@ -104,12 +106,12 @@ def test_the_loss_is_the_equation(method):
 
 
 def test_the_server_averages_over_senders_and_keeps_what_nobody_sent(method):
-    server = server_of(task_of(classes=3, width=1), samples={3: 10, 5: 30})
+    server = server_of(task_of(classes=3, width=1), samples={0: 10, 1: 30})
     method.setup(server)
-    assert not method.download(server, 3).rows("means").held.any()
+    assert not method.download(server, 0).rows("means").held.any()
     for first, second in (((4.0, None), (None, None)), ((None, 2.0), (None, 5.0))):
-        method.aggregate(server, {3: upload(*first, None), 5: upload(*second, None)})
-    sent = method.download(server, 3).rows("means")
+        method.aggregate(server, {0: upload(*first, None), 1: upload(*second, None)})
+    sent = method.download(server, 0).rows("means")
     assert sent.value.tolist() == [[4.0], [3.5], [0.0]]
     assert sent.held.tolist() == [True, True, False]
 
@@ -119,11 +121,15 @@ def upload(*means: float | None) -> Message:
     return Message({"means": Rows(value, torch.tensor([mean is not None for mean in means]))})
 
 
-def test_without_pull_it_is_local_training(tmp_path):
-    same = {"clients": 3, "rounds": 2, "progress": False}
+def test_its_steps_are_pure_tensor_programs(method):
+    with checked_steps(method) as checked:
+        run_tiny(method)
+    assert checked
+
+
+def test_without_pull_it_is_local_training():
     from examples.my_method import PrototypePull
 
-    pulled = pluribus.run(PrototypePull(pull=0.0), out=str(tmp_path / "a"), **same)
-    local = pluribus.run("local", out=str(tmp_path / "b"), **same)
-    assert [r["clients"] for r in pulled.history] == [r["clients"] for r in local.history]
+    pulled, local = run_tiny(PrototypePull(pull=0.0)), run_tiny("local")
+    assert [record["clients"] for record in pulled.history] == [record["clients"] for record in local.history]
     assert pulled.bytes["up"] > local.bytes["up"] == 0

@@ -7,7 +7,8 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
 from pluribus.errors import CheckpointError
-from processes import Launcher, Process
+from processes import Process, start
 
 ROUNDS = 8
 CLIENTS = 6
@@ -33,31 +34,18 @@ PACES = {"every round": ("--checkpoint-every", "1"), "automatic": ()}
 KILLED = -signal.SIGKILL
 
 
-@pytest.fixture(scope="module")
-def launcher() -> Iterator[Launcher]:
-    with Launcher() as started:
-        yield started
-
-
 def command(method: str, folder: Path, *more: str) -> list[object]:
     settings = f"--clients {CLIENTS} --rounds {ROUNDS} --lr 0.05 --device cpu {METHODS[method]}"
     return ["run", method, "--data", few_digits(), "--out", folder, *settings.split(), *more, "--json"]
 
 
-@pytest.fixture(scope="module")
-def unbroken(launcher: Launcher) -> Callable[[str], dict[str, Any]]:
-    """What each method comes to when nobody disturbs it."""
-    known: dict[str, dict[str, Any]] = {}
-
-    def outcome_of(method: str) -> dict[str, Any]:
-        if method not in known:
-            folder = Path(new_folder())
-            process = launcher.start(*command(method, folder))
-            assert process.wait() == 0, process.err
-            known[method] = outcome(folder)
-        return known[method]
-
-    return outcome_of
+@cache
+def unbroken(method: str) -> dict[str, Any]:
+    """What a run comes to when nobody disturbs it."""
+    folder = Path(new_folder())
+    process = start(*command(method, folder))
+    assert process.wait() == 0, process.err
+    return outcome(folder)
 
 
 def outcome(folder: Path) -> dict[str, Any]:
@@ -78,11 +66,11 @@ def bits(value: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], bytes]:
     return value.dtype, tuple(value.shape), value.numpy().tobytes()
 
 
-def proceed(launcher: Launcher, method: str, folder: Path, pace: str, **how: Any) -> Process:
+def proceed(method: str, folder: Path, pace: str, **how: Any) -> Process:
     """Resume; or run, if the run that was killed had not come as far as being one."""
     if (folder / "config.toml").exists():
-        return launcher.start("resume", folder, "--json", **how)
-    return launcher.start(*command(method, folder, *PACES[pace]), **how)
+        return start("resume", folder, "--json", **how)
+    return start(*command(method, folder, *PACES[pace]), **how)
 
 
 # ---- killed from outside, whatever it is doing ---------------------------------------------------------------------
@@ -114,18 +102,16 @@ def in_round(number: int, seconds: float) -> Moment:
 @pytest.mark.slow
 @pytest.mark.parametrize("pace", PACES)
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_from_outside(
-    launcher: Launcher, unbroken: Callable[[str], dict[str, Any]], tmp_path: Path, method: str, pace: str
-) -> None:
+def test_killed_from_outside(tmp_path: Path, method: str, pace: str) -> None:
     rng = random.Random(f"{method} {pace}")
     rounds = [in_round(number, rng.uniform(0, 0.06)) for number in (1, 2, 4, 5)]
     ends = []
     for moment in (before_the_first_round, *rounds[:2], in_a_commit, *rounds[2:]):
-        process = proceed(launcher, method, tmp_path / "run", pace)
+        process = proceed(method, tmp_path / "run", pace)
         while process.poll() is None and not moment(tmp_path / "run"):
             pass
         ends.append(process.kill())
-    assert proceed(launcher, method, tmp_path / "run", pace).wait() == 0
+    assert proceed(method, tmp_path / "run", pace).wait() == 0
     assert KILLED in ends
     assert outcome(tmp_path / "run") == unbroken(method)
 
@@ -135,27 +121,25 @@ def test_killed_from_outside(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
-def test_killed_between_any_two_steps_of_writing(
-    launcher: Launcher, unbroken: Callable[[str], dict[str, Any]], tmp_path: Path, method: str
-) -> None:
+def test_killed_between_any_two_steps_of_writing(tmp_path: Path, method: str) -> None:
     """A new run syncs 4 times until it has its config.toml; a resumed one 4 times, then 4 times for each commit."""
-    start, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 9)
-    for number in (*start, *resumed):
-        process = proceed(launcher, method, tmp_path / "run", "every round", die_at_sync=number)
+    new, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 9)
+    for number in (*new, *resumed):
+        process = proceed(method, tmp_path / "run", "every round", die_at_sync=number)
         assert process.wait() == KILLED, process.err
     assert (tmp_path / "run" / "config.toml").exists()
-    assert proceed(launcher, method, tmp_path / "run", "every round").wait() == 0
+    assert proceed(method, tmp_path / "run", "every round").wait() == 0
     assert outcome(tmp_path / "run") == unbroken(method)
 
 
 # ---- resuming what should not be resumed, or need not be ------------------------------------------------------------
 
 
-def test_one_folder_belongs_to_one_process(launcher: Launcher, tmp_path: Path) -> None:
-    first = launcher.start(*command("fedgh", tmp_path / "run", "--rounds", "100000"))
+def test_one_folder_belongs_to_one_process(tmp_path: Path) -> None:
+    first = start(*command("fedgh", tmp_path / "run", "--rounds", "100000"))
     while not before_the_first_round(tmp_path / "run"):
         assert first.poll() is None, first.err
-    second = launcher.start("resume", tmp_path / "run")
+    second = start("resume", tmp_path / "run")
     assert second.wait() == 2
     assert second.err == f"error: {tmp_path / 'run'} is in use by another process.\n"
     assert first.poll() is None

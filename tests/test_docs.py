@@ -1,0 +1,204 @@
+"""The documentation is true: what it shows runs, its tables are the code's, its links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+import pluribus
+from pluribus.method import methods
+
+ROOT = Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "docs"))
+
+import execute  # noqa: E402
+import generate  # noqa: E402
+
+PAGES = execute.PAGES
+NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
+EXECUTED = [path for path in PAGES if execute.FENCE.search(path.read_text(encoding="utf-8"))]
+GENERATED = [
+    (path, found["name"]) for path in PAGES for found in generate.SECTION.finditer(path.read_text(encoding="utf-8"))
+]
+every_page = pytest.mark.parametrize("page", PAGES, ids=NAMES)
+
+
+def read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
+
+
+def prose(page: Path) -> str:
+    """A page without its blocks of code."""
+    return re.sub(r"^```.*?^```$", "", read(page), flags=re.DOTALL | re.MULTILINE)
+
+
+# ---- what is shown runs ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("page", EXECUTED, ids=lambda page: str(page.relative_to(ROOT)))
+def test_what_a_page_shows_runs_and_prints_what_it_says(page):
+    with execute.reader():
+        for shown in execute.run_page(read(page)):
+            assert execute.agrees(shown.page_says, shown.really), (
+                f"{page.name} shows\n{shown.page_says}\nbut what is printed is\n{shown.really}\n"
+                "python docs/execute.py writes it anew"
+            )
+
+
+@pytest.mark.parametrize(
+    ("says", "really", "same"),
+    [
+        ("mean   0.713\n", " mean  0.72 \n\n", True),
+        ("mean 0.713\n", "worst 0.713\n", False),
+        ("a 1\n...\nd 4\n", "a 5\nb\nc\nd 6\n", True),
+        ("a 1\n...\nd 4\n", "a 5\nb\nc\n", False),
+        ("a 1\n", "a 1\nb 2\n", False),
+        ("a.b\n", "acb\n", False),
+    ],
+)
+def test_outputs_are_compared_but_for_numbers(says, really, same):
+    assert execute.agrees(says, really) is same
+
+
+def test_a_command_that_ends_otherwise_than_the_page_says_is_noticed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(AssertionError, match="ended with status 2"):
+        list(execute.run_page("```bash run\npluribus run nonsense\n```\n"))
+    with pytest.raises(AssertionError, match="ended with status 0"):
+        list(execute.run_page("```bash fails\npluribus --version\n```\n"))
+    with pytest.raises(ZeroDivisionError):
+        list(execute.run_page("```python run\n1 / 0\n```\n"))
+
+
+def test_no_block_is_marked_in_a_way_that_nobody_runs():
+    for page in PAGES:
+        for info in re.findall(r"^```([^\n`]+)$", read(page), re.MULTILINE):
+            known = info in ("bash", "text", "mermaid", "toml", "python", "json") or re.fullmatch(
+                "bash run|bash fails|python run|text output|python from .*", info
+            )
+            assert known, f"{page.name}: unknown kind of block: {info}"
+
+
+@every_page
+def test_code_that_is_quoted_from_a_file_stands_in_it(page):
+    quotes = re.findall(r"^```python from (\S+)\n(.*?)^```$", read(page), re.DOTALL | re.MULTILINE)
+    for file, code in quotes:
+        assert code in read(ROOT / file), f"{file} no longer has\n{code}"
+
+
+def test_the_page_about_methods_quotes_the_whole_example():
+    quotes = re.findall(
+        r"^```python from \S+\n(.*?)^```$", read(ROOT / "docs/add-a-method.md"), re.DOTALL | re.MULTILINE
+    )
+    whole = read(ROOT / "examples/my_method.py")
+    assert "\n".join(quotes) == whole[whole.index("@dataclass") :]
+
+
+# ---- what is said agrees with the code -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("page", "name"), GENERATED, ids=[f"{page.name}: {name}" for page, name in GENERATED])
+def test_a_generated_table_is_what_the_code_says(page, name):
+    section = next(found for found in generate.SECTION.finditer(read(page)) if found["name"] == name)
+    assert section[0] == f"{section[1]}{generate.SECTIONS[name]()}\n{section[3]}", (
+        "python docs/generate.py refreshes it"
+    )
+
+
+def test_every_table_is_shown_somewhere():
+    assert {name for _, name in GENERATED} == set(generate.SECTIONS)
+
+
+def test_every_method_has_a_page_with_all_its_parts():
+    for name in methods():
+        headings = " ".join(re.findall(r"^## (.*)$", read(ROOT / f"docs/methods/{name}.md"), re.MULTILINE))
+        assert re.fullmatch(r"Symbols Algorithm.* Deviations Command What travels", headings), name
+
+
+def test_the_readme_has_a_true_line_about_every_method():
+    for name, cls in methods().items():
+        needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
+        row = f"| [`{name}`](docs/methods/{name}.md) | {cls.paper} | {cls.up} | {cls.down} | {needs} |"
+        assert row in read(ROOT / "README.md")
+
+
+def test_partition_tables_are_what_a_run_holds(tmp_path):
+    pluribus.run("local", clients=4, rounds=1, progress=False, out=str(tmp_path / "run"))
+    counts = json.loads((tmp_path / "run" / "partition.json").read_text())["counts"]
+    table = generate.SECTIONS["counts dirichlet"]().splitlines()[2:]
+    assert [[int(cell) for cell in row.strip("| ").split("|")][1:-1] for row in table] == counts
+
+
+def test_the_keys_of_the_json_are_explained(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert execute.pluribus(["run", "local", "--clients", "2", "--rounds", "1", "--json"]) == 0
+    printed = json.loads(capsys.readouterr().out)
+    table = re.search(r"<!-- keys -->\n\n(.*?)\n\n", read(ROOT / "docs/cli.md"), re.DOTALL)[1]
+    explained = [key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert explained == list(printed)
+
+
+def test_the_files_of_a_run_folder_are_explained(tmp_path):
+    pluribus.run("fedgh", clients=2, rounds=1, progress=False, out=str(tmp_path / "run"))
+    there = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}
+    for page in ("quickstart", "resume"):
+        explained = set(re.findall(r"^\| `([\w.]+)[/`]", read(ROOT / f"docs/{page}.md"), re.MULTILINE))
+        assert explained >= there
+
+
+def test_the_layout_names_every_module_and_no_other():
+    layout = re.search(r"^src/pluribus/\n(.*?)^tests/", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE)[1]
+    folder, named = "", set()
+    for indent, name in re.findall(r"^( +)([\w/.]+) ?", layout, re.MULTILINE):
+        folder = "" if len(indent) == 2 else folder
+        if name.endswith("/"):
+            folder = name
+        named.add(folder + name.removesuffix("/") if name != folder else name)
+    source = ROOT / "src" / "pluribus"
+    modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
+    packages = {f"{Path(module).parent}/" for module in modules if module.endswith("/__init__.py")}
+    papers = {module for module in modules if module.startswith("methods/")}
+    assert named == {m for m in modules - papers if not m.endswith("/__init__.py")} | packages
+
+
+# ---- pages -----------------------------------------------------------------------------------------------------------
+
+
+def anchors(page: Path) -> set[str]:
+    """What headings of a page are called in links."""
+    headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+@every_page
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)\s]+)\)", prose(page)):
+        if target.startswith(("http://", "https://", "mailto:")):
+            continue
+        path, _, anchor = target.partition("#")
+        file = (page.parent / path).resolve() if path else page
+        assert file.exists(), f"{page.name} links to {target}"
+        assert not anchor or anchor in anchors(file), (
+            f"{page.name} links to {target}, which has {sorted(anchors(file))}"
+        )
+
+
+@every_page
+def test_a_page_has_one_title(page):
+    assert len(re.findall(r"^# ", prose(page), re.MULTILINE)) == 1
+
+
+def test_the_contents_lead_to_every_page():
+    index = ROOT / "docs" / "index.md"
+    linked = {
+        (index.parent / target.partition("#")[0]).resolve() for target in re.findall(r"\]\(([^)]+)\)", read(index))
+    }
+    assert {page for page in PAGES if page.is_relative_to(ROOT / "docs")} - {index} <= linked
+
+
+def test_the_changelog_has_this_version():
+    assert f"## {pluribus.__version__}" in read(ROOT / "CHANGELOG.md")
