@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 
 from pluribus import draws
 from pluribus.data.federated import Data
@@ -58,6 +59,7 @@ class Client:
         self.state = State()
         self.got: dict[str, Value] = {}
         self.inbox: Inbox | None = None  # of a peer method
+        self.frozen: tuple[str, ...] = ()  # names of tensors() that begin so never change and are not kept
         self.now: dict[str, Tensor] = {}
         self.optimisers: dict[str, Optimiser] = {}
         self._round = -1
@@ -108,7 +110,9 @@ class Client:
         for key, optimiser in self.optimisers.items():
             if optimiser.life == "run":
                 found |= {f"opt.{key}.{name}": value for name, value in optimiser.slots().items()}
-        return found
+        return (
+            {name: value for name, value in found.items() if not name.startswith(self.frozen)} if self.frozen else found
+        )
 
     def loss(self) -> float | None:
         """Mean training loss of the last fit of this exchange."""
@@ -186,6 +190,23 @@ class Client:
     def features(self, x: Tensor) -> Tensor:
         """phi(x), brought to the task's width."""
         return self.model.features(x)  # type: ignore[no-any-return]
+
+    def parameters(self, opt: str = "model") -> dict[str, nn.Parameter]:
+        """An optimiser's parameters, live, by name."""
+        return self.optimisers[opt].parameters
+
+    def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
+        """Forward through the model, or a `part` of it, with other parameters (by their names in the model).
+
+        A pure function, for gradients of gradients: batch-norm statistics stay as they are, and every call within one
+        exchange drops out the same units.
+        """
+        module = self.model.get_submodule(part)
+        prefix = f"{part}." if part else ""
+        given = {n.removeprefix(prefix): p for n, p in parameters.items() if n.startswith(prefix)}
+        buffers = {name: value.clone() for name, value in module.named_buffers()}
+        with draws.seeded(self.task.seed, "call", self.card.id, self._round, self._exchange):
+            return functional_call(module, {**given, **buffers}, (x,))  # type: ignore[no-any-return]
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
         """Gradients of a loss for an optimiser's parameters, by name; unused ones are left out."""

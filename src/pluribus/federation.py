@@ -115,6 +115,7 @@ class Federation:
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
             "mean": self._over_clients(figures),
             "clients": {str(k): views for k, views in figures.items()},
+            "notes": self.server.notes,
         }
 
     def _sample(self, t: int) -> tuple[list[int], set[int]]:
@@ -180,8 +181,8 @@ class Federation:
 
     def _download(self, name: str, t: int, stage: int, k: int, way: str) -> bytes | None:
         schema = self.site.wires(k)[stage].down
-        message: Message = getattr(self.method, name)(self.server, k)
-        if not (message or schema):
+        message: Message | None = getattr(self.method, name)(self.server, k)
+        if message is None or not (message or schema):
             return None
         data = encode(message, schema, f"round {t}, download of client {k}")
         self.ledger.add(t, stage, k, way, data)

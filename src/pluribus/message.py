@@ -33,12 +33,14 @@ class Field:
 
     `form="rows"`: class-keyed vectors, shape (classes, ...); only held rows and their ids travel.
     `kept=False`: installed by `Method.receive` and not read afterwards, so `client.got` has no copy of it.
+    `optional=True`: a message may leave it out; such a field is not kept.
     """
 
     shape: tuple[int | Dim, ...]
     dtype: torch.dtype = torch.float32
     form: Literal["tensor", "rows"] = "tensor"
     kept: bool = True
+    optional: bool = False
 
 
 Schema = Mapping[str, Field]
@@ -166,7 +168,10 @@ def decode(data: bytes, schema: Schema, who: str) -> Message:
     _check(flat, schema, who)
     fields: dict[str, Value] = {}
     for name, declared in schema.items():
-        fields[name] = _dense(flat[name], flat[name + IDS], declared) if declared.form == "rows" else flat[name]
+        if declared.form == "rows":
+            fields[name] = _dense(flat[name], flat[name + IDS], declared)
+        elif name in flat:
+            fields[name] = flat[name]
     return Message(fields)
 
 
@@ -198,17 +203,14 @@ def _dense(held: Tensor, ids: Tensor, declared: Field) -> Rows:
 def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
     """Names, dtypes, shapes and finite values of the tensors as they travel."""
     expected = _on_the_wire(schema)
-    if flat.keys() != expected.keys():
-        missing, extra = sorted(expected.keys() - flat.keys()), sorted(flat.keys() - expected.keys())
-        parts = [
-            f"{label} {', '.join(map(repr, names))}"
-            for label, names in (("lacks", missing), ("has undeclared", extra))
-            if names
-        ]
+    required = {name for name, declared in expected.items() if not declared.optional}
+    differences = {"lacks": required - flat.keys(), "has undeclared": flat.keys() - expected.keys()}
+    if any(differences.values()):
+        parts = [f"{verb} {', '.join(map(repr, sorted(names)))}" for verb, names in differences.items() if names]
         raise MessageError(f"{who}: the message {' and '.join(parts)}.")
     sizes: dict[str, int] = {}
-    for name, declared in expected.items():
-        value = flat[name]
+    for name, value in flat.items():
+        declared = expected[name]
         if value.dtype != declared.dtype:
             raise MessageError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")
         if not _fits(tuple(value.shape), declared.shape, sizes):

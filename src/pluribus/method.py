@@ -80,8 +80,8 @@ class Method:
     def setup(self, server: Server) -> None:
         """Once: allocate `server.state`."""
 
-    def download(self, server: Server, client: int) -> Message:
-        """What the server sends to a client. Pure: evaluation and retries call it too."""
+    def download(self, server: Server, client: int) -> Message | None:
+        """What the server sends to a client; None: nothing this time. Pure: evaluation and retries call it too."""
         return Message({})
 
     def receive(self, client: Client, down: Message) -> None:

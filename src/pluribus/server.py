@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 
@@ -20,10 +21,12 @@ class Server:
         self.state = State()
         self.t = -1
         self.now: Mapping[str, float] = {}
+        self.notes: dict[str, Any] = {}
+        """What a method wants to tell about the round (plain values); goes into its record. Emptied every round."""
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
         """Start a round."""
-        self.t, self.now = t, now
+        self.t, self.now, self.notes = t, now, {}
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """The server's randomness, by round and key."""

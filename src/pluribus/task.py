@@ -12,6 +12,7 @@ from pluribus import draws
 from pluribus.data.federated import Data
 from pluribus.message import Message
 from pluribus.models import Split, build
+from pluribus.models.layers import Layer, layers_of
 
 if TYPE_CHECKING:
     from pluribus.data.federated import Federated
@@ -50,6 +51,10 @@ class Task:
         """A model on the meta device: all names and shapes, no weights."""
         with torch.device("meta"):
             return self.build(model)
+
+    def layers(self, model: str) -> tuple[Layer, ...]:
+        """The layers of a model in forward order."""
+        return layers_of(self.shape_of(model), self.shape)
 
 
 @dataclass(frozen=True)
