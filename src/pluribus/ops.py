@@ -52,3 +52,26 @@ def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
     parameters = list(module.parameters())
     for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.sub_(g, alpha=lr)
+
+
+def flatten(grads: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
+    """Gradients as one vector in the order of the parameters; a missing one counts as zero."""
+    return torch.cat([grads.get(name, torch.zeros_like(p)).flatten() for name, p in parameters.items()])
+
+
+def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The inverse of `flatten`."""
+    parts = torch.split(vector, [p.numel() for p in parameters.values()])
+    return {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+
+
+def project(gradient: Tensor, reference: Tensor) -> Tensor:
+    """The nearest vector that does not conflict with the reference, <., reference> >= 0; itself where it does not.
+
+    The dual of this quadratic program has one variable, so its solution is closed: v = max(0, -<g, r> / <r, r>).
+    Sums are in double precision: the vectors have as many entries as a model has weights.
+    """
+    g, r = gradient.double(), reference.double()
+    inner, square = g @ r, r @ r
+    v = -inner / square.where(square > 0, torch.ones_like(square))
+    return torch.where(inner < 0, (g + v * r).to(gradient.dtype), gradient)

@@ -1,0 +1,175 @@
+"""FedL2G (anonymous, under review 2024): guiding vectors per class that learn to lower the clients' own loss.
+
+A client studies with its cross-entropy plus the distance to the guiding vectors. The server moves the vectors down the
+gradient of the loss on a held-out quiz set after one such study step. The vectors enter that step through a term that
+is linear in them, so their gradient is two gradients and one Jacobian-vector product: no second derivative appears.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.func import grad, jvp
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from pluribus.client import Batch, Client
+from pluribus.data.federated import Data
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Rows, Wire
+from pluribus.method import Method, Need, register
+from pluribus.ops import onehot
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+Parameters = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class FedL2G(Method):
+    """What FedL2G-l and FedL2G-f share; they differ in what is guided."""
+
+    paper = "FedL2G, under review 2024"
+    up = "gradient of the guiding vectors, for the classes of one batch"
+    down = "the guiding vectors"
+
+    server_lr: float = 0.1
+    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+    warmup: int = 10
+    """T': first rounds, in which only the guiding vectors learn. Counted inside T; the paper gives no value."""
+    quiz: int = 10
+    """|D^q|: samples that a client keeps for the quiz and never trains on; one batch in the paper."""
+
+    def guided(self, features: Tensor, logits: Tensor) -> Tensor:
+        """The activations a that the guiding vectors stand beside."""
+        raise NotImplementedError
+
+    def guide_width(self, task: Task, card: Card) -> int:
+        """M: the width of a guiding vector."""
+        raise NotImplementedError
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        shape = (task.classes, self.guide_width(task, card))
+        return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows")})
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        for card in cards.values():
+            if card.samples <= self.quiz:
+                raise ConfigError(
+                    f"client {card.id} has {card.samples} training samples: after a quiz of {self.quiz} none is left "
+                    f"to study. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
+                )
+
+    # ---- client ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, client: Client) -> None:
+        """Line 1: split the training data into a study set D^s and a quiz set D^q, once and for all."""
+        train = client.data["train"]
+        rows = train.rows[torch.randperm(len(train), generator=client.draw("quiz")).to(client.device)]
+        client.data["quiz"] = Data(train.store, rows[: self.quiz])
+        client.data["study"] = Data(train.store, rows[self.quiz :])
+        client.state.gradient = torch.zeros(client.task.classes, self.guide_width(client.task, client.card))
+
+    def local_update(self, client: Client) -> Message:
+        if client.t >= self.warmup:
+            client.fit(self.step, on="study")  # step 2
+        client.fit(self.guide_step, on="study", steps=1)  # steps 3 and 4
+        gradient = client.state.gradient
+        return Message({"gradient": Rows(gradient, gradient.abs().sum(1) > 0)})
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        features = client.features(batch.x)
+        logits = client.model.head(features)
+        task_loss = F.cross_entropy(logits, batch.y)
+        client.descend(task_loss + self._guiding_loss(client, batch, features, logits))  # Eq. 4
+        return task_loss
+
+    def guide_step(self, client: Client, batch: Batch) -> None:
+        """pi_i, the gradient of the quiz loss after a pseudo-step for the guiding vectors; moves no weight.
+
+        With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
+        2 eta_c / (M |B|) times the sum of J_j g_q over the batch's samples j of class c, J_j = d a_j / d theta.
+        """
+        eta = client.local.rule.lr
+        quiz = client.data["quiz"]
+        quiz_x, quiz_y = quiz.take(torch.arange(len(quiz), device=client.device))
+
+        def study_loss(theta: Parameters) -> Tensor:
+            features, logits = self._forward(client, batch.x, theta)
+            return F.cross_entropy(logits, batch.y) + self._guiding_loss(client, batch, features, logits)
+
+        def quiz_loss(theta: Parameters) -> Tensor:
+            return F.cross_entropy(self._forward(client, quiz_x, theta)[1], quiz_y)
+
+        def activations(theta: Parameters) -> Tensor:
+            return self.guided(*self._forward(client, batch.x, theta))
+
+        theta = {name: p.detach() for name, p in client.parameters().items()}
+        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
+            study = grad(study_loss)(theta)
+            moved = {name: p - eta * study[name] for name, p in theta.items()}  # Eq. 5
+            g_q = grad(quiz_loss)(moved)
+            rate = jvp(activations, (theta,), (g_q,))[1]  # J_j g_q
+        members = onehot(batch.y, client.task.classes)
+        client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
+
+    def _forward(self, client: Client, x: Tensor, theta: Parameters) -> tuple[Tensor, Tensor]:
+        features = client.call(x, theta, "features")
+        return features, client.call(features, theta, "head")
+
+    def _guiding_loss(self, client: Client, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
+        guides = client.got["guides"]
+        assert isinstance(guides, Tensor)
+        return F.mse_loss(self.guided(features, logits), guides[batch.y])
+
+    # ---- server ----------------------------------------------------------------------------------------------------
+
+    def setup(self, server: Server) -> None:
+        server.state.guides = self._initial(server)
+
+    def _initial(self, server: Server) -> Tensor:
+        """G^0, standard normal."""
+        shape = (server.task.classes, self.guide_width(server.task, server.cards[0]))
+        return torch.randn(shape, generator=server.task.draw("guides"))
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({"guides": server.state.guides})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Lines 13 and 14: the mean over those who reported a class; a class that nobody reports stays."""
+        reports = [upload.rows("gradient") for upload in uploads.values()]
+        reporters = torch.stack([r.held for r in reports]).sum(0).clamp(min=1)
+        mean = torch.stack([r.value for r in reports]).sum(0) / reporters[:, None]
+        server.state.guides = server.state.guides - self.server_lr * mean
+        start = self._initial(server)
+        server.notes["guides_moved"] = float((server.state.guides - start).norm() / start.norm())
+
+
+@register("fedl2g-l")
+@dataclass(frozen=True)
+class FedL2GLogits(FedL2G):
+    """Guiding vectors for the logits, learned from quiz gradients: needs only common labels."""
+
+    def guided(self, features: Tensor, logits: Tensor) -> Tensor:
+        return logits
+
+    def guide_width(self, task: Task, card: Card) -> int:
+        return task.classes
+
+
+@register("fedl2g-f")
+@dataclass(frozen=True)
+class FedL2GFeatures(FedL2G):
+    """Guiding vectors for the features, learned from quiz gradients."""
+
+    needs = frozenset({Need.SAME_WIDTH})
+
+    server_lr: float = 100.0
+    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+
+    def guided(self, features: Tensor, logits: Tensor) -> Tensor:
+        return features
+
+    def guide_width(self, task: Task, card: Card) -> int:
+        return card.width
