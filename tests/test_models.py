@@ -29,6 +29,8 @@ def on_meta(name, shape=CIFAR, classes=10, **options):
 
 
 def shape_for(name):
+    if name.startswith("tiny-"):
+        return (1, 16, 16)
     return (3, 64, 64) if name == "alexnet" else CIFAR
 
 
@@ -421,6 +423,7 @@ def test_groups_of_the_papers():
     htfe8 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
     assert {name: group.models for name, group in GROUPS.items()} == {
         "small": ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"),
+        "tiny": ("tiny-vit-32", "tiny-vit-48", "tiny-cnn-64"),
         "htfe2": ("cnn4", "resnet18"),
         "htfe3": ("resnet10", "resnet18", "resnet34"),
         "htfe4": htfe8[:4],
@@ -436,7 +439,7 @@ def test_groups_of_the_papers():
 
 
 def test_widths_of_groups():
-    by_width = {"small": 64, "fedgh": 500, "fedfree": None}
+    by_width = {"small": 64, "tiny": None, "fedgh": 500, "fedfree": None}
     by_width |= dict.fromkeys(("htfe2", "htfe3", "htfe4", "htfe8", "htfe9", "htm10"), 512)
     by_width |= dict.fromkeys(("fedhpl-vit", "fedhpl-resnet", "fedhpl-homogeneous"))
     assert {name: width_of(name) for name in GROUPS} == by_width

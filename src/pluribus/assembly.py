@@ -127,6 +127,7 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Ta
         public=data.public(),
         exams=data.exams(domain_of) if domain_of else {},
         domain_of=domain_of,
+        weights=experiment.weights,
     )
     return task, Cards(task, models, data)
 

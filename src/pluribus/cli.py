@@ -34,7 +34,7 @@ Pluribus: heterogeneous federated learning.
 FLAG_GROUPS = {
     "data": "data partition clients classes_per_client unequal alpha min_samples "
     "val_fraction test_fraction public_fraction test image_size",
-    "models": "models width projector same_init",
+    "models": "models width projector same_init weights",
     "training": "rounds epochs batch_size optimizer lr momentum weight_decay",
     "participation": "participation drop_rate straggler_rate",
     "evaluation": "evaluate evaluate_every",

@@ -60,6 +60,8 @@ class Experiment:
     """How features come to width K: average pooling, a private linear layer, or not at all."""
     same_init: bool = False
     """Clients with one architecture start from the same weights."""
+    weights: str | None = None
+    """Where pretrained backbones come from: timm, torchvision, or a folder with NAME.safetensors files."""
 
     rounds: int = 20
     """T: number of rounds."""

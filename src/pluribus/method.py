@@ -20,6 +20,7 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
 from pluribus.message import Inbox, Message, Wire
+from pluribus.models import has_weights
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -32,6 +33,7 @@ class Need(Enum):
     SAME_HEAD = "heads of one shape"
     SAME_MODEL = "one model for all"
     PUBLIC_DATA = "public data"
+    PRETRAINED = "a pretrained backbone"
 
 
 class Exchange(NamedTuple):
@@ -224,6 +226,13 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
                 f"{label} shares the head, but the heads of {pair} differ in shape. "
                 f"Use models with a linear head of one width, or a method that does not share heads."
             )
+    if Need.PRETRAINED in method.needs:
+        for card in firsts:
+            if not has_weights(card.model, task.weights):
+                raise ConfigError(
+                    f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Say "
+                    f"where its own come from (--weights timm, torchvision, or a folder with {card.model}.safetensors)."
+                )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")
     method.check(task, cards)

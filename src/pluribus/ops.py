@@ -56,7 +56,7 @@ def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
 
 def flatten(grads: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:
     """Gradients as one vector in the order of the parameters; a missing one counts as zero."""
-    return torch.cat([grads.get(name, torch.zeros_like(p)).flatten() for name, p in parameters.items()])
+    return torch.cat([(grads[n] if n in grads else torch.zeros_like(p)).flatten() for n, p in parameters.items()])
 
 
 def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -65,13 +65,15 @@ def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     return {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
 
 
-def project(gradient: Tensor, reference: Tensor) -> Tensor:
+def project(gradient: Tensor, reference: Tensor, margin: float = 0.0, eps: float = 0.0) -> Tensor:
     """The nearest vector that does not conflict with the reference, <., reference> >= 0; itself where it does not.
 
-    The dual of this quadratic program has one variable, so its solution is closed: v = max(0, -<g, r> / <r, r>).
+    The dual of this quadratic program has one variable, so its solution is closed: g + v r with
+    v = max(0, -<g, r> / <r, r>). GEM's solver has v >= margin and <r, r> + eps in it.
     Sums are in double precision: the vectors have as many entries as a model has weights.
     """
     g, r = gradient.double(), reference.double()
-    inner, square = g @ r, r @ r
-    v = -inner / square.where(square > 0, torch.ones_like(square))
-    return torch.where(inner < 0, (g + v * r).to(gradient.dtype), gradient)
+    inner = g @ r
+    conflict = inner < 0
+    v = (-inner / torch.where(conflict, r @ r + eps, 1.0)).clamp(min=margin)
+    return torch.where(conflict, (g + v * r).to(gradient.dtype), gradient)

@@ -23,7 +23,8 @@ class Task:
     """The common ground of a federation.
 
     `width` is K, the width of the features that travel; None where every model keeps its own. `public` holds the sets
-    that all parties know, by owner; `exams` the shared val and test sets per domain.
+    that all parties know, by owner; `exams` the shared val and test sets per domain. `weights` says where pretrained
+    backbones come from.
     """
 
     classes: int
@@ -37,6 +38,7 @@ class Task:
     public: Mapping[int, Data] = field(default_factory=dict)
     exams: Mapping[str, Mapping[str, Data]] = field(default_factory=dict)
     domain_of: Mapping[int, int] = field(default_factory=dict)
+    weights: str | None = None
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator that every party derives alike from this key: nothing has to travel."""
@@ -45,7 +47,14 @@ class Task:
     def build(self, model: str, *key: draws.Key) -> Split:
         """A model of the zoo for this task, its initial weights drawn by this key."""
         with draws.seeded(self.seed, "build", *key):
-            return build(model, shape=self.shape, classes=self.classes, width=self.width, projector=self.projector)
+            return build(
+                model,
+                shape=self.shape,
+                classes=self.classes,
+                width=self.width,
+                projector=self.projector,
+                weights=self.weights,
+            )
 
     def shape_of(self, model: str) -> Split:
         """A model on the meta device: all names and shapes, no weights."""

@@ -5,7 +5,7 @@ learns from the others' posteriors with a gradient that is projected where it co
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Literal
 
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client
+from pluribus.client import Batch, Client, trainable
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
@@ -53,7 +53,7 @@ class FedH2L(PeerMethod):
     defaults = SETTINGS
 
     labels: Literal["all", "own", "none"] = "all"
-    """Whose public labels a node may use: all, its own for local steps (slightly worse), or none in lessons either."""
+    """Where others' public labels are used: in local steps and lessons (all), in lessons only (own), or nowhere (none)."""
     every: int = 1
     """E: local steps between lessons. A round is one local step."""
     pairs: bool = False
@@ -61,14 +61,27 @@ class FedH2L(PeerMethod):
     kl: bool = True
     """Learn from posteriors (Eq. 3); off: from public labels alone."""
     conflict: Literal["project", "ignore", "pcgrad"] = "project"
-    """What happens to a lesson that conflicts with local learning: projected (Eq. 8), taken as it is, or both gradients
-    projected on each other (PCGrad)."""
+    """Where a lesson conflicts with local learning: project it (Eq. 8), ignore that, or project both (PCGrad)."""
+    margin: float = 0.0
+    """v*: its least value in a projection, as in GEM's solver; above 0 lessons turn further towards local learning."""
+    eps: float = 0.0
+    """v*: what GEM's solver adds to its denominator; above 0 some of the conflict stays."""
+    lesson_lr: float | None = None
+    """eta: learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.conflict == "pcgrad" and (self.every > 1 or self.pairs):
-            raise ConfigError("--conflict pcgrad takes both gradients in one step: it needs --every 1 and no --pairs.")
+        if self.every < 1:
+            raise ConfigError(f"--every must be at least 1, not {self.every}.")
+        if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
+            raise ConfigError(
+                "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
+            )
         if not self.kl and self.labels == "none":
-            raise ConfigError("without --kl and without public labels there is nothing to learn from peers.")
+            raise ConfigError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
+        if min(self.margin, self.eps) < 0 or (self.conflict != "project" and max(self.margin, self.eps) > 0):
+            raise ConfigError("--margin and --eps must be at least 0, and above 0 only with --conflict project.")
+        if self.lesson_lr is not None and self.lesson_lr <= 0:
+            raise ConfigError(f"--lesson-lr must be above 0, not {self.lesson_lr}.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(len(data) for data in task.public.values()))
@@ -82,62 +95,65 @@ class FedH2L(PeerMethod):
         return {student: (teacher,) for a, b in couples for student, teacher in ((a, b), (b, a))}
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
-        return {"model": Opt(client.model, life="run")}  # one AMSGrad for both steps of a round
+        both = {"model": Opt(client.model, life="run")}
+        if self.lesson_lr is None:
+            return both
+        return both | {"lesson": Opt(client.model, replace(client.local.rule, lr=self.lesson_lr), life="run")}
 
     def prepare(self, client: Client) -> None:
         client.data["local"] = own_and_public(client, everyones=self.labels == "all")
-        client.state.local_gradient = torch.zeros(sum(p.numel() for p in client.model.parameters()))
+        client.state.local_gradient = torch.zeros(trainable(client.model))
 
     # ---- first barrier: local optimisation, then the teaching signal -----------------------------------------------
 
     def teach(self, client: Client) -> Message | None:
+        if self.conflict == "pcgrad" and client.state.local_gradient.any():
+            # last round's lesson did not come, and with it the step for both gradients
+            client.apply(unflatten(client.state.local_gradient, client.parameters()))
+            client.state.local_gradient = torch.zeros_like(client.state.local_gradient)
         client.fit(self.local_step, on="local", steps=1)
-        if (client.t + 1) % self.every:
+        data = public_batch(client, client.card.id)
+        if (client.t + 1) % self.every or not len(data):
             return None
-        data = self._public_batch(client, client.card.id)
         posteriors: list[Tensor] = []
         client.sweep(lambda client, batch: posteriors.append(client.model(batch.x).softmax(1)), data)
         posterior = torch.cat(posteriors)
         accuracy = (posterior.argmax(1) == data.labels()).float().mean()
-        return Message({"posterior": posterior, "accuracy": accuracy})
+        # messages of one round have one shape: students leave out the rows beyond a small public set
+        most = min(client.local.batch, max(len(public) for public in client.task.public.values()))
+        return Message({"posterior": F.pad(posterior, (0, 0, 0, most - len(data))), "accuracy": accuracy})
 
     def local_step(self, client: Client, batch: Batch) -> Tensor:
-        loss = F.cross_entropy(client.model(batch.x), batch.y)
+        loss = F.cross_entropy(client.model(batch.x), batch.y)  # Eq. 1
         grads = client.grads(loss)  # Eq. 2
         client.state.local_gradient = client.state.local_gradient + flatten(grads, client.parameters())
         if self.conflict != "pcgrad":
             client.apply(grads)
         return loss
 
-    def _public_batch(self, client: Client, node: int) -> Data:
-        """The public samples that a node teaches on this round: everyone derives them from the common seed."""
-        public = client.task.public
-        size = min(client.local.batch, *(len(data) for data in public.values()))
-        positions = torch.randperm(len(public[node]), generator=client.task.draw("public batch", client.t, node))[:size]
-        return Data(public[node].store, public[node].rows[positions.to(client.device)])
-
     # ---- second barrier: mutual learning ---------------------------------------------------------------------------
 
     def learn(self, client: Client, inbox: Inbox) -> None:
-        lessons = [self._public_batch(client, teacher) for teacher in inbox.ids]
+        lessons = [public_batch(client, teacher) for teacher in inbox.ids]
         together = Data(lessons[0].store, torch.cat([data.rows for data in lessons]))
+        client.inbox = row_by_row(inbox, [len(data) for data in lessons])
         client.fit(self.public_step, on=together, steps=1, batch=len(together))
         client.state.local_gradient = torch.zeros_like(client.state.local_gradient)
 
-    def public_step(self, client: Client, batch: Batch) -> None:
+    def public_step(self, client: Client, batch: Batch) -> Tensor:
         assert client.inbox is not None
-        posterior, accuracy = client.inbox.got["posterior"], client.inbox.got["accuracy"]
-        taught = posterior.flatten(0, 1)[batch.i]
-        confidence = accuracy.repeat_interleave(posterior.shape[1])[batch.i]
+        taught, confidence, share = (client.inbox.got[name][batch.i] for name in ("posterior", "accuracy", "share"))
         logits = client.model(batch.x)
-        loss = logits.new_zeros(())
+        loss: Tensor = logits.new_zeros(())
         if self.kl:
-            divergence = F.kl_div(logits.log_softmax(1), taught, reduction="none").sum(1)
-            loss = loss + (confidence * divergence).mean()  # Eq. 3, 4
+            divergence = F.kl_div(logits.log_softmax(1), taught, reduction="none").sum(1)  # Eq. 4
+            loss = loss + (share * confidence * divergence).sum()  # Eq. 3
         if self.labels != "none":
-            loss = loss + F.cross_entropy(logits, batch.y)  # Eq. 5
+            loss = loss + (share * F.cross_entropy(logits, batch.y, reduction="none")).sum()  # Eq. 5
         lesson = flatten(client.grads(loss), client.parameters())  # Eq. 6
-        client.apply(unflatten(self._resolved(lesson, client.state.local_gradient), client.parameters()))
+        resolved = unflatten(self._resolved(lesson, client.state.local_gradient), client.parameters())
+        client.apply(resolved, "model" if self.lesson_lr is None else "lesson")
+        return loss
 
     def _resolved(self, lesson: Tensor, local: Tensor) -> Tensor:
         """The gradient that is applied."""
@@ -145,7 +161,24 @@ class FedH2L(PeerMethod):
             return lesson
         if self.conflict == "pcgrad":
             return project(lesson, local) + project(local, lesson)
-        return project(lesson, local)  # Eq. 8
+        return project(lesson, local, self.margin, self.eps)  # Eq. 7, 8
+
+
+def public_batch(client: Client, node: int) -> Data:
+    """The public samples that a node teaches on this round: everyone derives them from the common seed."""
+    public = client.task.public[node]
+    order = torch.randperm(len(public), generator=client.task.draw("public batch", client.t, node))
+    return Data(public.store, public.rows[order[: client.local.batch].to(client.device)])
+
+
+def row_by_row(inbox: Inbox, sizes: list[int]) -> Inbox:
+    """The teaching signals by public sample, and the share of each in the mean over teachers of means over batches."""
+    posterior, accuracy = inbox.got["posterior"], inbox.got["accuracy"]
+    size = torch.tensor(sizes, device=posterior.device)[:, None]
+    real = torch.arange(posterior.shape[1], device=posterior.device) < size  # the other rows are padding
+    by_teacher = {"accuracy": accuracy[:, None], "share": 1 / (len(sizes) * size)}
+    by_sample = {name: value.expand_as(real)[real] for name, value in by_teacher.items()}
+    return Inbox(inbox.ids, {"posterior": posterior[real], **by_sample})
 
 
 @register("ind")
@@ -178,7 +211,7 @@ class Agg(Ind):
 
 
 def own_and_public(client: Client, everyones: bool) -> Data:
-    """Private data, together with the node's own public data or with everyone's."""
+    """Private data, together with the node's own public data or with everyone's, once each."""
     train, public = client.data["train"], client.task.public
     shared = public.values() if everyones else [public[client.card.id]]
     return Data(train.store, torch.cat([train.rows, *(data.rows for data in shared)]))

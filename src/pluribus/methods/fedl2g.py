@@ -24,9 +24,9 @@ from pluribus.server import Server
 from pluribus.task import Card, Task
 
 Parameters = Mapping[str, Tensor]
+SMALLEST_QUIZ = 2  # batch normalisation has no variance of one sample
 
 
-@dataclass(frozen=True)
 class FedL2G(Method):
     """What FedL2G-l and FedL2G-f share; they differ in what is guided."""
 
@@ -34,12 +34,9 @@ class FedL2G(Method):
     up = "gradient of the guiding vectors, for the classes of one batch"
     down = "the guiding vectors"
 
-    server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
-    warmup: int = 10
-    """T': first rounds, in which only the guiding vectors learn. Counted inside T; the paper gives no value."""
-    quiz: int = 10
-    """|D^q|: samples that a client keeps for the quiz and never trains on; one batch in the paper."""
+    server_lr: float
+    warmup: int | None
+    quiz: int | None
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         """The activations a that the guiding vectors stand beside."""
@@ -54,6 +51,12 @@ class FedL2G(Method):
         return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows")})
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.warm_rounds(task) >= task.rounds:
+            raise ConfigError(f"no model would train: --warmup {self.warmup} takes all of --rounds {task.rounds}.")
+        if self.quiz is None:
+            return
+        if self.quiz < SMALLEST_QUIZ:
+            raise ConfigError(f"--quiz must be at least {SMALLEST_QUIZ}, not {self.quiz}.")
         for card in cards.values():
             if card.samples <= self.quiz:
                 raise ConfigError(
@@ -61,22 +64,28 @@ class FedL2G(Method):
                     f"to study. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
                 )
 
+    def warm_rounds(self, task: Task) -> int:
+        """T'."""
+        return task.rounds // 20 if self.warmup is None else self.warmup
+
     # ---- client ----------------------------------------------------------------------------------------------------
 
     def prepare(self, client: Client) -> None:
         """Line 1: split the training data into a study set D^s and a quiz set D^q, once and for all."""
         train = client.data["train"]
+        size = self.quiz if self.quiz is not None else min(client.local.batch, len(train) // 2)
+        size = size if size >= SMALLEST_QUIZ else 0  # such a client studies, and reports nothing
         rows = train.rows[torch.randperm(len(train), generator=client.draw("quiz")).to(client.device)]
-        client.data["quiz"] = Data(train.store, rows[: self.quiz])
-        client.data["study"] = Data(train.store, rows[self.quiz :])
+        client.data["quiz"], client.data["study"] = Data(train.store, rows[:size]), Data(train.store, rows[size:])
         client.state.gradient = torch.zeros(client.task.classes, self.guide_width(client.task, client.card))
 
     def local_update(self, client: Client) -> Message:
-        if client.t >= self.warmup:
-            client.fit(self.step, on="study")  # step 2
-        client.fit(self.guide_step, on="study", steps=1)  # steps 3 and 4
+        if client.t >= self.warm_rounds(client.task):  # line 6
+            client.fit(self.step, on="study")  # line 7
+        if len(client.data["quiz"]):
+            client.fit(self.guide_step, on="study", steps=1)  # lines 10 and 11
         gradient = client.state.gradient
-        return Message({"gradient": Rows(gradient, gradient.abs().sum(1) > 0)})
+        return Message({"gradient": Rows(gradient, (gradient != 0).any(1))})  # line 12
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         features = client.features(batch.x)
@@ -85,7 +94,7 @@ class FedL2G(Method):
         client.descend(task_loss + self._guiding_loss(client, batch, features, logits))  # Eq. 4
         return task_loss
 
-    def guide_step(self, client: Client, batch: Batch) -> None:
+    def guide_step(self, client: Client, batch: Batch) -> Tensor:
         """pi_i, the gradient of the quiz loss after a pseudo-step for the guiding vectors; moves no weight.
 
         With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
@@ -95,9 +104,10 @@ class FedL2G(Method):
         quiz = client.data["quiz"]
         quiz_x, quiz_y = quiz.take(torch.arange(len(quiz), device=client.device))
 
-        def study_loss(theta: Parameters) -> Tensor:
+        def study_loss(theta: Parameters) -> tuple[Tensor, Tensor]:
             features, logits = self._forward(client, batch.x, theta)
-            return F.cross_entropy(logits, batch.y) + self._guiding_loss(client, batch, features, logits)
+            task_loss = F.cross_entropy(logits, batch.y)
+            return task_loss + self._guiding_loss(client, batch, features, logits), task_loss
 
         def quiz_loss(theta: Parameters) -> Tensor:
             return F.cross_entropy(self._forward(client, quiz_x, theta)[1], quiz_y)
@@ -107,12 +117,13 @@ class FedL2G(Method):
 
         theta = {name: p.detach() for name, p in client.parameters().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
-            study = grad(study_loss)(theta)
+            study, task_loss = grad(study_loss, has_aux=True)(theta)
             moved = {name: p - eta * study[name] for name, p in theta.items()}  # Eq. 5
             g_q = grad(quiz_loss)(moved)
             rate = jvp(activations, (theta,), (g_q,))[1]  # J_j g_q
-        members = onehot(batch.y, client.task.classes)
+        members = onehot(batch.y, client.task.classes).to(rate.dtype)
         client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
+        return task_loss  # type: ignore[no-any-return]
 
     def _forward(self, client: Client, x: Tensor, theta: Parameters) -> tuple[Tensor, Tensor]:
         features = client.call(x, theta, "features")
@@ -151,6 +162,13 @@ class FedL2G(Method):
 class FedL2GLogits(FedL2G):
     """Guiding vectors for the logits, learned from quiz gradients: needs only common labels."""
 
+    server_lr: float = 0.1
+    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+    warmup: int | None = None
+    """T': first rounds, in which only the guiding vectors learn; counted inside T. Unset: a twentieth of all rounds."""
+    quiz: int | None = None
+    """|D^q|: samples that a client keeps for the quiz. Unset: one batch, but at most half of what the client has."""
+
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return logits
 
@@ -167,6 +185,10 @@ class FedL2GFeatures(FedL2G):
 
     server_lr: float = 100.0
     """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+    warmup: int | None = None
+    """T': first rounds, in which only the guiding vectors learn; counted inside T. Unset: a twentieth of all rounds."""
+    quiz: int | None = None
+    """|D^q|: samples that a client keeps for the quiz. Unset: one batch, but at most half of what the client has."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return features

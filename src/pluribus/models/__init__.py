@@ -1,8 +1,19 @@
 """Models: features and head, a zoo of architectures, and groups of them for mixed federations."""
 
-from pluribus.models import plain, vision, vits  # noqa: F401  importing them fills the zoo
+from pluribus.models import plain, tiny, vision, vits  # noqa: F401  importing them fills the zoo
 from pluribus.models.groups import GROUPS, Group, assign, width_of
 from pluribus.models.split import Split
-from pluribus.models.zoo import ModelEntry, build, entries, register_model
+from pluribus.models.zoo import ModelEntry, build, entries, has_weights, register_model
 
-__all__ = ["GROUPS", "Group", "ModelEntry", "Split", "assign", "build", "entries", "register_model", "width_of"]
+__all__ = [
+    "GROUPS",
+    "Group",
+    "ModelEntry",
+    "Split",
+    "assign",
+    "build",
+    "entries",
+    "has_weights",
+    "register_model",
+    "width_of",
+]

@@ -2,28 +2,35 @@
 
 from __future__ import annotations
 
+from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.func import functional_call
 
 from pluribus.models.probe import Shape
 
 Kind = Literal["conv", "dwconv", "linear", "norm"]
+_SMALL = 10_000_000  # parameters
 
 
 class Layer(NamedTuple):
-    """A module with trainable weights. `output`: it gives the logits."""
+    """A module with trainable weights. `output`: it gives the logits. `groups`: those of a grouped convolution."""
 
     name: str
     kind: Kind
     weight: tuple[int, ...]
     bias: tuple[int, ...] | None
     output: bool
+    groups: int = 1
 
 
 def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
-    """All layers of a model on the meta device, traced by one forward pass; each is listed where it is first used."""
+    """All layers of a model, traced by one forward pass; each is listed where it is first used.
+
+    The model may live on any device, also on meta, and stays as it is.
+    """
     names = {module: name for name, module in model.named_modules()}
     order: dict[nn.Module, Kind] = {}
 
@@ -33,17 +40,29 @@ def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
             order.setdefault(module, kind)
 
     hooks = [module.register_forward_hook(note) for module in names]
-    training = model.training
+    modes = {module: module.training for module in names}
     model.eval()
     try:
-        with torch.device("meta"), torch.no_grad():
-            model(torch.zeros(1, *shape))
+        _pass(model, shape)
     finally:
-        model.train(training)
+        for module, training in modes.items():
+            module.training = training
         for hook in hooks:
             hook.remove()
     last = next((m for m in reversed(order) if isinstance(m, nn.Linear)), None)
     return tuple(_layer(names[module], module, kind, module is last) for module, kind in order.items())
+
+
+def _pass(model: nn.Module, shape: Shape) -> None:
+    """One image through the model, its weights replaced by zeros; a large model goes through the meta device.
+
+    There nothing is computed, but torch takes seconds to load what it needs for the first matrix product on it.
+    """
+    tensors = list(chain(model.named_parameters(), model.named_buffers()))
+    device = torch.device("cpu" if sum(tensor.numel() for _, tensor in tensors) < _SMALL else "meta")
+    stand_ins = {name: torch.zeros_like(tensor, device=device) for name, tensor in tensors}
+    with device, torch.no_grad():
+        functional_call(model, stand_ins, (torch.zeros(1, *shape),))
 
 
 def kind_of(module: nn.Module) -> Kind | None:
@@ -60,4 +79,6 @@ def kind_of(module: nn.Module) -> Kind | None:
 def _layer(name: str, module: nn.Module, kind: Kind, output: bool) -> Layer:
     weight, bias = module.weight, module.bias
     assert isinstance(weight, torch.Tensor)
-    return Layer(name, kind, tuple(weight.shape), tuple(bias.shape) if isinstance(bias, torch.Tensor) else None, output)
+    groups = module.groups if isinstance(module, nn.Conv2d) and kind == "conv" else 1
+    shape = tuple(bias.shape) if isinstance(bias, torch.Tensor) else None
+    return Layer(name, kind, tuple(weight.shape), shape, output, groups)

@@ -7,6 +7,7 @@ from typing import Any
 from torch import nn
 
 from pluribus.models.colour import takes_grey
+from pluribus.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Origin
 from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, register_model
 
@@ -16,6 +17,10 @@ def _models() -> Any:
     from pluribus.models._torchvision import torchvision
 
     return torchvision.models
+
+
+def _origin(name: str) -> Origin:
+    return Origin("torchvision", name, IMAGENET_MEAN, IMAGENET_STD)
 
 
 def _resnet(depth: int) -> Builder:
@@ -45,14 +50,18 @@ register_model("resnet4", "ResNet of one stage with one block")(_short_resnet(1)
 register_model("resnet6", "ResNet of two stages with one block each")(_short_resnet(2))
 register_model("resnet8", "ResNet of three stages with one block each")(_short_resnet(3))
 register_model("resnet10", "ResNet of four stages with one block each")(_short_resnet(4))
-register_model("resnet18", "torchvision's ResNet-18")(_resnet(18))
-register_model("resnet34", "torchvision's ResNet-34")(_resnet(34))
-register_model("resnet50", "torchvision's ResNet-50")(_resnet(50))
-register_model("resnet101", "torchvision's ResNet-101")(_resnet(101))
-register_model("resnet152", "torchvision's ResNet-152")(_resnet(152))
+register_model("resnet18", "torchvision's ResNet-18", origin=_origin("resnet18"))(_resnet(18))
+register_model("resnet34", "torchvision's ResNet-34", origin=_origin("resnet34"))(_resnet(34))
+register_model("resnet50", "torchvision's ResNet-50", origin=_origin("resnet50"))(_resnet(50))
+register_model("resnet101", "torchvision's ResNet-101", origin=_origin("resnet101"))(_resnet(101))
+register_model("resnet152", "torchvision's ResNet-152", origin=_origin("resnet152"))(_resnet(152))
 
 
-@register_model("googlenet", "torchvision's GoogLeNet without auxiliary classifiers; dropout 0.2 on the features")
+@register_model(
+    "googlenet",
+    "torchvision's GoogLeNet without auxiliary classifiers; dropout 0.2 on the features",
+    origin=Origin("torchvision", "googlenet"),  # its weights came from TensorFlow and want pixels in [-1, 1]
+)
 def _googlenet(shape: Shape) -> nn.Module:
     # init_weights named, since torchvision warns otherwise; True is what it does by default and what the papers ran.
     net = _models().googlenet(weights=None, aux_logits=False, init_weights=True)
@@ -60,17 +69,19 @@ def _googlenet(shape: Shape) -> nn.Module:
     return takes_grey(net, shape)
 
 
-@register_model("mobilenet-v2", "torchvision's MobileNetV2; dropout 0.2 on the features")
+@register_model(
+    "mobilenet-v2", "torchvision's MobileNetV2; dropout 0.2 on the features", origin=_origin("mobilenet_v2")
+)
 def _mobilenet_v2(shape: Shape) -> nn.Module:
     return takes_grey(_without_last(_models().mobilenet_v2(weights=None)), shape)
 
 
-@register_model("alexnet", "torchvision's AlexNet with its two hidden layers of 4096")
+@register_model("alexnet", "torchvision's AlexNet with its two hidden layers of 4096", origin=_origin("alexnet"))
 def _alexnet(shape: Shape) -> nn.Module:
     return takes_grey(_without_last(_models().alexnet(weights=None)), shape)
 
 
-@register_model("vgg11", "torchvision's VGG-11 with its two hidden layers of 4096")
+@register_model("vgg11", "torchvision's VGG-11 with its two hidden layers of 4096", origin=_origin("vgg11"))
 def _vgg11(shape: Shape) -> nn.Module:
     return takes_grey(_without_last(_models().vgg11(weights=None)), shape)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from torch import nn
 
 from pluribus.models.colour import takes_grey
+from pluribus.models.pretrained import Origin
 from pluribus.models.probe import Shape
-from pluribus.models.zoo import Builder, register_model
+from pluribus.models.zoo import Builder, HeadKind, register_model
 
 
 def _vit(size: str, patch: int) -> Builder:
@@ -18,17 +19,26 @@ def _vit(size: str, patch: int) -> Builder:
 
         import timm  # isort: skip
 
-        name = f"vit_{size}_patch{patch}_224"
-        net = timm.create_model(name, pretrained=False, img_size=(height, width), num_classes=0)
+        net = timm.create_model(_name(size, patch), pretrained=False, img_size=(height, width), num_classes=0)
         return takes_grey(net, shape)
 
     return backbone
 
 
-register_model("vit-s16", "timm's ViT-S/16")(_vit("small", 16))
-register_model("vit-b16", "timm's ViT-B/16")(_vit("base", 16))
-register_model("vit-b32", "timm's ViT-B/32")(_vit("base", 32))
-register_model("vit-l16", "timm's ViT-L/16")(_vit("large", 16))
+def _name(size: str, patch: int) -> str:
+    return f"vit_{size}_patch{patch}_224"
+
+
+def _register(name: str, about: str, size: str, patch: int, head: HeadKind = "linear") -> None:
+    # timm's own choice of weights for these names: ImageNet-21k, fine-tuned on ImageNet-1k, for pixels in [-1, 1]
+    origin = Origin("timm", _name(size, patch))
+    register_model(name, about, head=head, origin=origin)(_vit(size, patch))
+
+
+_register("vit-s16", "timm's ViT-S/16", "small", 16)
+_register("vit-b16", "timm's ViT-B/16", "base", 16)
+_register("vit-b32", "timm's ViT-B/32", "base", 32)
+_register("vit-l16", "timm's ViT-L/16", "large", 16)
 # HtM10's transformers carry a head of two layers, so a method that shares heads cannot mix them with the others.
-register_model("vit-b16-mlp", "ViT-B/16 with the two-layer head of HtM10", head="mlp")(_vit("base", 16))
-register_model("vit-b32-mlp", "ViT-B/32 with the two-layer head of HtM10", head="mlp")(_vit("base", 32))
+_register("vit-b16-mlp", "ViT-B/16 with the two-layer head of HtM10", "base", 16, "mlp")
+_register("vit-b32-mlp", "ViT-B/32 with the two-layer head of HtM10", "base", 32, "mlp")

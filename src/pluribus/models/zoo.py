@@ -11,6 +11,7 @@ from torch import nn
 
 from pluribus.errors import ConfigError, unknown
 from pluribus.lookup import imported
+from pluribus.models.pretrained import Origin, filled, is_pretrained
 from pluribus.models.probe import Shape, output_width, shape_text
 from pluribus.models.split import PROJECTORS, Split, projection
 
@@ -24,19 +25,25 @@ _B = TypeVar("_B", bound=Builder)
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One architecture. `builder` gives its backbone: images of a shape in, one flat feature vector each out."""
+    """One architecture. `builder` gives its backbone: images of a shape in, one flat feature vector each out.
+
+    `origin` says where its pretrained weights are, if anyone has some.
+    """
 
     name: str
     about: str
     builder: Builder
     head: HeadKind = "linear"
+    origin: Origin | None = None
 
 
 _entries: dict[str, ModelEntry] = {}
 _native_widths: dict[tuple[str, Shape], int] = {}
 
 
-def register_model(name: str, about: str, *, head: HeadKind = "linear") -> Callable[[_B], _B]:
+def register_model(
+    name: str, about: str, *, head: HeadKind = "linear", origin: Origin | None = None
+) -> Callable[[_B], _B]:
     """Enter a builder of backbones into the zoo, with one line about it for `pluribus list models`."""
 
     def enter(builder: _B) -> _B:
@@ -44,7 +51,7 @@ def register_model(name: str, about: str, *, head: HeadKind = "linear") -> Calla
             raise ConfigError(f"model name '{name}' may hold neither a dot (own builders) nor a comma (lists).")
         if name in _entries:
             raise ConfigError(f"model '{name}' is registered already. Choose another name.")
-        _entries[name] = ModelEntry(name, about, builder, head)
+        _entries[name] = ModelEntry(name, about, builder, head, origin)
         return builder
 
     return enter
@@ -55,13 +62,28 @@ def entries() -> dict[str, ModelEntry]:
     return dict(_entries)
 
 
-def build(name: str, *, shape: Shape, classes: int, width: int | None = None, projector: str = "pool") -> Split:
+def has_weights(name: str, weights: str | None = None) -> bool:
+    """Whether a model starts from pretrained weights, given where they come from (`build`)."""
+    return is_pretrained(name, _find(name).origin, weights)
+
+
+def build(
+    name: str,
+    *,
+    shape: Shape,
+    classes: int,
+    width: int | None = None,
+    projector: str = "pool",
+    weights: str | None = None,
+) -> Split:
     """The model `name` for images of `shape` (channels, height, width).
 
     `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
     shape and returns a backbone or a ready `Split`. `width` is the K that all clients agree on, reached through
-    `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. Initial weights come from
-    torch's global generator: seed it outside. Under `torch.device("meta")` the model holds no numbers.
+    `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. `weights` says where the
+    backbone's pretrained weights come from: timm, torchvision, or a folder; models that come with weights need none.
+    All others are drawn from torch's global generator: seed it outside. Under `torch.device("meta")` the model holds
+    no numbers.
     """
     if projector not in PROJECTORS:
         raise ConfigError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
@@ -71,6 +93,7 @@ def build(name: str, *, shape: Shape, classes: int, width: int | None = None, pr
         backbone = entry.builder(shape)
         if isinstance(backbone, Split):
             return _checked(backbone, name, shape, classes, agreed)
+        backbone = filled(backbone, name, entry.origin, weights, shape)
         native = _native_width(backbone, name, shape)
     except RuntimeError as error:
         raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {_first_line(error)}.") from error

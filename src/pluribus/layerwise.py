@@ -1,0 +1,287 @@
+"""Single layers of different networks: which ones correspond, what they compute, how they are merged and inserted.
+
+Pure functions of tensors and shapes. Tensors are *dense* where they are compared: a grouped convolution is written as
+the plain one that computes the same, and the weight of a normalisation as one vector.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.message import Field, Message
+from pluribus.models.layers import Kind, Layer
+from pluribus.task import Task
+
+Entropy = Literal["shannon", "tsallis", "collision"]
+Projection = Literal["block_retain", "flat_retain", "flat_zero"]
+
+
+class Weights(NamedTuple):
+    """The tensors of one layer."""
+
+    weight: Tensor
+    bias: Tensor | None = None
+
+    def flat(self) -> Tensor:
+        """Both as one vector."""
+        return self.weight.flatten() if self.bias is None else torch.cat([self.weight.flatten(), self.bias.flatten()])
+
+    def apart(self) -> Weights:
+        """Both without their gradients' history, sharing storage."""
+        return Weights(self.weight.detach(), None if self.bias is None else self.bias.detach())
+
+    def to(self, device: torch.device) -> Weights:
+        """Both on a device."""
+        return Weights(self.weight.to(device), None if self.bias is None else self.bias.to(device))
+
+    @torch.no_grad()
+    def copy_(self, values: Tensor) -> None:
+        """Take over the first numbers of a vector."""
+        size = self.weight.numel()
+        self.weight.copy_(values[:size].view_as(self.weight))
+        if self.bias is not None:
+            self.bias.copy_(values[size : size + self.bias.numel()].view_as(self.bias))
+
+
+_traced: dict[tuple[object, ...], tuple[Layer, ...]] = {}
+
+
+def layers(task: Task, model: str) -> tuple[Layer, ...]:
+    """`task.layers(model)`, found once: a deep network takes a second."""
+    key = (model, task.shape, task.classes, task.width, task.projector)
+    if key not in _traced:
+        _traced[key] = task.layers(model)
+    return _traced[key]
+
+
+def weights_of(model: nn.Module, layer: Layer) -> Weights:
+    """A layer's parameters, live."""
+    bias = model.get_parameter(f"{layer.name}.bias") if layer.bias else None
+    return Weights(model.get_parameter(f"{layer.name}.weight"), bias)
+
+
+# ---- layers in messages, each under its number -----------------------------------------------------------------------
+
+
+def fields_of(layers: Sequence[Layer], chosen: Collection[int]) -> dict[str, Field]:
+    """The schema of messages with some of the chosen layers."""
+    shapes = {f"{at}.weight": layers[at].weight for at in chosen}
+    shapes |= {f"{at}.bias": bias for at in chosen if (bias := layers[at].bias)}
+    return {name: Field(shape, kept=False, optional=True) for name, shape in shapes.items()}
+
+
+def packed(layers: Mapping[int, Weights]) -> dict[str, Tensor]:
+    """Layers as fields of a message."""
+    named = {f"{at}.{name}": part for at, w in layers.items() for name, part in w._asdict().items()}
+    return {name: part for name, part in named.items() if part is not None}
+
+
+def unpacked(message: Message, chosen: Iterable[int]) -> dict[int, Weights]:
+    """Those of the chosen layers that are in a message."""
+    fields = message.part()
+    return {at: Weights(fields[f"{at}.weight"], fields.get(f"{at}.bias")) for at in chosen if f"{at}.weight" in fields}
+
+
+# ---- which layers correspond -----------------------------------------------------------------------------------------
+
+
+def same_kind(layer: Layer, others: Sequence[Layer]) -> list[int]:
+    """Which of the others may take the place of a layer: those of its kind, and for logits only what gives logits."""
+    return [j for j, other in enumerate(others) if other.kind == layer.kind and (other.output or not layer.output)]
+
+
+def kinds(layers: Sequence[Layer]) -> str:
+    """The kinds of some layers, for a sentence."""
+    return ", ".join(dict.fromkeys("output" if one.output else one.kind for one in layers)) or "no layers"
+
+
+def match(mine: Sequence[Layer], theirs: Sequence[Layer]) -> dict[int, int]:
+    """Each of my layers to the one of theirs of its kind at the nearest relative depth, the shallower on a tie.
+
+    The i-th of n layers of a kind has relative depth (i + 1/2) / n. What gives logits goes with what gives logits and
+    with nothing else. Layers without a counterpart are left out.
+    """
+    found: dict[int, int] = {}
+    for at, layer in enumerate(mine):
+        candidates = [j for j in same_kind(layer, theirs) if theirs[j].output == layer.output]
+        if candidates:
+            i, n = _rank(at, mine)
+            found[at] = min(candidates, key=lambda j: (_apart(i, n, *_rank(j, theirs)), j))
+    return found
+
+
+def _rank(at: int, layers: Sequence[Layer]) -> tuple[int, int]:
+    """The how-manieth of how many layers of its kind."""
+    kind = layers[at].kind
+    return sum(layer.kind == kind for layer in layers[:at]), sum(layer.kind == kind for layer in layers)
+
+
+def _apart(i: int, n: int, j: int, m: int) -> int:
+    """|(i + 1/2) / n - (j + 1/2) / m|, times 2nm: a whole number, so that a tie is a tie."""
+    return abs((2 * i + 1) * m - (2 * j + 1) * n)
+
+
+# ---- dense tensors ---------------------------------------------------------------------------------------------------
+
+
+def dense(own: Weights, layer: Layer) -> Weights:
+    """A layer's tensors in the form in which layers of a kind can be compared."""
+    if layer.kind == "norm":
+        return Weights(own.weight.flatten(), own.bias if own.bias is None else own.bias.flatten())
+    if layer.groups == 1:
+        return own
+    inputs = own.weight.shape[1]
+    padded = [
+        F.pad(block, (0, 0, 0, 0, inputs * at, inputs * (layer.groups - 1 - at)))
+        for at, block in enumerate(own.weight.chunk(layer.groups))
+    ]
+    return Weights(torch.cat(padded), own.bias)
+
+
+def undense(weight: Tensor, layer: Layer) -> Tensor:
+    """The layer's own weight tensor out of its dense form."""
+    if layer.groups > 1:
+        inputs = layer.weight[1]
+        blocks = enumerate(weight.chunk(layer.groups))
+        weight = torch.cat([block[:, inputs * at : inputs * (at + 1)] for at, block in blocks])
+    return weight.reshape(layer.weight)
+
+
+def overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
+    """The entries that two weights or biases have in common, as views: first outputs, first inputs, kernels centred."""
+    for dim, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)):
+        size = min(a, b)
+        one = one.narrow(dim, (a - size) // 2 if dim >= 2 else 0, size)
+        other = other.narrow(dim, (b - size) // 2 if dim >= 2 else 0, size)
+    return one, other
+
+
+# ---- what layers compute (Eq. 3 to 5 of FedFree) ---------------------------------------------------------------------
+
+
+def gaussian_probe(kind: Kind, layer: Weights, others: Sequence[Weights], probes: int, draw: torch.Generator) -> Tensor:
+    """X-hat ~ N(0, I): inputs of a layer, for a convolution patches as large as the largest kernel among all."""
+    weight = layer.weight
+    channels = weight.shape[1] if kind in ("conv", "linear") else weight.shape[0]
+    kernels = [tuple(w.weight.shape[2:]) for w in (layer, *others)]
+    patch = tuple(max(sizes) for sizes in zip(*kernels, strict=True))
+    return torch.randn(probes, channels, *patch, generator=draw)
+
+
+def probe_loss(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor) -> Tensor:
+    """Eq. 3: how far a layer's outputs are from those of others on the same inputs.
+
+    Mean over layers and probes, summed over outputs. Two layers are compared on the outputs that both have; inputs that
+    only one has are zero. A convolution is seen at one position, so that stride and padding play no part.
+    """
+    total = x.new_zeros(())
+    for other in others:
+        outputs = min(layer.weight.shape[0], other.weight.shape[0])
+        channels = min(w.weight.shape[1] if kind in ("conv", "linear") else outputs for w in (layer, other))
+        seen = x[:, :channels]
+        gap = _answer(kind, layer, seen, outputs) - _answer(kind, other, seen, outputs)
+        total = total + gap.square().sum(1).mean()
+    return total / len(others)
+
+
+def _answer(kind: Kind, layer: Weights, x: Tensor, outputs: int) -> Tensor:
+    """The first outputs of a layer for inputs (S, channels, ...)."""
+    weight = layer.weight[:outputs]
+    if kind in ("conv", "dwconv"):
+        weight = _embedded(weight, x.shape[2:])
+    if kind in ("conv", "linear"):
+        y = x.flatten(1) @ weight[:, : x.shape[1]].flatten(1).T
+    else:  # each channel sees itself alone
+        y = (x.flatten(2) * weight.flatten(1)).sum(2) if kind == "dwconv" else x * weight
+    return y if layer.bias is None else y + layer.bias[:outputs]
+
+
+def _embedded(weight: Tensor, patch: torch.Size) -> Tensor:
+    """A kernel in the middle of a larger one of zeros."""
+    height, width = (large - small for large, small in zip(patch, weight.shape[2:], strict=True))
+    return F.pad(weight, (width // 2, width - width // 2, height // 2, height - height // 2))
+
+
+def imitate(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor, lr: float, steps: int) -> Weights:
+    """Eq. 4 and 5: the layer after gradient steps on Eq. 3."""
+    for _ in range(steps):
+        own = [part.detach().requires_grad_() for part in layer if part is not None]
+        grads = torch.autograd.grad(probe_loss(kind, Weights(*own), others, x), own)
+        layer = Weights(*(part.detach() - lr * grad for part, grad in zip(own, grads, strict=True)))
+    return layer
+
+
+def average(layer: Weights, others: Sequence[Weights]) -> Weights:
+    """Every entry that others have too becomes their mean; the rest stays."""
+    weight = _mean(layer.weight, [other.weight for other in others])
+    biases = [other.bias for other in others if other.bias is not None]
+    return Weights(weight, layer.bias if layer.bias is None else _mean(layer.bias, biases))
+
+
+def _mean(own: Tensor, others: Sequence[Tensor]) -> Tensor:
+    total, count = torch.zeros_like(own), torch.zeros_like(own)
+    for other in others:
+        mine, theirs = overlap(total, other)
+        mine.add_(theirs)
+        overlap(count, other)[0].add_(1)
+    return torch.where(count > 0, total / count.clamp(min=1), own)
+
+
+# ---- what is worth sending (Eq. 2 and 6) -----------------------------------------------------------------------------
+
+
+def change(now: Tensor, before: Tensor) -> Tensor:
+    """Eq. 2: squared change of a layer's parameters, relative to their squared norm before."""
+    return (now - before).square().sum() / (before.square().sum() + 1e-12)
+
+
+def entropy(weight: Tensor, measure: Entropy = "shannon", bins: int = 256, q: float = 2.0) -> float:
+    """H of Eq. 6, in bits: of the weights, quantised into bins between their smallest and their largest.
+
+    >>> round(entropy(torch.tensor([0.0, 0.0, 0.0, 1.0]), bins=4), 4)
+    0.8113
+    """
+    counts = torch.histc(weight.detach().double().flatten(), bins)
+    p = counts[counts > 0] / weight.numel()
+    if measure == "shannon":
+        return abs(float((p * p.log2()).sum()))  # abs: one full bin is 0, not -0
+    if measure == "tsallis":
+        return float((1 - (p**q).sum()) / (q - 1))
+    return abs(float((p * p).sum().log2()))
+
+
+# ---- what takes the place of what (Eq. 7) ----------------------------------------------------------------------------
+
+
+def project(own: Weights, layer: Layer, given: Weights, given_layer: Layer, mode: Projection) -> Weights:
+    """The client's layer with a given one of any size in its place, in the client's own shapes.
+
+    `block_retain` writes the entries in common and keeps the others; `flat_retain` writes the flattened tensors from
+    the front and keeps the rest; `flat_zero` is Eq. 7 as printed: the rest is zero. A bias that is not given stays.
+    """
+    if mode == "block_retain":
+        mine, theirs = dense(own, layer), dense(given, given_layer)
+        weight = undense(_block(mine.weight, theirs.weight), layer)
+        bias = own.bias if own.bias is None or theirs.bias is None else _block(own.bias.flatten(), theirs.bias)
+    else:
+        weight = _flat(own.weight, given.weight, zero=mode == "flat_zero")
+        bias = own.bias if own.bias is None or given.bias is None else _flat(own.bias, given.bias, mode == "flat_zero")
+    return Weights(weight, bias if bias is None else bias.reshape(layer.bias or ()))
+
+
+def _block(own: Tensor, given: Tensor) -> Tensor:
+    result = own.clone()
+    mine, theirs = overlap(result, given)
+    mine.copy_(theirs)
+    return result
+
+
+def _flat(own: Tensor, given: Tensor, zero: bool) -> Tensor:
+    size = min(own.numel(), given.numel())
+    rest = own.flatten()[size:]
+    return torch.cat([given.flatten()[:size], torch.zeros_like(rest) if zero else rest]).view_as(own)

@@ -1,0 +1,196 @@
+"""FedFree (Du et al., NeurIPS 2025): single layers travel. A global model learns from the clients' most changed layers
+what they compute on Gaussian noise, and gives each client the layer that promises the most gain in entropy."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+
+from pluribus import layerwise
+from pluribus.client import Client
+from pluribus.errors import ConfigError
+from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
+from pluribus.message import Field, Message, Wire
+from pluribus.method import Exchange, Method, register
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+NONE = -1  # no layer is waiting
+
+
+@register("fedfree")
+@dataclass(frozen=True)
+class FedFree(Method):
+    """Layers up by how much they changed, one layer down by Knowledge Gain Entropy; any mix of architectures."""
+
+    paper = "Du et al., NeurIPS 2025"
+    up = "the k layers that changed most"
+    down = "one layer of the global model, if its entropy is higher"
+    exchanges = (Exchange(None, "local_update", "aggregate"), Exchange("targeted_layer", "keep", None))
+    views = ("after", "before")  # before: with the layer that came down in its place
+    defaults = MappingProxyType({"image_size": 16})  # the global CNN needs 16 pixels a side
+
+    top_k: int = 2
+    """k: critical layers that a client sends."""
+    select: Literal["change", "random"] = "change"
+    """L_i: send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
+    global_model: str = "fedfree-cnn"
+    """G: architecture of the global model."""
+    server_lr: float = 0.01
+    """alpha: learning rate of the global layers (Eq. 4 and 5)."""
+    server_steps: int = 1
+    """Gradient steps on each global layer per round."""
+    probes: int = 256
+    """S: Gaussian inputs per global layer (X-hat). Raise it for layers with more than 16,000 inputs."""
+    merge: Literal["probe", "average"] = "probe"
+    """G^t: learn what the uploaded layers compute (Eq. 3), or average their weights (ablation, Fig. 4b)."""
+    warm_start: bool = False
+    """G^0: a global layer begins as the mean of the first layers that are sent for it, not at random."""
+    entropy: Literal["shannon", "tsallis", "collision"] = "shannon"
+    """H: entropy of the quantised weights (Eq. 6, Table A3)."""
+    tsallis_q: float = 2.0
+    """q: order of the Tsallis entropy."""
+    bins: int = 256
+    """Bins of the entropy's histogram."""
+    distribution: Literal["paper", "aligned"] = "paper"
+    """j*: search all global layers of the same type, or only the one that the client's layer was matched with."""
+    projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
+    """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if min(self.top_k, self.server_steps, self.probes, self.bins - 1) < 1:
+            raise ConfigError("--top-k, --server-steps and --probes must be at least 1, --bins at least 2.")
+        if self.server_lr <= 0 or self.tsallis_q <= 0 or self.tsallis_q == 1:
+            raise ConfigError(
+                "--server-lr and --tsallis-q must be above 0, and q not 1, where --entropy shannon stands."
+            )
+        try:
+            theirs = layers(task, self.global_model)
+        except ConfigError as error:
+            raise ConfigError(f"--global-model: {error} Larger images need --image-size.") from error
+        first: dict[str, int] = {}
+        for k, card in cards.items():
+            first.setdefault(card.model, k)
+        for model, k in first.items():
+            mine = layers(task, model)
+            if not match(mine, theirs):
+                raise ConfigError(
+                    f"fedfree exchanges layers of one kind, but client {k} ({model}) has {layerwise.kinds(mine)} and "
+                    f"the global model {self.global_model} {layerwise.kinds(theirs)}. Choose another --global-model."
+                )
+
+    def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
+        mine, theirs = layers(task, card.model), layers(task, self.global_model)
+        shared = match(mine, theirs)
+        fitting = {j for at in shared for j in same_kind(mine[at], theirs)}
+        down = {"target": Field((), torch.int32, kept=False), **layerwise.fields_of(theirs, sorted(fitting))}
+        return Wire(up=layerwise.fields_of(mine, shared)), Wire(down=down)
+
+    # ---- knowledge extraction (Section 3.3) ------------------------------------------------------------------------
+
+    def prepare(self, client: Client) -> None:
+        mine = layers(client.task, client.card.model)
+        shared = match(mine, layers(client.task, self.global_model))
+        sizes = [len(weights_of(client.model, mine[at]).flat()) for at in shared]
+        client.state.waiting = torch.zeros(max(sizes))  # the layer that came down, until local training starts
+        client.state.target = torch.tensor(NONE)
+
+    def local_update(self, client: Client) -> Message:
+        self._replace(client)
+        client.state.target.fill_(NONE)
+        mine = layers(client.task, client.card.model)
+        own = {at: weights_of(client.model, mine[at]) for at in match(mine, layers(client.task, self.global_model))}
+        before = {at: part.apart().flat().clone() for at, part in own.items()}  # theta^{t-1}
+        client.fit(self.step)  # theta^t
+        scores = torch.stack([layerwise.change(part.apart().flat(), before[at]) for at, part in own.items()])  # Eq. 2
+        if self.select == "random":
+            scores = torch.rand(len(own), generator=client.draw("layers"))
+        ranked = sorted(zip(scores.neg().tolist(), own, strict=True))
+        return Message(packed({at: own[at] for _, at in ranked[: self.top_k]}))  # L_i^t
+
+    # ---- knowledge sharing, local to global (Section 3.4) ----------------------------------------------------------
+
+    def setup(self, server: Server) -> None:
+        server.state.model = server.task.build(self.global_model, "global")  # G^0
+        server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
+        server.state.targets = {}  # l and j* of each client; made anew every round, so it is not saved
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        theirs = layers(server.task, self.global_model)
+        critical: dict[int, list[Weights]] = {}  # by global layer
+        for k, upload in uploads.items():
+            mine = layers(server.task, server.cards[k].model)
+            matched = match(mine, theirs)
+            for at, sent in unpacked(upload, matched).items():
+                critical.setdefault(matched[at], []).append(dense(sent, mine[at]))
+        for j in sorted(critical):
+            self._learn(server, j, critical[j])
+        self._decide(server, uploads)
+
+    def _learn(self, server: Server, j: int, critical: Sequence[Weights]) -> None:
+        layer = layers(server.task, self.global_model)[j]
+        parameters = weights_of(server.state.model, layer)
+        own = dense(parameters.apart(), layer)
+        if self.merge == "average" or (self.warm_start and not server.state.begun[j]):
+            own = layerwise.average(own, critical)
+        else:
+            x = layerwise.gaussian_probe(layer.kind, own, critical, self.probes, server.draw("probe", j))
+            own = layerwise.imitate(layer.kind, own, critical, x, self.server_lr, self.server_steps)  # Eq. 3 to 5
+        server.state.begun[j] = True
+        parameters.copy_(Weights(undense(own.weight, layer), own.bias).flat())
+
+    # ---- knowledge alignment, global to local (Section 3.5) --------------------------------------------------------
+
+    def _decide(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """For each client its layer and the global one with the largest Knowledge Gain Entropy, if that is positive."""
+        theirs = layers(server.task, self.global_model)
+        known = [self._entropy(weights_of(server.state.model, layer)) for layer in theirs]
+        server.state.targets, server.notes["layers"] = {}, {}
+        for k, upload in uploads.items():
+            mine = layers(server.task, server.cards[k].model)
+            matched = match(mine, theirs)
+            gains = {
+                (at, j): known[j] - self._entropy(sent)  # Eq. 6
+                for at, sent in unpacked(upload, matched).items()
+                for j in ([matched[at]] if self.distribution == "aligned" else same_kind(mine[at], theirs))
+            }
+            at, j = max(gains, key=lambda pair: gains[pair], default=(NONE, NONE))
+            if gains.get((at, j), 0) > 0:
+                server.state.targets[k] = at, j
+                said = {"layer": mine[at].name, "global": theirs[j].name, "gain": gains[at, j]}
+            server.notes["layers"][str(k)] = said if k in server.state.targets else "none"
+
+    def _entropy(self, layer: Weights) -> float:
+        return layerwise.entropy(layer.weight, self.entropy, self.bins, self.tsallis_q)
+
+    def targeted_layer(self, server: Server, client: int) -> Message | None:
+        """g_{j*} and the number of the layer whose place it takes; nothing where there is no gain."""
+        if client not in server.state.targets:
+            return None
+        at, j = server.state.targets[client]
+        layer = weights_of(server.state.model, layers(server.task, self.global_model)[j])
+        return Message({"target": torch.tensor(at, dtype=torch.int32), **packed({j: layer})})
+
+    def receive(self, client: Client, down: Message) -> None:
+        theirs, at = layers(client.task, self.global_model), int(down.tensor("target"))
+        layer = layers(client.task, client.card.model)[at]
+        own = weights_of(client.model, layer)
+        for j, given in unpacked(down, range(len(theirs))).items():
+            fitted = layerwise.project(own.apart(), layer, given.to(client.device), theirs[j], self.projection)  # Eq. 7
+            client.state.waiting[: len(fitted.flat())] = fitted.flat()
+        client.state.target.fill_(at)
+
+    def keep(self, client: Client) -> Message:
+        """Answers nothing. The layer waits for the next local training: models without and with it can be measured."""
+        return Message({})
+
+    def adapt(self, client: Client, view: str) -> None:
+        self._replace(client)
+
+    def _replace(self, client: Client) -> None:
+        """theta_{i,l} <- g_{j*}."""
+        at = int(client.state.target)
+        if at != NONE:
+            weights_of(client.model, layers(client.task, client.card.model)[at]).copy_(client.state.waiting)

@@ -1,0 +1,109 @@
+"""Three small pretrained backbones of different width for 16x16 grey images, shipped with the package.
+
+They learnt to read letters (`scripts/pretrain_tiny.py`), never digits, so that methods for frozen pretrained backbones
+run on the embedded data without a download.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.models.pretrained import Origin
+from pluribus.models.probe import Shape, shape_text
+from pluribus.models.zoo import Builder, register_model
+
+SHAPE: Shape = (1, 16, 16)
+PATCH, DEPTH, HEADS = 4, 4, 4
+
+
+class Block(nn.Module):
+    """A pre-norm transformer block."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.proj = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.fc1 = nn.Linear(width, 2 * width)
+        self.fc2 = nn.Linear(2 * width, width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, tokens, width) to the same."""
+        x = x + self.proj(self._attention(self.norm1(x)))
+        mixed: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
+        return mixed
+
+    def _attention(self, x: Tensor) -> Tensor:
+        batch, tokens, width = x.shape
+        q, k, v = self.qkv(x).view(batch, tokens, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
+        return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)
+
+
+class TinyViT(nn.Module):
+    """A vision transformer whose parts have timm's names, so that prompts find their place in both."""
+
+    num_prefix_tokens = 1  # the class token
+    global_pool = "token"
+
+    def __init__(self, width: int, side: int) -> None:
+        super().__init__()
+        tokens = (side // PATCH) ** 2
+        self.embed_dim = width
+        self.patch_embed = nn.Sequential(
+            OrderedDict(proj=nn.Conv2d(SHAPE[0], width, PATCH, PATCH), flatten=nn.Flatten(2))
+        )
+        self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + tokens, width) * 0.02)
+        self.patch_drop, self.norm_pre = nn.Identity(), nn.Identity()
+        self.blocks = nn.Sequential(*(Block(width) for _ in range(DEPTH)))
+        self.norm = nn.LayerNorm(width)
+
+    def _pos_embed(self, patches: Tensor) -> Tensor:
+        patches = patches.transpose(1, 2)
+        return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
+
+    def forward_head(self, tokens: Tensor) -> Tensor:
+        """The class token."""
+        return tokens[:, 0]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(B, 1, 16, 16) to (B, width)."""
+        return self.forward_head(self.norm(self.blocks(self._pos_embed(self.patch_embed(x)))))
+
+
+def _vit(width: int) -> Builder:
+    def backbone(shape: Shape) -> nn.Module:
+        if shape != SHAPE:
+            raise RuntimeError(f"it was pretrained on {shape_text(SHAPE)} images (--image-size 16)")
+        return TinyViT(width, shape[1])
+
+    return backbone
+
+
+def _cnn(shape: Shape) -> nn.Module:
+    if shape[0] != SHAPE[0]:
+        raise RuntimeError("it was pretrained on grey images")
+    layers: OrderedDict[str, nn.Module] = OrderedDict()
+    before = shape[0]
+    for number, width in enumerate((16, 32, 64, 64), 1):
+        layers[f"conv{number}"] = nn.Conv2d(before, width, 3, padding=1, bias=False)
+        layers[f"conv{number}_norm"] = nn.BatchNorm2d(width)
+        layers[f"conv{number}_relu"] = nn.ReLU()
+        if number in (1, 2):
+            layers[f"pool{number}"] = nn.MaxPool2d(2)
+        before = width
+    layers |= {"pool": nn.AdaptiveAvgPool2d(1), "flatten": nn.Flatten()}
+    return nn.Sequential(layers)
+
+
+for _name, _about, _builder in (
+    ("tiny-vit-32", "transformer of width 32, pretrained on letters; 16x16 grey images", _vit(32)),
+    ("tiny-vit-48", "transformer of width 48, pretrained on letters; 16x16 grey images", _vit(48)),
+    ("tiny-cnn-64", "four convolutions with batch norm, width 64, pretrained on letters; grey images", _cnn),
+):
+    register_model(_name, _about, origin=Origin("package", _name))(_builder)
