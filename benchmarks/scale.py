@@ -72,7 +72,9 @@ def main() -> None:
         print(json.dumps(rows))
         return
     print(f"fedgh, {PARTICIPANTS} participants a round with {ROWS_EACH} rows each, {ROUNDS} rounds, all checkpointed")
-    line = "{clients:>8} clients {round_ms:>7} ms a round {whole_run_s:>6} s in all {peak_mb:>5} MB  folder {folder_mb} MB"
+    line = (
+        "{clients:>8} clients {round_ms:>7} ms a round {whole_run_s:>6} s in all {peak_mb:>5} MB  folder {folder_mb} MB"
+    )
     for row in rows:
         print(line.format(**row))
 
