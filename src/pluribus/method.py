@@ -150,10 +150,7 @@ def register(name: str) -> Callable[[M], M]:
 
     def add(cls: M) -> M:
         known = _registry.get(name, cls)
-        if (known.__module__, known.__qualname__) != (
-            cls.__module__,
-            cls.__qualname__,
-        ):  # equal: its module is reloaded
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a module reloaded
             raise ConfigError(f"method '{name}' is registered already. Choose another name.")
         _registry[name] = cls
         return cls
