@@ -2,8 +2,8 @@
 
     python benchmarks/overhead.py [--json]
 
-Both work on the same tensors in the same process, in turns, so that the ratio holds on a noisy machine. The round counts
-everything: sampling, shuffling, keyed draws, records, traffic, checkpoints. Evaluation is left to the last round.
+Both work on the same tensors in the same process, in turns, so that the ratio holds on a noisy machine. The round
+counts everything: sampling, shuffling, keyed draws, records, traffic, checkpoints. Evaluation is left to the last one.
 """
 
 from __future__ import annotations
@@ -68,24 +68,41 @@ class BareLoop:
 
 def measure(model: str) -> dict[str, Any]:
     watch = BareLoop()
-    settings = dict(data="overhead-photos", partition="iid", clients=CLIENTS, models=model, batch_size=BATCH)
     with tempfile.TemporaryDirectory() as out:
-        pluribus.run("local", rounds=ROUNDS, evaluate_every=ROUNDS, out=out, progress=False, observers=[watch], **settings)
-    ours, bare = (statistics.median(times[1:-1]) for times in (watch.framework, watch.bare))  # warm, without evaluation
-    ratios = [a / b for a, b in zip(watch.framework[1:-1], watch.bare[1:-1], strict=True)]
-    return {"model": model, "round_s": round(ours, 4), "bare_s": round(bare, 4), "ratio": round(statistics.median(ratios), 3)}
+        pluribus.run(
+            "local",
+            data="overhead-photos",
+            partition="iid",
+            clients=CLIENTS,
+            models=model,
+            batch_size=BATCH,
+            rounds=ROUNDS,
+            evaluate_every=ROUNDS,
+            out=out,
+            progress=False,
+            observers=[watch],
+        )
+    ours, bare = watch.framework[1:-1], watch.bare[1:-1]  # warm, without the evaluation of the last round
+    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+    return {
+        "model": model,
+        "round_s": round(statistics.median(ours), 4),
+        "bare_s": round(statistics.median(bare), 4),
+        "ratio": round(statistics.median(ratios), 3),
+    }
 
 
 def main() -> None:
     rows = [measure(model) for model in ("cnn4", "fedgh-cnn5", "resnet10")]
-    facts = {"torch": torch.__version__, "threads": torch.get_num_threads(), "machine": platform.machine(), "rows": rows}
+    threads = torch.get_num_threads()
+    facts = {"torch": torch.__version__, "threads": threads, "machine": platform.machine(), "rows": rows}
     Path(__file__).with_name("results").joinpath("overhead.json").write_text(json.dumps(facts, indent=1) + "\n")
     if "--json" in sys.argv:
         print(json.dumps(facts))
         return
-    print(f"{CLIENTS} clients of {SAMPLES} images 3x32x32, batch {BATCH}, SGD, {facts['threads']} threads")
+    print(f"{CLIENTS} clients of {SAMPLES} images 3x32x32, batch {BATCH}, SGD, {threads} threads")
     for row in rows:
-        print(f"  {row['model']:12} round {row['round_s']:.3f} s   bare {row['bare_s']:.3f} s   ratio {row['ratio']:.3f}")
+        print("  {model:12} round {round_s:.3f} s   bare {bare_s:.3f} s   ratio {ratio:.3f}".format(**row))
 
 
 if __name__ == "__main__":

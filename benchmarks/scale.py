@@ -64,15 +64,19 @@ def main() -> None:
         return
     rows = []
     for clients in SIZES:
-        done = subprocess.run([sys.executable, __file__, "--one", str(clients)], check=True, capture_output=True, text=True)
+        command = [sys.executable, __file__, "--one", str(clients)]
+        done = subprocess.run(command, check=True, capture_output=True, text=True)
         rows.append(json.loads(done.stdout))
     Path(__file__).with_name("results").joinpath("scale.json").write_text(json.dumps(rows, indent=1) + "\n")
     if "--json" in sys.argv:
         print(json.dumps(rows))
         return
-    print(f"fedgh, {PARTICIPANTS} participants a round, {ROWS_EACH} rows each, {ROUNDS} rounds, a checkpoint every round")
+    print(f"fedgh, {PARTICIPANTS} participants a round with {ROWS_EACH} rows each, {ROUNDS} rounds, all checkpointed")
+    line = (
+        "{clients:>8} clients {round_ms:>7} ms a round {whole_run_s:>6} s in all {peak_mb:>5} MB  folder {folder_mb} MB"
+    )
     for row in rows:
-        print("  {clients:>6} clients  {round_ms:>7} ms a round  {whole_run_s:>6} s in all  {peak_mb:>5} MB  folder {folder_mb} MB".format(**row))
+        print(line.format(**row))
 
 
 if __name__ == "__main__":

@@ -108,6 +108,8 @@ def reader() -> Iterator[Path]:
         finally:
             os.chdir(before)
             sys.path[:] = path
+            for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
+                del sys.modules[name]  # it was imported from a folder that is about to go
             os.environ.pop("COLUMNS")
             if columns is not None:
                 os.environ["COLUMNS"] = columns

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
+import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -144,6 +145,16 @@ def _counts(kind: str) -> str:
     return table(columns, rows, columns)
 
 
+# ---- benchmarks ------------------------------------------------------------------------------------------------------
+
+
+def _result(benchmark: str) -> str:
+    written = json.loads((ROOT / "benchmarks" / "results" / f"{benchmark}.json").read_text(encoding="utf-8"))
+    rows = written["rows"] if isinstance(written, dict) else written
+    columns = [name.replace("_", " ") for name in rows[0]]
+    return table(columns, [row.values() for row in rows], columns[1:])
+
+
 # ---- flags -----------------------------------------------------------------------------------------------------------
 
 
@@ -179,6 +190,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "data": _data,
     "partitions": _partitions,
     "flags": _flags,
+    "result overhead": lambda: _result("overhead"),
+    "result scale": lambda: _result("scale"),
     **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
     **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
 }

@@ -21,18 +21,20 @@ class Heading:
         self._console = console
 
     def start(self, federation) -> None:
+        """Print the command and the partition."""
         self._console.print("$ pluribus run fedgh --against local\n", style="bold", highlight=False)
         print_partition(federation.parts, self._console)
         self._console.print()
 
     def round(self, record, ledger) -> None:
-        pass
+        """Nothing to say."""
 
     def finish(self, result) -> None:
-        pass
+        """Nothing to say."""
 
 
 def main() -> None:
+    """Run both methods and save the picture."""
     console = Console(record=True, width=100, force_terminal=True, file=io.StringIO())
     with TemporaryDirectory() as folder:
         results = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from pluribus.data.datasets import write_npz
 from pluribus.experiment import experiment
 from pluribus.method import Method
 from pluribus.result import Result
-from pluribus.site import Site
+from pluribus.site import Site, Tensors
 
 AnyMethod = str | Method | type[Method]
 
@@ -75,7 +75,7 @@ def assemble_tiny(method: AnyMethod = "fedgh", **settings: Any) -> Assembly:
     return assemble(experiment(method, **tiny(**settings)))
 
 
-def site_of(parts: Assembly) -> Site:
-    """A site that hosts its clients, with nothing saved before."""
+def site_of(parts: Assembly, load: Callable[[int], Tensors | None] = lambda k: None) -> Site:
+    """A site that hosts its clients; what was saved of them comes from `load`."""
     same_init = parts.experiment.same_init
-    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, lambda k: None, same_init)
+    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)

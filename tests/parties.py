@@ -10,11 +10,16 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
+from conftest import new_folder
+from pluribus.assembly import Assembly
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
+from pluribus.federation import Federation
+from pluribus.folder import RunFolder
 from pluribus.message import Schema
 from pluribus.models import Split
 from pluribus.optim import Opt, Rule
+from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -77,6 +82,19 @@ def client_of(
 def server_of(task: Task, samples: Mapping[int, int], model: str = "toy") -> Server:
     """A server that knows these clients by their number of samples."""
     return Server(task, {k: card_of(k, task, n, model) for k, n in samples.items()})
+
+
+def federation_of(parts: Assembly) -> Federation:
+    """A federation before its first round, to look at and to change."""
+    return Federation(parts, RunFolder.create(new_folder(), "unused"))
+
+
+def run_through(federation: Federation) -> Result:
+    """All its rounds."""
+    try:
+        return federation.run()
+    finally:
+        federation.folder.close()
 
 
 def descend(client: Client, batch: Batch) -> Tensor:

@@ -88,7 +88,7 @@ _numbers = itertools.count()
 
 
 def start(*argv: object, die_at_sync: int | None = None, largest_file: int | None = None) -> Process:
-    """`pluribus ARGV` in a process of its own. It kills itself just before its n-th fsync; its files may grow so far."""
+    """`pluribus ARGV` in a process of its own, which kills itself just before a certain fsync, or has a full disk."""
     launcher, number = _launcher(), next(_numbers)
     printed = {name: str(Path(launcher.logs.name) / f"{number}.{name}") for name in ("out", "err")}
     words = [str(word) for word in argv]
@@ -108,16 +108,21 @@ def _serve() -> None:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as out:  # torch imports much of itself only when something trains
         pluribus.run("fedgh", clients=2, rounds=1, out=out, progress=False)
+    at_work = set[int]()
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "start":
             answer: int | None = os.fork()
             if answer == 0:
                 _become(command)
+            at_work.add(answer)
         else:
             pid, status = os.waitpid(command["pid"], os.WNOHANG if command["do"] == "poll" else 0)
             answer = os.waitstatus_to_exitcode(status) if pid else None
+            at_work.discard(pid)
         print(json.dumps(answer), flush=True)
+    for pid in at_work:  # of a test that failed
+        os.kill(pid, signal.SIGKILL)
 
 
 def _become(command: dict[str, Any]) -> None:

@@ -19,8 +19,10 @@ from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, s
 from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, MessageError
-from pluribus.message import Message, Rows, Wire, decode, encode
-from pluribus.method import Exchange, Method
+from pluribus.federation import Federation
+from pluribus.folder import RunFolder
+from pluribus.message import Field, Message, Rows, Wire, decode, encode
+from pluribus.method import Exchange, Method, register
 from pluribus.optim import Opt, Rule
 from toys import Adapted, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady
 
@@ -87,8 +89,6 @@ class TestSeveralExchanges:
         with pytest.raises(ConfigError, match="needs public data"):
             assemble_tiny(Consensus, public_fraction=0.0)
 
-    # Optimisers with life="round" lose their momentum when their client leaves memory between two exchanges.
-    @pytest.mark.xfail(strict=True, reason="slots of life 'round' do not outlive a client's stay in memory")
     def test_momentum_goes_on_in_the_second_exchange_wherever_the_client_was(self, monkeypatch):
         roomy = run_tiny(Consensus, momentum=0.9)
         monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
@@ -171,7 +171,8 @@ class TestEnrolment:
         hand = by_hand(Counted)
         hand.round(0, range(4))
         assert hand.parts.cards[0].enrolled is not None
-        assert hand.site.client(0).card.enrolled is None
+        for site in (hand.site, site_of(hand.parts)):
+            assert site.client(0).card.enrolled is None
 
 
 class TestRows:
@@ -200,6 +201,17 @@ class TestRows:
         expected = F.cross_entropy(client.model(batch.x), batch.y) + 0.5 * squares
         assert torch.allclose(method.loss(client, batch), expected)
         assert method.predict(client, batch.x).argmax(1).tolist() == [held] * 10
+
+    def test_what_the_server_holds_comes_down_whole(self):
+        hand = by_hand(Prototypes, partition="pathological", classes_per_client=2)
+        hand.round(0, range(4))
+        sent = Rows(hand.server.state.prototypes.clone(), hand.server.state.held.clone())
+        hand.round(1, range(4))
+        assert sent.held.sum() == 8  # four clients of two classes each
+        for k in range(4):
+            rows = hand.site.client(k).got["prototypes"]
+            assert same_bits(rows.held, sent.held)
+            assert same_bits(rows.value, sent.value)
 
     def test_the_server_trains_with_momentum_that_outlives_the_round(self):
         hand = by_hand(Prototypes, server_lr=0.25, server_momentum=0.5)
@@ -383,6 +395,36 @@ class TestState:
         with pytest.raises(ValueError, match=r"'there' has shape \(20,\), not \(\)"):
             client.state.there = torch.tensor(1.0)
 
+    def test_what_was_not_there_from_the_start_is_refused(self):
+        site = by_hand(Sampled).site
+        with pytest.raises(AttributeError, match=r"state\.late is new: allocate it in prepare"):
+            site.client(0).state.late = torch.zeros(3)
+        with pytest.raises(AttributeError, match=r"state\.model is new"):
+            site.client(0).state.model = torch.nn.Linear(1, 1)
+
+    def test_what_could_not_be_saved_is_refused(self):
+        client = by_hand(Sampled).site.client(0)
+        with pytest.raises(TypeError, match=r"state\.rounds is of type int: only tensors and modules are saved"):
+            client.state.rounds = 3
+
+    def test_the_server_allocates_in_setup_alone(self):
+        class Late(Method):
+            """Allocates when it is too late."""
+
+            def schema(self, task, card):
+                return Wire(up={"one": Field((1,))})
+
+            def local_update(self, client: Client) -> Message:
+                return Message({"one": torch.ones(1)})
+
+            def aggregate(self, server, uploads) -> None:
+                server.state.sum = sum(upload.tensor("one") for upload in uploads.values())
+
+        folder = RunFolder.create(new_folder(), "late")
+        with pytest.raises(AttributeError, match="allocate it in prepare"):
+            Federation(dataclasses.replace(assemble_tiny("local"), method=Late()), folder).run()
+        folder.close()
+
     def test_a_fork_forgets_what_was_set_in_it(self):
         client = by_hand(Sampled).site.client(0)
         with client.fork():
@@ -404,6 +446,14 @@ def test_a_method_that_declares_nothing_cannot_send():
     assert site.wires(0) == (Wire(),)
     with pytest.raises(MessageError, match="client 0: the message has undeclared 'labels'"):
         site.work(0, 0, 0, None)
+
+
+def test_a_name_is_registered_once(monkeypatch):
+    monkeypatch.setattr("pluribus.method._registry", {})
+    register("mine")(Steady)
+    register("mine")(Steady)  # its module is loaded again
+    with pytest.raises(ConfigError, match="method 'mine' is registered already"):
+        register("mine")(Mutual)
 
 
 class TestOptimisers:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, flat_split, signs
 from pluribus import client as client_module
-from pluribus.evaluate import choose, figures, over_clients, score, summarise
+from pluribus.evaluate import choose, figures, figures_over_clients, over_clients, score, summarise
 from pluribus.methods.local import Local
 
 LIKELY = math.log1p(math.exp(-2))  # cross-entropy where the logits are 1 and -1 and the label is the first
@@ -226,3 +226,10 @@ class TestDomains:
             assert found["test"] == found["acc"]
             assert found["acc"] * sum(sizes) == pytest.approx(round(found["acc"] * sum(sizes)))
         assert all(found["bwt"] > found["fwt"] for found in measured), "a party knows its own domain best"
+
+
+def test_of_a_loss_the_largest_is_the_worst() -> None:
+    rows = {0: {"test": 0.5, "test_loss": 2.0}, 1: {"test": 0.75, "test_loss": 0.5}}
+    over = figures_over_clients(rows, {0: 1, 1: 3})
+    assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5}
+    assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0}

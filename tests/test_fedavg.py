@@ -6,11 +6,10 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
-from parties import equal, server_of, task_of
-from pluribus.federation import Federation
-from pluribus.folder import RunFolder
-from pluribus.message import Message
+from conftest import assemble_tiny, run_tiny, site_of
+from parties import equal, federation_of, run_through, server_of, task_of
+from pluribus.evaluate import figures
+from pluribus.message import Message, encode
 from pluribus.methods.fedavg import FedAvg
 
 
@@ -104,10 +103,10 @@ class TestRun:
     )
     def test_with_one_client_it_is_local_training(self, settings):
         settings |= {"clients": 1, "rounds": 3, "epochs": 2}
-        averaging = Federation(assemble_tiny("fedavg", **settings), RunFolder.create(new_folder(), "x"))
-        alone = Federation(assemble_tiny("local", **settings), RunFolder.create(new_folder(), "x"))
+        averaging = federation_of(assemble_tiny("fedavg", **settings))
+        alone = federation_of(assemble_tiny("local", **settings))
         averaging.server.state.model.load_state_dict(alone.site.client(0).model.state_dict())
-        results = averaging.run(), alone.run()
+        results = run_through(averaging), run_through(alone)
         models = [dict(one.site.client(0).model.state_dict()) for one in (averaging, alone)]
         assert equal(*models)
         assert equal(dict(averaging.server.state.model.state_dict()), models[1])
@@ -115,16 +114,21 @@ class TestRun:
         assert figures[0] == figures[1]
         assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
 
-    def test_before_is_the_global_model_and_so_equal_for_all_on_one_test(self):
-        """Clients with the same download give the same answers: their views differ only by their own data."""
-        parts = assemble_tiny("fedavg", rounds=1)
-        federation = Federation(parts, RunFolder.create(new_folder(), "x"))
-        federation.run()
-        site = federation.site
+    def test_evaluation_repeats_and_leaves_no_trace(self):
+        federation = federation_of(assemble_tiny("fedavg", rounds=1))
+        run_through(federation)
+        site, server = federation.site, federation.server
         for k in range(4):
             trained = {name: value.clone() for name, value in site.client(k).model.state_dict().items()}
-            assert not equal(trained, dict(federation.server.state.model.state_dict()))
-            down = federation._download("download", 0, 0, k, "evaluation")
-            measured = site.evaluate(0, k, down)
-            assert equal(dict(site.client(k).model.state_dict()), trained), "evaluation leaves no trace"
-            assert measured == federation.history[0]["clients"][str(k)]
+            assert not equal(trained, dict(server.state.model.state_dict()))
+            down = encode(FedAvg().download(server, k), site.wires(k)[0].down, "server")
+            assert site.evaluate(0, k, down) == federation.history[0]["clients"][str(k)]
+            assert equal(dict(site.client(k).model.state_dict()), trained)
+
+    def test_before_is_the_global_model(self):
+        federation = federation_of(assemble_tiny("fedavg", rounds=1))
+        run_through(federation)
+        for k in range(4):
+            client = federation.site.client(k)
+            FedAvg().receive(client, FedAvg().download(federation.server, k))
+            assert figures(FedAvg(), client) == federation.history[0]["clients"][str(k)]["before"]

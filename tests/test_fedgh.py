@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 
 import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
-from parties import client_of, copies, data_of, equal, flat_split, server_of, signs, task_of
+from conftest import assemble_tiny, run_tiny, site_of
+from parties import client_of, copies, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus import client as client_module
 from pluribus.errors import ConfigError
-from pluribus.federation import Federation
 from pluribus.folder import RunFolder
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedgh import FedGH
@@ -181,7 +181,8 @@ class TestRound:
                     error = torch.softmax(weight @ r + bias, 0) - torch.eye(C, dtype=torch.float64)[c]
                     weight = weight - 0.1 * torch.outer(error, r)
                     bias = bias - 0.1 * error
-        saved = RunFolder.open(result.folder).checkpoint.server()
+        with closing(RunFolder.open(result.folder)) as folder:
+            saved = folder.checkpoint.server()
         torch.testing.assert_close(saved["head.weight"].double(), weight, rtol=0, atol=1e-6)
         torch.testing.assert_close(saved["head.bias"].double(), bias, rtol=0, atol=1e-6)
 
@@ -268,9 +269,9 @@ class TestRounds:
 
     def test_who_never_takes_part_keeps_its_first_model(self):
         parts = assemble_tiny("fedgh", rounds=1, participation=0.5)
-        federation = Federation(parts, RunFolder.create(new_folder(), "x"))
+        federation = federation_of(parts)
         fresh = site_of(parts)
-        federation.run()
+        run_through(federation)
         absent = set(range(4)) - set(federation.ledger.by("client", "up"))
         assert len(absent) == 2
         for k in range(4):
@@ -281,9 +282,9 @@ class TestRounds:
 
     def test_nobody_answers(self):
         parts = assemble_tiny("fedgh", rounds=2, straggler_rate=0.999999)
-        federation = Federation(parts, RunFolder.create(new_folder(), "x"))
+        federation = federation_of(parts)
         before = {name: value.clone() for name, value in federation.server.state.state_dict().items()}
-        federation.run()
+        run_through(federation)
         assert [record["answered"] for record in federation.history] == [0, 0]
         assert equal(dict(federation.server.state.state_dict()), before)
 

@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 import pluribus
-from conftest import few_digits, run_tiny
+from conftest import few_digits, new_folder, run_tiny
 from pluribus.checkpoint import Checkpoint
 from pluribus.errors import CheckpointError
 from pluribus.files import read_lines, to_json
@@ -176,7 +176,7 @@ def test_a_place_that_cannot_be_written_to_is_a_sentence(tmp_path: Path, out: st
 
 
 def command(folder: Path) -> list[object]:
-    settings = "--clients 8 --participation 0.125 --models mlp-64 --rounds 12 --checkpoint-every 1 --min-samples 5"
+    settings = "--clients 8 --participation 0.125 --models mlp-64 --rounds 16 --checkpoint-every 1 --min-samples 5"
     return ["run", "fedgh", "--data", few_digits(), "--device", "cpu", *settings.split(), "--json", "--out", folder]
 
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
@@ -21,6 +22,11 @@ from pluribus.server import Server
 from pluribus.task import Card, Task
 
 WITH_PUBLIC_DATA = MappingProxyType({"public_fraction": 0.2})
+
+
+def normed(shape: tuple[int, ...]) -> nn.Module:
+    """A backbone that cannot train on a single sample: batch norm has no variance of it."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.BatchNorm1d(64), nn.ReLU())
 
 
 def scores_on(client: Client, data: Data) -> Tensor:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
     from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
-    from pluribus.method import Exchange, Method, Need, PeerMethod, methods, register
+    from pluribus.method import Exchange, Method, Need, PeerMethod, register
     from pluribus.models import Split, register_model
     from pluribus.optim import Opt, Rule
     from pluribus.result import Result
@@ -31,7 +31,7 @@ _HOMES = {
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
     "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
-    "method": ("Exchange", "Method", "Need", "PeerMethod", "methods", "register"),
+    "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
     "models": ("Split", "register_model"),
     "optim": ("Opt", "Rule"),
     "result": ("Result",),
@@ -63,7 +63,6 @@ __all__ = [
     "Task",
     "Wire",
     "load_model",
-    "methods",
     "register",
     "register_data",
     "register_model",

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pluribus.assembly import Assembly, assemble
-from pluribus.errors import CheckpointError, ConfigError
+from pluribus.errors import CheckpointError, ConfigError, NotFiniteError
 from pluribus.experiment import Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
@@ -83,10 +83,13 @@ def load_model(path: str | Path, client: int) -> nn.Module:
 
 
 def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:
-    if not progress:
-        return Federation(parts, folder, observers).run()
-    with Progress() as bar:
-        return Federation(parts, folder, [*observers, bar]).run()
+    try:
+        if not progress:
+            return Federation(parts, folder, observers).run()
+        with Progress() as bar:
+            return Federation(parts, folder, [*observers, bar]).run()
+    except NotFiniteError as error:
+        raise NotFiniteError(f"{error} Lower --lr.") from error
 
 
 def _described(folder: RunFolder) -> Experiment:

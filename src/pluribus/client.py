@@ -152,7 +152,7 @@ class Client:
         key = (self._round, self._exchange, self._fits)
         total = torch.zeros((), device=self.device)
         rows = done = 0
-        with draws.seeded(self.task.seed, "dropout", self.card.id, *key), self._training(len(data)):
+        with draws.seeded(self.task.seed, "dropout", self.card.id, *key, device=self.device), self._training(len(data)):
             while done < limit and sizes:
                 order = torch.randperm(len(data), generator=self.draw("shuffle", self._fits, done))
                 for one in _batches(data, order.to(self.device), sizes[: limit - done]):

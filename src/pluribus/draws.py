@@ -43,12 +43,15 @@ def python_rng(*key: Key) -> random.Random:
 
 
 @contextmanager
-def seeded(*key: Key) -> Iterator[None]:
-    """Run code that can only use torch's global generator (layer initialisers, dropout) under a key.
+def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
+    """Run code that can only use torch's global generators (layer initialisers, dropout) under a key.
 
-    The caller's generator state comes back on exit.
+    The caller's generator states come back on exit: the CPU's, and the GPU's if that is where the code runs.
     """
-    with torch.random.fork_rng(devices=[]):
-        # default_generator, not manual_seed: the latter would also reseed the GPU, which fork_rng does not restore here
+    gpu = [device] if device is not None and device.type == "cuda" else []
+    with torch.random.fork_rng(devices=gpu):
+        # not torch.manual_seed: it would also reseed every GPU, which fork_rng does not restore here
         torch.default_generator.manual_seed(number(*key))
+        for one in gpu:
+            torch.cuda.default_generators[one.index or 0].manual_seed(number(*key))
         yield

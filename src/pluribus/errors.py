@@ -22,6 +22,10 @@ class MessageError(PluribusError):
     """A message is not what its schema declares. Carries who sent what."""
 
 
+class NotFiniteError(MessageError):
+    """A message holds NaN or infinity: training has diverged, or a method divides by zero."""
+
+
 class CheckpointError(PluribusError):
     """A run folder cannot be read or written."""
 

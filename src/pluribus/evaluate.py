@@ -9,7 +9,7 @@ first at its best. The test data never chooses.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -69,7 +69,18 @@ def _accuracy(*counts: Counts) -> float | None:
 # ---- over clients --------------------------------------------------------------------------------------------------
 
 
-def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int]) -> Figures:
+def figures_over_clients(rows: Mapping[int, Figures], samples: Mapping[int, int]) -> dict[str, Figures]:
+    """Every figure over clients: name -> `mean`, `weighted` and `worst`. Of a loss the largest is the worst."""
+    names = next(iter(rows.values()), {}).keys()
+    return {
+        name: over_clients({k: row[name] for k, row in rows.items()}, samples, max if name.endswith("loss") else min)
+        for name in names
+    }
+
+
+def over_clients(
+    values: Mapping[int, float | None], samples: Mapping[int, int], worst: Callable[[Iterable[float]], float] = min
+) -> Figures:
     """Mean, sample-weighted mean and worst of one figure. Clients without it (no test data) are left out."""
     known = {k: v for k, v in values.items() if v is not None}
     weight = sum(samples[k] for k in known)
@@ -78,7 +89,7 @@ def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int])
     return {
         "mean": sum(known.values()) / len(known),
         "weighted": sum(v * samples[k] for k, v in known.items()) / weight if weight else None,
-        "worst": min(known.values()),
+        "worst": worst(known.values()),
     }
 
 
@@ -122,6 +133,5 @@ def summarise(
         summary[view] = {}
         for moment in ("last", "selected"):
             rows: dict[int, Figures] = {k: getattr(c, moment) for k, c in chosen.items()}
-            names = next(iter(rows.values()), {}).keys()
-            summary[view][moment] = {n: over_clients({k: r[n] for k, r in rows.items()}, samples) for n in names}
+            summary[view][moment] = figures_over_clients(rows, samples)
     return summary

@@ -169,7 +169,8 @@ def experiment(
         written["hyper"] = {}  # another method's
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
-    check_names(settings, (f.name for f in dataclasses.fields(Experiment)), "setting", f"pluribus run {name} --help")
+    known = [*(f.name for f in dataclasses.fields(Experiment)), *_field_names(cls)]
+    check_names(settings, known, "setting", f"pluribus run {name} --help")
     return Experiment(method=name, hyper=hyper, **{**cls.defaults, **written, **settings})
 
 

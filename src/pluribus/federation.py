@@ -57,6 +57,7 @@ class Federation:
         self._saved_at = time.perf_counter()
         self._save_cost = 0.0
         self.method.setup(self.server)
+        self.server.state.fix()
         self._restore()
 
     def _restore(self) -> None:

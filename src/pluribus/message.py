@@ -16,7 +16,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import MessageError
+from pluribus.errors import MessageError, NotFiniteError
 
 
 @dataclass(frozen=True)
@@ -218,7 +218,7 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
                 f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
             )
         if (value.is_floating_point() or value.is_complex()) and not bool(torch.isfinite(value).all()):
-            raise MessageError(f"{who}: '{name}' holds NaN or infinity.")
+            raise NotFiniteError(f"{who}: '{name}' holds NaN or infinity.")
     for name, declared in schema.items():
         if declared.form == "rows":
             _check_ids(flat[name + IDS], declared, f"{who}: '{name}'")

@@ -87,7 +87,7 @@ class Method:
         return Message({})
 
     def receive(self, client: Client, down: Message) -> None:
-        """Install what came down. Runs before the work of an exchange, and in evaluation of the view `before`."""
+        """Install what came down. Runs before the work of an exchange, and in evaluation of every view but `after`."""
 
     def local_update(self, client: Client) -> Message:
         """Train, and say what goes up."""
@@ -151,6 +151,9 @@ def register(name: str) -> Callable[[M], M]:
     """Make a method known by a name, to the command line, to `pluribus.run` and to the conformance tests."""
 
     def add(cls: M) -> M:
+        known = _registry.get(name, cls)
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a module reloaded
+            raise ConfigError(f"method '{name}' is registered already. Choose another name.")
         _registry[name] = cls
         return cls
 

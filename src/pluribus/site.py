@@ -61,6 +61,7 @@ class Site:
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._bytes: dict[int, int] = {}
         self._changed: dict[int, Tensors | None] = {}  # None: still live, state is read when it is asked for
+        self._momenta: dict[int, Tensors] = {}  # of clients that left memory and may be asked again in this round
         self._wires: dict[str, tuple[Wire, ...]] = {}
 
     # ---- work ------------------------------------------------------------------------------------------------------
@@ -154,11 +155,14 @@ class Site:
         model = self.task.build(card.model, "client", *((card.model,) if self._same_init else (k,)))
         client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
         self.method.prepare(client)
+        client.state.fix()
         down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
         client.equip(self.method.optimisers(client), down)
         saved = self._changed.get(k) or self._load(k)
         if saved is not None:
             restore(client.tensors(), saved, f"client {k}")
+        if k in self._momenta:
+            restore(_momenta(client), self._momenta.pop(k), f"client {k}")
         if k in self._changed:
             self._changed[k] = None
         return client
@@ -167,12 +171,14 @@ class Site:
         client = self._live.pop(k)
         del self._bytes[k]
         if k in self._changed:
-            self._changed[k] = _copies(client)
+            self._changed[k] = _copies(client.tensors())
+            if len(self.method.exchanges) > 1:
+                self._momenta[k] = _copies(_momenta(client))
 
     def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call, as copies on the CPU."""
-        states = {k: _copies(self._live[k]) if saved is None else saved for k, saved in self._changed.items()}
-        self._changed = {}
+        """State of every client that worked since the last call, as copies on the CPU. For use between rounds."""
+        states = {k: _copies(self._live[k].tensors()) if saved is None else saved for k, saved in self._changed.items()}
+        self._changed, self._momenta = {}, {}
         return dict(sorted(states.items()))
 
     def pending(self) -> int:
@@ -180,5 +186,11 @@ class Site:
         return len(self._changed)
 
 
-def _copies(client: Client) -> Tensors:
-    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in client.tensors().items()}
+def _momenta(client: Client) -> Tensors:
+    """What outlives an exchange, but not the round."""
+    round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
+    return {f"{key}.{name}": slot for key, one in round_long.items() for name, slot in one.slots().items()}
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}

@@ -21,13 +21,26 @@ class State(nn.Module):
     tensor([1., 1., 1.])
     """
 
+    _fixed = False
+
+    def fix(self) -> None:
+        """No new names from now on: what is not there from the start could not be restored."""
+        self._fixed = True
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if not isinstance(value, Tensor) or isinstance(value, nn.Parameter):
+        if name == "training" or name.startswith("_"):  # torch's own
             super().__setattr__(name, value)
-        elif name not in self._buffers:
-            self.register_buffer(name, value)
-        else:
+            return
+        if not isinstance(value, Tensor | nn.Module):
+            raise TypeError(f"state.{name} is of type {type(value).__name__}: only tensors and modules are saved")
+        if self._fixed and not hasattr(self, name):
+            raise AttributeError(f"state.{name} is new: allocate it in prepare (clients) or setup (server)")
+        if isinstance(value, nn.Parameter | nn.Module):
+            super().__setattr__(name, value)
+        elif name in self._buffers:
             restore({name: getattr(self, name)}, {name: value}, "state")
+        else:
+            self.register_buffer(name, value)
 
     def __getattr__(self, name: str) -> Any:
         return super().__getattr__(name)

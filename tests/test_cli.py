@@ -1,0 +1,447 @@
+"""The command line, as people and scripts meet it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import pluribus
+from conftest import few_digits, run_tiny
+from pluribus.cli import FLAG_GROUPS, main
+from pluribus.data.datasets import write_npz
+from pluribus.experiment import Experiment
+from pluribus.listing import LISTS
+from processes import start
+
+SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Answer:
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        """Standard output, which must be one JSON object by the letter of the standard and nothing else."""
+
+        def refuse(word: str) -> None:
+            raise AssertionError(f"{word} is not JSON")
+
+        assert self.out.endswith("}\n")
+        assert self.out.count("\n") == 1
+        return json.loads(self.out, parse_constant=refuse)
+
+
+class Terminal:
+    """Calls `main` and keeps what it prints."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+
+    def __call__(self, *argv: object) -> Answer:
+        self._capsys.readouterr()
+        try:
+            code = main([str(word) for word in argv])
+        except SystemExit as leave:
+            code = int(leave.code or 0)
+        return Answer(code, *self._capsys.readouterr())
+
+    def refused(self, *argv: object) -> str:
+        """The one sentence that bad input gets."""
+        answer = self(*argv)
+        assert answer.code == 2
+        assert "Traceback" not in answer.err
+        sentences = [line for line in answer.err.splitlines() if line.startswith("error: ")]
+        assert answer.err.splitlines()[-1:] == sentences
+        return sentences[0].removeprefix("error: ")
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+# ---- run -----------------------------------------------------------------------------------------------------------
+
+
+def test_run_prints_who_holds_what_and_how_it_went(terminal: Terminal, tmp_path: Path) -> None:
+    answer = terminal("run", "fedgh", *SMALL, "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert re.search(r"^Pluribus \S+   fedgh   ", answer.out)
+    assert "partition dirichlet" in answer.out
+    for word in ("client", "mlp-64", "cnn-16-32", "mean", "weighted", "worst"):
+        assert word in answer.out
+    assert "test accuracy, selected on validation, after local training" in answer.out
+    assert f" Saved {tmp_path / 'run'}   again: pluribus run --config {tmp_path / 'run'}/config.toml\n" in answer.out
+    assert "2/2" in answer.err
+
+
+def test_run_as_json_is_one_object(terminal: Terminal, tmp_path: Path) -> None:
+    answer = terminal("run", "fedgh", *SMALL, "--out", tmp_path / "run", "--json")
+    assert answer.code == 0
+    told = answer.json
+    result = pluribus.resume(tmp_path / "run")
+    assert told == json.loads(json.dumps(result.to_json() | {"against": []}))
+    assert told["accuracy"] == result.accuracy
+    assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= told.items()
+
+
+def test_flags_override_a_config_file(terminal: Terminal, tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text(
+        f'method = "fedgh"\ndata = "{few_digits()}"\nclients = 3\nrounds = 1\nlr = 0.5\n'
+        'models = ["cnn-16", "mlp-64"]\n[hyper]\nserver_lr = 0.25\nserver_step = "client"\n'
+    )
+    flags = ["--config", config, "--rounds", "2", "--server-lr", "0.125", "--out", tmp_path / "run", "--json"]
+    answer = terminal("run", *flags)
+    assert answer.code == 0, answer.err
+    written = tomllib.loads((tmp_path / "run" / "config.toml").read_text())
+    assert {name: written[name] for name in ("method", "clients", "rounds", "lr", "models", "batch_size")} == {
+        "method": "fedgh",
+        "clients": 3,
+        "rounds": 2,
+        "lr": 0.5,
+        "models": ["cnn-16", "mlp-64"],
+        "batch_size": 10,
+    }
+    assert written["hyper"] == {"server_lr": 0.125, "server_step": "client"}
+
+    answer = terminal("run", "local", f"--config={config}", "--models", "mlp-64", "--out", tmp_path / "other", "--json")
+    assert answer.code == 0, answer.err
+    written = tomllib.loads((tmp_path / "other" / "config.toml").read_text())
+    assert (written["method"], written["models"], written["clients"]) == ("local", "mlp-64", 3)
+    assert "hyper" not in written
+
+
+OWN_METHOD = '''
+from dataclasses import dataclass
+from pluribus import Method
+
+@dataclass(frozen=True)
+class Patient(Method):
+    """Trains more often."""
+
+    times: int = 2
+    """How often."""
+
+    def local_update(self, client):
+        for _ in range(self.times):
+            message = super().local_update(client)
+        return message
+'''
+
+
+@pytest.mark.parametrize("spelling", [["--method", "patience.Patient"], ["patience.Patient"]])
+def test_a_method_of_the_users_own(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spelling: list[str]
+) -> None:
+    (tmp_path / "patience.py").write_text(OWN_METHOD)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "patience", raising=False)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    answer = terminal("run", *spelling, *SMALL, "--times", "1", "--json")
+    assert answer.code == 0, answer.err
+    told = answer.json
+    assert told["method"] == "patience.Patient"
+    assert told["folder"].startswith("runs/")
+    local = terminal("run", "local", *SMALL, "--json").json
+    assert told["summary"] == local["summary"]
+    resumed = terminal("resume", told["folder"], "--json").json
+    assert resumed["summary"] == told["summary"]
+    helped = terminal("run", *spelling, "--help")
+    assert helped.code == 0
+    assert "How often" in helped.out
+
+
+def test_against_runs_both_and_shows_them_side_by_side(terminal: Terminal, tmp_path: Path) -> None:
+    answer = terminal("run", "fedgh", *SMALL, "--against", "local", "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert re.search(r"^Pluribus \S+   fedgh against local   ", answer.out)
+    assert re.search(r"client +model +classes +train +local +fedgh", answer.out)
+    assert answer.out.count("partition dirichlet") == 1
+    answer = terminal("run", "fedgh", *SMALL, "--against", "local", "--out", tmp_path / "again", "--json")
+    told = answer.json
+    assert (told["method"], [other["method"] for other in told["against"]]) == ("fedgh", ["local"])
+    assert (told["folder"], told["against"][0]["folder"]) == (f"{tmp_path}/again", f"{tmp_path}/again-local")
+    assert told["against"][0]["summary"] == run_tiny("local", lr=0.01).summary
+
+
+def test_what_is_wrong_with_the_second_run_shows_before_the_first(terminal: Terminal, tmp_path: Path) -> None:
+    out = ["--out", tmp_path / "run", "--against", "local"]
+    assert "averages whole models" in terminal.refused("run", "fedavg", *SMALL, "--models", "small", *out)
+    taken = run_tiny("local").folder
+    assert "already holds a run" in terminal.refused("run", "fedgh", *SMALL, "--against", "local", "--out", taken)
+    assert not (tmp_path / "run-local").exists()
+    assert not Path(f"{taken}-local").exists()
+
+
+def test_one_class_clients_are_a_note(terminal: Terminal, tmp_path: Path) -> None:
+    flags = ["--partition", "pathological", "--classes-per-client", "1", "--out"]
+    note = "4 of 4 clients hold one class only (0, 1, 2, 3): their accuracy says little."
+    answer = terminal("run", "fedgh", *SMALL, *flags, tmp_path / "run")
+    assert answer.code == 0
+    assert f"note {note}" in " ".join(answer.err.split())
+    assert terminal("run", "fedgh", *SMALL, *flags, tmp_path / "again", "--json").json["warnings"] == [note]
+
+
+def test_a_model_that_diverges_alone_is_a_note_and_json_stays_json(terminal: Terminal, tmp_path: Path) -> None:
+    answer = terminal("run", "local", *SMALL, "--lr", "1e30", "--out", tmp_path / "run", "--json")
+    assert answer.code == 0
+    notes = answer.json["warnings"]
+    assert "round 0: the training loss of client 0 is not finite. Lower --lr." in notes
+    for name in ("metrics.jsonl", "result.json"):
+        assert not re.search("NaN|Infinity", (tmp_path / "run" / name).read_text())
+
+
+def test_a_diverged_message_is_refused_by_round_client_and_field(terminal: Terminal, tmp_path: Path) -> None:
+    sentence = terminal.refused("run", "fedgh", *SMALL, "--lr", "1e30", "--out", tmp_path / "run")
+    assert sentence == "round 0, client 0: 'means' holds NaN or infinity. Lower --lr."
+
+
+# ---- what is refused -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with everything that a user can get wrong in a file."""
+    folder = tmp_path_factory.mktemp("wrong")
+    for name, text in {
+        "invalid": "rounds = ",
+        "key": "round = 5",
+        "text": 'rounds = "five"',
+        "truth": "rounds = true",
+        "choice": 'optimizer = "sdg"',
+        "hyper-type": '[hyper]\nserver_lr = "x"',
+        "hyper-choice": '[hyper]\nserver_step = "layer"',
+        "hyper-key": "[hyper]\nserver_l = 0.1",
+        "hyper-number": "hyper = 5",
+        "method": "method = 5",
+        "models": "models = 5",
+        "clients": '[models]\nfirst = "mlp-64"',
+        "fraction": "drop_rate = 1.5",
+    }.items():
+        (folder / f"{name}.toml").write_text(text)
+    (folder / "corrupt.npz").write_bytes(Path(few_digits()).read_bytes()[:5000])
+    with np.load(few_digits()) as archive:
+        write_npz(folder / "labels.npz", dict(archive) | {"classes": np.array(["a", "b", "c"])})
+    taken = run_tiny("local", out=folder / "taken", checkpoint_every=1).folder
+    (taken / "result.json").unlink()
+    newest = taken / "state" / "round-000001.safetensors"
+    newest.write_bytes(newest.read_bytes()[:-1])
+    return folder
+
+
+RUN = ["run", "fedgh", *SMALL]
+BAD = {
+    "command": (["rn"], "unknown command 'rn'. Did you mean 'run'? pluribus --help shows all."),
+    "method": (["run", "fedg"], "unknown method 'fedg'. Did you mean 'fedgh'? pluribus list methods shows all."),
+    "against": ([*RUN, "--against", "loca"], "unknown method 'loca'. Did you mean 'local'?"),
+    "own method": (["run", "no.such.Method"], "the method 'no.such.Method' cannot be imported: No module named 'no'."),
+    "no method": (["run", "json.JSONDecoder"], "'json.JSONDecoder' is not a Method: derive the class from"),
+    "model": ([*RUN, "--models", "mlp64"], "unknown model or group 'mlp64'. Did you mean 'mlp-64'?"),
+    "data": (["run", "fedgh", "--data", "digit"], "unknown data set 'digit'. Did you mean 'digits'?"),
+    "partition": ([*RUN, "--partition", "dirichelt"], "unknown partition 'dirichelt'. Did you mean 'dirichlet'?"),
+    "list": (["list", "method"], "unknown list 'method'. Did you mean 'methods'? pluribus list --help shows all."),
+    "list nothing": (["list"], "0 arguments where one is needed: pluribus list {methods,"),
+    "list flag": (["list", "methods", "--jsn"], "unknown flag '--jsn'. Did you mean '--json'?"),
+    "resume nothing": (["resume"], "0 arguments where one is needed: pluribus resume FOLDER"),
+    "resume two": (["resume", "a", "b"], "2 arguments where one is needed: pluribus resume FOLDER"),
+    "resume flag": (["resume", "--jsn"], "unknown flag '--jsn'. Did you mean '--json'? pluribus resume --help shows"),
+    "resume no run": (["resume", "{files}"], "{files} is not a run folder: it has no config.toml."),
+    "truncated checkpoint": (
+        ["resume", "{files}/taken"],
+        "{files}/taken/state/round-000001.safetensors is damaged (",
+    ),
+    "taken": (
+        [*RUN, "--out", "{files}/taken"],
+        "{files}/taken already holds a run. Go on with it (pluribus resume {files}/taken) or choose another --out.",
+    ),
+    "no place": ([*RUN, "--out", "{files}/key.toml/run"], "cannot write to {files}/key.toml/run: Not a directory."),
+    "mixed models": (
+        ["run", "fedavg", *SMALL, "--models", "small"],
+        "fedavg averages whole models, but clients 0 (mlp-64) and 1 (cnn-16) differ. Use one model (--models mlp-64)",
+    ),
+    "mixed heads": (
+        [*RUN, "--models", "resnet18,vit-b16-mlp", "--image-size", "32", "--width", "512"],
+        "fedgh shares the head, but the heads of clients 0 (resnet18) and 1 (vit-b16-mlp) differ in shape.",
+    ),
+    "mixed widths": (
+        [*RUN, "--models", "cnn4,fedgh-cnn5", "--image-size", "32", "--projector", "none"],
+        "fedgh needs features of one width, but clients 0 (cnn4) and 1 (fedgh-cnn5) have widths 512 and 500.",
+    ),
+    "width without projector": ([*RUN, "--projector", "none", "--width", "64"], "--width needs a projector:"),
+    "no samples": ([*RUN, "--clients", "400", "--partition", "iid"], "client 320 got no data from partition 'iid':"),
+    "one sample": (
+        [*RUN, "--clients", "320", "--partition", "iid"],
+        "client 0 holds 1 sample, too few to train and test on. Use fewer clients (--clients)",
+    ),
+    "too many clients": ([*RUN, "--clients", "400"], "320 samples do not give 400 clients 10 each: fewer clients"),
+    "corrupt npz": (["run", "fedgh", "--data", "{files}/corrupt.npz"], "{files}/corrupt.npz is not a whole npz file:"),
+    "labels": (
+        ["run", "fedgh", "--data", "{files}/labels.npz"],
+        "{files}/labels.npz cannot be used: data set labels: y must lie in 0..2, but runs from 0 to 9.",
+    ),
+    "no config": ([*RUN, "--config", "{files}/no.toml"], "cannot read {files}/no.toml: No such file or directory."),
+    "invalid TOML": ([*RUN, "--config", "{files}/invalid.toml"], "{files}/invalid.toml is not valid TOML: Invalid"),
+    "TOML key": (
+        [*RUN, "--config", "{files}/key.toml"],
+        "unknown setting in {files}/key.toml: 'round'. Did you mean 'rounds'?",
+    ),
+    "TOML text": ([*RUN, "--config", "{files}/text.toml"], "--rounds must be a whole number, not 'five'."),
+    "TOML truth": ([*RUN, "--config", "{files}/truth.toml"], "--rounds must be a whole number, not True."),
+    "TOML choice": (
+        [*RUN, "--config", "{files}/choice.toml"],
+        "--optimizer must be one of sgd, adam, amsgrad, adamw, not 'sdg'.",
+    ),
+    "TOML range": ([*RUN, "--config", "{files}/fraction.toml"], "--drop-rate must be in [0, 1), not 1.5."),
+    "TOML method": (["run", "--config", "{files}/method.toml"], "--method must be text, not 5."),
+    "TOML models": ([*RUN, "--config", "{files}/models.toml"], "--models must be names, or a function"),
+    "TOML client": ([*RUN, "--config", "{files}/clients.toml"], "[models] in {files}/clients.toml gives a model to"),
+    "TOML hyper": ([*RUN, "--config", "{files}/hyper-number.toml"], "--hyper must be a table, not 5."),
+    "TOML hyper type": ([*RUN, "--config", "{files}/hyper-type.toml"], "--server-lr must be a number, not 'x'."),
+    "TOML hyper choice": (
+        [*RUN, "--config", "{files}/hyper-choice.toml"],
+        "--server-step must be one of class, client, not 'layer'.",
+    ),
+    "TOML hyper key": (
+        [*RUN, "--config", "{files}/hyper-key.toml"],
+        "unknown option of fedgh 'server_l'. Did you mean 'server_lr'? pluribus run fedgh --help shows all.",
+    ),
+    "participation": ([*RUN, "--participation", "0"], "--participation must be in (0, 1], not 0.0."),
+    "lr": ([*RUN, "--lr", "-1"], "--lr must be above 0 and finite, not -1.0."),
+    "lr nan": ([*RUN, "--lr", "nan"], "--lr must be above 0 and finite, not nan."),
+    "fractions": ([*RUN, "--val-fraction", "0.9", "--test-fraction", "0.9"], "--val-fraction, --test-fraction and"),
+    "momentum": ([*RUN, "--momentum", "-0.9"], "--momentum must be at least 0 and finite, not -0.9."),
+    "rounds": ([*RUN, "--rounds", "0"], "--rounds must be at least 1, not 0."),
+    "threads": ([*RUN, "--threads", "0"], "--threads must be at least 1, not 0."),
+    "checkpoints": ([*RUN, "--checkpoint-every", "0"], "--checkpoint-every must be at least 1, not 0."),
+    "width": ([*RUN, "--width", "0"], "--width must be at least 1, not 0."),
+    "image size": ([*RUN, "--image-size", "0"], "--image-size must be at least 1, not 0."),
+    "alpha": ([*RUN, "--alpha", "-1"], "--alpha must be a number above 0, not -1.0."),
+    "device": ([*RUN, "--device", "gpu"], "unknown device 'gpu': use cpu, cuda or auto."),
+    "no real device": ([*RUN, "--device", "meta"], "unknown device 'meta': use cpu, cuda or auto."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_sentence(terminal: Terminal, files: Path, case: str) -> None:
+    argv, sentence = BAD[case]
+    told = terminal.refused(*(word.replace("{files}", str(files)) for word in argv))
+    assert told.startswith(sentence.replace("{files}", str(files)))
+
+
+def test_bad_input_as_json_is_one_object(terminal: Terminal) -> None:
+    answer = terminal("run", "fedg", "--json")
+    assert (answer.code, answer.json) == (2, {"error": answer.err.removeprefix("error: ").rstrip("\n")})
+
+
+# ---- resume and list ------------------------------------------------------------------------------------------------
+
+
+def test_resume_as_text_and_as_json(terminal: Terminal) -> None:
+    result = run_tiny("fedgh")
+    (result.folder / "result.json").unlink()
+    answer = terminal("resume", result.folder, "--json")
+    assert answer.code == 0
+    assert answer.json["summary"] == json.loads(json.dumps(result.summary))
+    answer = terminal("resume", result.folder)
+    assert answer.code == 0
+    assert f"Saved {result.folder}" in answer.out
+    assert terminal("resume", "--help").out.startswith("usage: pluribus resume FOLDER [--json]\n")
+
+
+@pytest.mark.parametrize("what", LISTS)
+def test_lists_as_text_and_as_json(terminal: Terminal, what: str) -> None:
+    answer = terminal("list", what)
+    assert (answer.code, answer.err) == (0, "")
+    rows = terminal("list", what, "--json").json[what]
+    assert rows
+    for row in rows:
+        assert row["name"] in answer.out
+        assert row["about"]
+    assert terminal("list", "--help").code == 0
+
+
+# ---- flags -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_setting_is_in_one_group_of_flags(terminal: Terminal) -> None:
+    grouped = [name for fields in FLAG_GROUPS.values() for name in fields.split()]
+    settings = [field.name for field in dataclasses.fields(Experiment) if field.name not in ("method", "hyper")]
+    assert sorted(grouped) == sorted(settings)
+    helped = terminal("run", "fedgh", "--help").out
+    for name in [*settings, "server_lr", "server_step", "against", "json", "config"]:
+        assert f"--{name.replace('_', '-')}" in helped
+
+
+def test_usage_and_version(terminal: Terminal) -> None:
+    for argv in ([], ["-h"], ["--help"]):
+        answer = terminal(*argv)
+        assert answer.code == 0
+        assert "pluribus run METHOD" in answer.out
+    assert terminal("--version").out == pluribus.__version__ + "\n"
+
+
+# ---- real processes --------------------------------------------------------------------------------------------------
+
+
+def python(*argv: object, cwd: Path | None = None) -> Answer:
+    command = [sys.executable, *(str(word) for word in argv)]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=cwd, check=False)
+    return Answer(done.returncode, done.stdout, done.stderr)
+
+
+def test_help_answers_without_torch() -> None:
+    answer = python("-m", "pluribus", "--help")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("Pluribus: ")
+    check = "import sys; from pluribus.cli import main; main(['--help']); sys.exit('torch' in sys.modules)"
+    assert python("-c", check).code == 0
+
+
+@pytest.mark.slow
+def test_an_unknown_flag_gets_the_nearest_one(tmp_path: Path) -> None:
+    answer = python("-m", "pluribus", "run", "fedgh", "--client", "3", cwd=tmp_path)
+    assert answer.code == 2
+    assert answer.out == ""
+    assert "--client" in answer.err
+    assert "--clients INT" in answer.err
+    assert "Traceback" not in answer.err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_says_how_to_go_on(tmp_path: Path) -> None:
+    settings = [*SMALL, "--rounds", "100000", "--out", tmp_path / "run"]
+    process = start("run", "fedgh", *settings)
+    metrics = tmp_path / "run" / "metrics.jsonl"
+    while not (metrics.exists() and metrics.read_text().count("\n") > 1):
+        assert process.poll() is None, process.err
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 130
+    assert "Traceback" not in process.err
+    assert process.err.endswith(f"stopped. Go on with: pluribus resume {tmp_path / 'run'}\n")
+
+
+def test_an_interrupt_before_the_first_round_is_no_traceback(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    (tmp_path / "slow_data.py").write_text("def load():\n    raise KeyboardInterrupt\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    answer = terminal("run", "local", "--data", "slow_data.load")
+    assert (answer.code, answer.err.strip()) == (130, "stopped.")

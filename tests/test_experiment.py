@@ -1,0 +1,206 @@
+"""Settings: the same names and defaults in Python, in TOML and on the command line, each held to its type."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pytest
+
+import pluribus
+from conftest import few_digits, new_folder, tiny
+from pluribus.cli import main
+from pluribus.errors import ConfigError
+from pluribus.experiment import Experiment, experiment, from_toml
+from pluribus.folder import to_toml
+from pluribus.method import Method, methods
+from pluribus.methods.fedgh import FedGH
+
+
+@dataclasses.dataclass(frozen=True)
+class Options(Method):
+    """A method with a hyper-parameter of every kind."""
+
+    number: float = 0.5
+    whole: int = 1
+    maybe: int | None = None
+    choice: Literal["a", "b"] = "a"
+    truth: bool = False
+    sizes: tuple[int, ...] = (1, 2)
+    name: str = "x"
+    table: dict[str, float] = dataclasses.field(default_factory=dict)
+
+
+# ---- one set of names and defaults -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", methods())
+def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
+    settings = tiny(rounds=1, clients=2)
+    told = pluribus.run(method, progress=False, out=new_folder(), **settings).folder
+    typed = new_folder()
+    flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
+    assert main(["run", method, "--out", typed, *flags, "--json"]) == 0
+    assert (told / "config.toml").read_text() == (Path(typed) / "config.toml").read_text()
+    assert experiment(method, told / "config.toml") == dataclasses.replace(
+        experiment(method, **settings), hyper=experiment(method, **settings).settings()["hyper"]
+    )
+
+
+def test_without_anything_it_is_fedgh_on_digits() -> None:
+    described = experiment(None)
+    assert described == Experiment()
+    assert (described.method, described.data, described.clients, described.rounds) == ("fedgh", "digits", 8, 20)
+
+
+def test_the_nearest_source_wins(tmp_path: Path) -> None:
+    """The method's own defaults, then the file, then what is said."""
+    file = tmp_path / "settings.toml"
+    file.write_text('method = "fedavg"\nrounds = 3\nclients = 5\n')
+    described = experiment(None, file, clients=6)
+    assert (described.method, described.models) == ("fedavg", "cnn-16")
+    assert (described.rounds, described.clients, described.batch_size) == (3, 6, 10)
+    file.write_text('models = "mlp-64"\n')
+    assert experiment("fedavg", file).models == "mlp-64"
+    assert experiment("fedavg", file, models="lenet").models == "lenet"
+
+
+def test_hyper_parameters_stay_with_their_method(tmp_path: Path) -> None:
+    file = tmp_path / "settings.toml"
+    file.write_text('method = "fedgh"\n[hyper]\nserver_lr = 0.5\nserver_step = "client"\n')
+    assert experiment(None, file).build_method() == FedGH(0.5, "client")
+    assert experiment("fedgh", file, server_lr=0.25).build_method() == FedGH(0.25, "client")
+    assert experiment("fedgh", file, hyper={"server_lr": 0.25}).build_method() == FedGH(0.25, "client")
+    assert experiment(FedGH(server_lr=0.125)).build_method() == FedGH(0.125)
+    assert experiment(FedGH(server_lr=0.125), server_step="client").build_method() == FedGH(0.125, "client")
+    assert experiment("local", file).hyper == {}
+    assert experiment("local", file, lr=0.5).lr == 0.5
+
+
+# ---- names -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"client": 4}, "unknown setting 'client'. Did you mean 'clients'? pluribus run fedgh --help shows all."),
+        ({"serverlr": 4}, "unknown setting 'serverlr'. Did you mean 'server_lr'? pluribus run fedgh --help shows all."),
+        ({"xyz": 4}, "unknown setting 'xyz'. pluribus run fedgh --help shows all."),
+        ({"hyper": {"server_l": 1}}, "unknown option of fedgh 'server_l'. Did you mean 'server_lr'?"),
+    ],
+)
+def test_a_name_that_means_nothing_gets_the_nearest_one(settings: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        experiment("fedgh", **settings).build_method()
+    assert str(refusal.value).startswith(sentence)
+
+
+# ---- types -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "kept"),
+    [
+        ("lr", 1, 1.0),
+        ("lr", np.float32(0.5), 0.5),
+        ("clients", np.int64(4), 4),
+        ("data", Path("some/digits.npz"), "some/digits.npz"),
+        ("out", Path("runs/mine"), "runs/mine"),
+        ("width", None, None),
+        ("alpha", 1, 1.0),
+        ("unequal", True, True),
+        ("test", "official", "official"),
+        ("models", ("mlp-64", "cnn-16"), ("mlp-64", "cnn-16")),
+    ],
+)
+def test_values_are_kept_in_the_type_of_their_setting(name: str, given: object, kept: object) -> None:
+    value = getattr(Experiment(**{name: given}), name)
+    assert value == kept
+    assert type(value) is type(kept)
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("clients", 4.0, "a whole number, not 4.0"),
+        ("clients", "4", "a whole number, not '4'"),
+        ("clients", True, "a whole number, not True"),
+        ("clients", None, "a whole number, not None"),
+        ("width", "64", "a whole number, not '64'"),
+        ("lr", "fast", "a number, not 'fast'"),
+        ("lr", True, "a number, not True"),
+        ("alpha", [1], "a number, not [1]"),
+        ("unequal", 1, "true or false, not 1"),
+        ("data", 5, "text, not 5"),
+        ("optimizer", "sdg", "one of sgd, adam, amsgrad, adamw, not 'sdg'"),
+        ("test", 1, "one of own, official, not 1"),
+        ("models", 5, "names, or a function from client to name, not 5"),
+        ("hyper", [1], "a table, not [1]"),
+    ],
+)
+def test_a_value_of_another_type_is_refused(name: str, given: object, wanted: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        Experiment(**{name: given})  # type: ignore[arg-type]
+    assert str(refusal.value) == f"--{name.replace('_', '-')} must be {wanted}."
+
+
+@pytest.mark.parametrize(
+    ("name", "given", "wanted"),
+    [
+        ("number", "x", "a number, not 'x'"),
+        ("whole", 1.5, "a whole number, not 1.5"),
+        ("maybe", "x", "a whole number, not 'x'"),
+        ("choice", "c", "one of a, b, not 'c'"),
+        ("truth", 0, "true or false, not 0"),
+        ("sizes", 3, "a list, not 3"),
+        ("name", 3, "text, not 3"),
+        ("table", 3, "a table, not 3"),
+    ],
+)
+def test_hyper_parameters_are_held_to_their_types(name: str, given: object, wanted: str) -> None:
+    with pytest.raises(ConfigError) as refusal:
+        experiment(Options, **{name: given}).build_method()
+    assert str(refusal.value) == f"--{name} must be {wanted}."
+
+
+def test_hyper_parameters_come_back_from_a_file_as_they_were(tmp_path: Path) -> None:
+    method = Options(1e-05, 3, 4, "b", True, (5, 6, 7), 'a "name"\n', {"é": 0.5})
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(experiment(method).settings()))
+    assert experiment(None, file).build_method() == method
+    assert experiment(Options).build_method() == Options()
+
+
+# ---- models ----------------------------------------------------------------------------------------------------------
+
+
+def every_other(client: int) -> str:
+    return ("mlp-64", "cnn-16")[client % 2]
+
+
+@pytest.mark.parametrize(
+    ("models", "written"),
+    [
+        ("mlp-64,cnn-16", "mlp-64,cnn-16"),
+        (["mlp-64", "cnn-16"], ["mlp-64", "cnn-16"]),
+        (("mlp-64", "cnn-16"), ["mlp-64", "cnn-16"]),
+        ({0: "mlp-64", 1: "cnn-16", 2: "mlp-64"}, {0: "mlp-64", 1: "cnn-16", 2: "mlp-64"}),
+        (every_other, ["mlp-64", "cnn-16", "mlp-64"]),
+    ],
+)
+def test_models_of_every_form_survive_a_file(
+    tmp_path: Path, models: str | list[str] | dict[int, str] | Callable[[int], str], written: object
+) -> None:
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(experiment("local", models=models, clients=3, data=few_digits()).settings()))
+    assert from_toml(file)["models"] == written
+
+
+def test_an_experiment_does_not_change_with_what_it_was_made_of() -> None:
+    hyper = {"server_lr": 0.5}
+    described = Experiment(hyper=hyper)
+    hyper["server_lr"] = 0.25
+    assert described.build_method() == FedGH(0.5)
