@@ -69,7 +69,8 @@ class FedFree(Method):
         try:
             theirs = layers(task, self.global_model)
         except ConfigError as error:
-            raise ConfigError(f"--global-model: {error} Larger images need --image-size.") from error
+            hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
+            raise ConfigError(f"--global-model: {error}{hint}") from error
         first: dict[str, int] = {}
         for k, card in cards.items():
             first.setdefault(card.model, k)
