@@ -87,12 +87,14 @@ _launcher = cache(Launcher)
 _numbers = itertools.count()
 
 
-def start(*argv: object, die_at_sync: int | None = None, largest_file: int | None = None) -> Process:
+def start(
+    *argv: object, die_at_sync: int | None = None, largest_file: int | None = None, dies_when_full: bool = False
+) -> Process:
     """`pluribus ARGV` in a process of its own, which kills itself just before a certain fsync, or has a full disk."""
     launcher, number = _launcher(), next(_numbers)
     printed = {name: str(Path(launcher.logs.name) / f"{number}.{name}") for name in ("out", "err")}
-    words = [str(word) for word in argv]
-    pid = launcher.ask(do="start", argv=words, **printed, die_at_sync=die_at_sync, largest_file=largest_file)
+    how = {"die_at_sync": die_at_sync, "largest_file": largest_file, "dies_when_full": dies_when_full}
+    pid = launcher.ask(do="start", argv=[str(word) for word in argv], **printed, **how)
     return Process(launcher, pid, printed)
 
 
@@ -136,6 +138,8 @@ def _become(command: dict[str, Any]) -> None:
             _die_at_sync(command["die_at_sync"])
         if command["largest_file"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (command["largest_file"],) * 2)
+        if command["dies_when_full"]:
+            signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
         with contextlib.suppress(SystemExit):
             code = cli.main(command["argv"])
         sys.stdout.flush()

@@ -17,7 +17,7 @@ import pluribus
 from conftest import few_digits, new_folder, run_tiny
 from pluribus.checkpoint import Checkpoint
 from pluribus.errors import CheckpointError
-from pluribus.files import read_lines, to_json
+from pluribus.files import append_lines, read_lines, to_json, write_json
 from pluribus.folder import RunFolder, read_toml, to_toml
 from pluribus.ledger import Ledger
 from processes import start
@@ -64,6 +64,20 @@ def test_unreadable_toml_is_a_sentence(tmp_path: Path, content: bytes | None, se
         read_toml(path)
     assert sentence.format(path=path) in str(refusal.value)
     assert str(path) in str(refusal.value)
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_a_file_that_cannot_get_its_name_leaves_nothing_behind(tmp_path: Path) -> None:
+    (tmp_path / "result.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"cannot write .*result\.json: Is a directory\."):
+        write_json(tmp_path / "result.json", {})
+    with pytest.raises(CheckpointError, match=r"cannot write .*result\.json: Is a directory\."):
+        append_lines(tmp_path / "result.json", [{}])
+    with pytest.raises(CheckpointError, match=r"cannot write .*: Not a directory\."):
+        write_json(Path(few_digits()) / "result.json", {})
+    assert [path.name for path in tmp_path.iterdir()] == ["result.json"]
 
 
 # ---- lines of JSON -------------------------------------------------------------------------------------------------

@@ -132,6 +132,19 @@ def test_killed_between_any_two_steps_of_writing(tmp_path: Path, method: str) ->
     assert outcome(tmp_path / "run") == unbroken(method)
 
 
+@pytest.mark.slow
+def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
+    """By the kernel, at the very byte: none of its files may have more than so many."""
+    folder = tmp_path / "run"
+    assert proceed("fedgh", folder, "every round", die_at_sync=15).wait() == KILLED
+    for largest in (1_000, 10_000, 30_000):
+        process = proceed("fedgh", folder, "every round", largest_file=largest, dies_when_full=True)
+        assert process.wait() == -signal.SIGXFSZ, process.err
+    assert proceed("fedgh", folder, "every round").wait() == 0
+    assert outcome(folder) == unbroken("fedgh")
+    assert all(path.match("round-*.safetensors") for path in (folder / "state").iterdir())
+
+
 # ---- resuming what should not be resumed, or need not be ------------------------------------------------------------
 
 

@@ -46,7 +46,7 @@ def run(
         described = experiment(method, config, **settings)
     with _threads(described.threads):
         parts = assemble(described)
-        folder = RunFolder.create(described.out, f"{described.method}-{Path(described.data).stem}-{described.seed}")
+        folder = RunFolder.create(described.out, _label(described))
         try:
             folder.write_partition(parts.manifest)
             folder.write_config(described.settings())  # last: it makes the folder a run that can be resumed
@@ -80,6 +80,13 @@ def load_model(path: str | Path, client: int) -> nn.Module:
         return site.client(client).model.eval()
     finally:
         folder.close()
+
+
+def _label(described: Experiment) -> str:
+    """The name of a run's own folder: method, data and seed, of a path or dotted path the last part."""
+    method = described.method.rpartition(".")[2]
+    data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
+    return f"{method}-{data}-{described.seed}"
 
 
 def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:

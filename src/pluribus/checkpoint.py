@@ -32,7 +32,7 @@ class Checkpoint:
         self._stale: list[int] = []  # files that the newest commit no longer needs, but the one before it does
         self.latest: int | None = None
         self.threads: int | None = None
-        for temporary in folder.glob("*.tmp"):
+        for temporary in (*folder.glob("*.tmp"), *folder.glob(".tmp*")):  # ours, and those of safetensors
             temporary.unlink()
         noted = 0
         for path in sorted(folder.glob("round-*.safetensors")):

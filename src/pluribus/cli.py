@@ -119,13 +119,18 @@ def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | No
         _flag("json", bool, False, "Print the result as one JSON object, and nothing else."),
         _flag("config", str | None, None, "A TOML file with these settings; flags override it."),
     ]
-    parsed: Any = tyro.cli(
-        _tree({**groups, "output": output}),
-        prog=f"pluribus run {described.method}",
-        description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}",
-        args=args,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    try:
+        parsed: Any = tyro.cli(
+            _tree({**groups, "output": output}),
+            prog=f"pluribus run {described.method}",
+            description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}",
+            args=args,
+            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+        )
+    except SystemExit as end:
+        if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
+            print(json.dumps({"error": "the flags are not understood; standard error says which."}))
+        raise
     flat = {k: v for name in {**groups, "output": output} for k, v in vars(getattr(parsed, _identifier(name))).items()}
     chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
     hyper = {k: flat[k] for k in hyper}

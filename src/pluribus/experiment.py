@@ -167,17 +167,23 @@ def experiment(
     cls = find(name)
     if written.pop("method", name) != name:
         written["hyper"] = {}  # another method's
+    if shadowed := [key for key in _field_names(cls) if key in known_settings()]:
+        raise ConfigError(f"{name} has a hyper-parameter '{shadowed[0]}', but that is a setting. Give it another name.")
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
-    known = [*(f.name for f in dataclasses.fields(Experiment)), *_field_names(cls)]
-    check_names(settings, known, "setting", f"pluribus run {name} --help")
+    check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
     return Experiment(method=name, hyper=hyper, **{**cls.defaults, **written, **settings})
+
+
+def known_settings() -> list[str]:
+    """The names of all settings."""
+    return [f.name for f in dataclasses.fields(Experiment)]
 
 
 def from_toml(path: Path) -> dict[str, Any]:
     """Settings from a TOML file; names that mean nothing are refused."""
     written = read_toml(path)
-    check_names(written, (f.name for f in dataclasses.fields(Experiment)), f"setting in {path}:", "pluribus run --help")
+    check_names(written, known_settings(), f"setting in {path}:", "pluribus run --help")
     models = written.get("models")
     if isinstance(models, dict):
         if stray := [key for key in models if not key.isdecimal()]:

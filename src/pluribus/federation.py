@@ -11,7 +11,7 @@ import torch
 
 from pluribus.assembly import Assembly
 from pluribus.draws import python_rng
-from pluribus.evaluate import Figures, over_clients
+from pluribus.evaluate import Figures, figures_over_clients
 from pluribus.folder import RunFolder
 from pluribus.ledger import Ledger
 from pluribus.message import Message, decode, encode
@@ -150,13 +150,13 @@ class Federation:
                 down = self._download(exchange.down, t, stage, k, "down") if exchange.down else None
                 reply = self.site.work(t, stage, k, down)
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
+                if k not in late:
+                    answered.append(k)
                 if reply.up is not None:
+                    upload = decode(reply.up, self.site.wires(k)[stage].up, f"round {t}, client {k}")
                     self.ledger.add(t, stage, k, "up", reply.up)
-                if k in late:
-                    continue
-                answered.append(k)
-                if reply.up is not None:
-                    uploads[k] = decode(reply.up, self.site.wires(k)[stage].up, f"round {t}, client {k}")
+                    if k not in late:
+                        uploads[k] = upload
             if uploads and exchange.merge:
                 getattr(self.method, exchange.merge)(self.server, uploads)
             present = answered
@@ -206,11 +206,8 @@ class Federation:
         if not figures:
             return {}
         samples = {k: len(self.parts.data.rows(k)["test"]) for k in figures}
-        some = next(iter(figures.values()))
-        return {
-            view: {name: over_clients({k: f[view][name] for k, f in figures.items()}, samples) for name in some[view]}
-            for view in some
-        }
+        views = next(iter(figures.values()))
+        return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples) for view in views}
 
     def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
         known = {k: loss for k, loss in losses.items() if loss is not None}

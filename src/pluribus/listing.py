@@ -6,7 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
-from rich.padding import Padding
+from rich.markup import escape
+from rich.table import Table
 
 Row = dict[str, Any]
 
@@ -69,7 +70,10 @@ def print_list(rows: list[Row]) -> None:
     indent = max(len(row["name"]) for row in rows) + 3
     for row in rows:
         more = {key: value for key, value in row.items() if key not in ("name", "about")}
-        console.print(Padding(f"[bold]{row['name']:{indent - 3}}[/]  {row['about']}", (0, 0, 0, 1)))
+        table = Table.grid(padding=(0, 2))
+        table.add_column(width=indent - 2, no_wrap=True)
+        table.add_row(f" [bold]{row['name']}[/]", escape(row["about"]))
         if more:
-            line = "   ".join(f"[cyan]{key}[/] {value}" for key, value in more.items())
-            console.print(Padding(line, (0, 0, 0, indent), style="dim"))
+            line = "   ".join(f"[cyan]{key}[/] {escape(str(value))}" for key, value in more.items())
+            table.add_row("", f"[dim]{line}[/]")
+        console.print(table)

@@ -89,7 +89,7 @@ class Result:
             "seed": self.seed,
             "rounds": len(self.history),
             "accuracy": self.accuracy,
-            "accuracy_is": f"test accuracy, mean over clients, selected on validation, {self.views[0]} local training",
+            "accuracy_is": f"test accuracy, mean over clients, selected on validation, {view_text(self.views[0])}",
             "summary": self.summary,
             "clients": {k: _row(c, self.clients[k]) for k, c in self.per_client().items()},
             "bytes": self.bytes,
@@ -112,8 +112,16 @@ def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
     }
 
 
+def view_text(view: str) -> str:
+    """Which model a view asks, in words."""
+    return f"{view} local training" if view in ("after", "before") else view
+
+
 def headline(results: Sequence[Result]) -> str:
-    """What the accuracies of a table are."""
-    views = {r.views[0] for r in results}
-    when = " and ".join(f"{view} local training" for view in sorted(views))
+    """What the accuracies of a table are; where methods differ, for each."""
+    views = {r.method: r.views[0] for r in results}
+    if len(set(views.values())) == 1:
+        when = view_text(results[0].views[0])
+    else:
+        when = ", ".join(f"{method} {view_text(view)}" for method, view in views.items())
     return f"test accuracy, selected on validation, {when}"
