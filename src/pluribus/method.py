@@ -214,7 +214,8 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
     for other in firsts[1:]:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
         if Need.SAME_MODEL in method.needs:
-            mixed = ", ".join(n for n, m in methods().items() if not m.needs & {Need.SAME_MODEL, Need.PUBLIC_DATA})
+            special = {Need.SAME_MODEL, Need.PUBLIC_DATA, Need.PRETRAINED}
+            mixed = ", ".join(n for n, m in methods().items() if not m.needs & special)
             raise ConfigError(
                 f"{label} averages whole models, but {pair} differ. "
                 f"Use one model (--models {one.model}) or a method for mixed models: {mixed}."

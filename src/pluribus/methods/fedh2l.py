@@ -53,7 +53,7 @@ class FedH2L(PeerMethod):
     defaults = SETTINGS
 
     labels: Literal["all", "own", "none"] = "all"
-    """Where others' public labels are used: in local steps and lessons (all), in lessons only (own), or nowhere (none)."""
+    """Where others' public labels are used: in local steps and lessons (all), in lessons (own), or nowhere (none)."""
     every: int = 1
     """E: local steps between lessons. A round is one local step."""
     pairs: bool = False
