@@ -36,6 +36,7 @@ SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end --
 SMALL, GREY, PHOTO, LARGE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
 NATURAL = {
     **dict.fromkeys(("mlp-64", "mlp-128-64", "cnn-16", "cnn-16-32"), SMALL),
+    **dict.fromkeys(GROUPS["tiny"].models, (1, 16, 16)),
     "lenet": GREY,
     **dict.fromkeys(("cnn4", "fedfree-cnn", *(f"fedgh-cnn{number}" for number in range(1, 6))), PHOTO),
 }

@@ -474,13 +474,20 @@ def upload(**sent: torch.Tensor) -> Message:
     return Message({f"{names[n]}.weight": w for n, w in sent.items()} | {f"{names[n]}.bias": t(0.0, 0.0) for n in sent})
 
 
+def targets(server) -> dict[int, tuple[int, int]]:
+    """Of each client that gains, which layer is replaced by which."""
+    names = [one.name for one in layers(server.task, NET)]
+    said = {int(k): one for k, one in server.notes["layers"].items() if one != "none"}
+    return {k: (names.index(one["layer"]), names.index(one["global"])) for k, one in said.items()}
+
+
 class TestDecision:
     def test_the_largest_gain_wins(self):
         """Client 0: hidden 2 - 1, output 1 - 0; a tie, so the first. Client 1: hidden 2 - 2, output 1 - 0."""
         method = still()
         server = server_with(method, QUARTERS + 1, HALVES + 1)
         method.aggregate(server, {0: upload(hidden=HALVES, output=ONES), 1: upload(hidden=QUARTERS, output=ONES)})
-        assert server.state.targets == {0: (0, 0), 1: (1, 1)}
+        assert targets(server) == {0: (0, 0), 1: (1, 1)}
         assert server.notes["layers"] == {
             "0": {"layer": "features.backbone.1", "global": "features.backbone.1", "gain": 1.0},
             "1": {"layer": "head", "global": "head", "gain": 1.0},
@@ -497,20 +504,20 @@ class TestDecision:
             method = still(distribution=distribution)
             server = server_with(method, ONES, QUARTERS + 1)
             method.aggregate(server, uploads)
-            assert server.state.targets == expected
+            assert targets(server) == expected
         assert server.notes["layers"]["0"] == "none"
 
     def test_only_what_was_sent_is_replaced(self):
         method = still()
         server = server_with(method, QUARTERS + 1, QUARTERS + 1)
         method.aggregate(server, {0: upload(output=HALVES)})
-        assert server.state.targets == {0: (1, 1)}
+        assert targets(server) == {0: (1, 1)}
 
     def test_no_gain_no_message(self):
         method = still()
         server = server_with(method, HALVES + 1, ONES)
         method.aggregate(server, {0: upload(hidden=HALVES, output=ONES), 1: upload(hidden=QUARTERS)})
-        assert server.state.targets == {}
+        assert targets(server) == {}
         assert server.notes["layers"] == {"0": "none", "1": "none"}
         assert method.targeted_layer(server, 0) is None
         assert method.targeted_layer(server, 1) is None
@@ -520,8 +527,11 @@ class TestDecision:
         server = server_with(method, QUARTERS + 1, ONES)
         method.aggregate(server, {0: upload(hidden=HALVES)})
         method.aggregate(server, {1: upload(hidden=HALVES)})
-        assert server.state.targets.keys() == {1}
-        assert "targets" not in server.state.state_dict()
+        assert targets(server).keys() == {1}
+        assert method.targeted_layer(server, 0) is None
+        assert method.targeted_layer(server, 1) is not None
+        server.begin(1, {})
+        assert method.targeted_layer(server, 1) is None
 
     @pytest.mark.parametrize(("measure", "gain"), [("shannon", 1.0), ("tsallis", 0.25), ("collision", 1.0)])
     def test_every_entropy(self, measure, gain):

@@ -116,7 +116,6 @@ class FedFree(Method):
     def setup(self, server: Server) -> None:
         server.state.model = server.task.build(self.global_model, "global")  # G^0
         server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
-        server.state.targets = {}  # l and j* of each client; made anew every round, so it is not saved
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         theirs = layers(server.task, self.global_model)
@@ -148,7 +147,7 @@ class FedFree(Method):
         """For each client its layer and the global one with the largest Knowledge Gain Entropy, if that is positive."""
         theirs = layers(server.task, self.global_model)
         known = [self._entropy(weights_of(server.state.model, layer)) for layer in theirs]
-        server.state.targets, server.notes["layers"] = {}, {}
+        said = server.notes["layers"] = {}  # of this round alone
         for k, upload in uploads.items():
             mine = layers(server.task, server.cards[k].model)
             matched = match(mine, theirs)
@@ -159,20 +158,23 @@ class FedFree(Method):
             }
             at, j = max(gains, key=lambda pair: gains[pair], default=(NONE, NONE))
             if gains.get((at, j), 0) > 0:
-                server.state.targets[k] = at, j
-                said = {"layer": mine[at].name, "global": theirs[j].name, "gain": gains[at, j]}
-            server.notes["layers"][str(k)] = said if k in server.state.targets else "none"
+                said[str(k)] = {"layer": mine[at].name, "global": theirs[j].name, "gain": gains[at, j]}
+            else:
+                said[str(k)] = "none"
 
     def _entropy(self, layer: Weights) -> float:
         return layerwise.entropy(layer.weight, self.entropy, self.bins, self.tsallis_q)
 
     def targeted_layer(self, server: Server, client: int) -> Message | None:
         """g_{j*} and the number of the layer whose place it takes; nothing where there is no gain."""
-        if client not in server.state.targets:
+        said = server.notes.get("layers", {}).get(str(client), "none")
+        if said == "none":
             return None
-        at, j = server.state.targets[client]
-        layer = weights_of(server.state.model, layers(server.task, self.global_model)[j])
-        return Message({"target": torch.tensor(at, dtype=torch.int32), **packed({j: layer})})
+        mine, theirs = layers(server.task, server.cards[client].model), layers(server.task, self.global_model)
+        (at,) = (at for at, layer in enumerate(mine) if layer.name == said["layer"])
+        (j,) = (j for j, layer in enumerate(theirs) if layer.name == said["global"])
+        target = torch.tensor(at, dtype=torch.int32)
+        return Message({"target": target, **packed({j: weights_of(server.state.model, theirs[j])})})
 
     def receive(self, client: Client, down: Message) -> None:
         theirs, at = layers(client.task, self.global_model), int(down.tensor("target"))
