@@ -55,7 +55,7 @@ every_method = pytest.mark.parametrize("name", NAMES)
 # What stands in for models without weights where a method needs pretrained ones.
 PRETRAINED = {
     "small": "tiny",
-    "cnn-16-32": "tiny-cnn-64",
+    "toys.normed": "tiny-cnn-64",
     "mlp-64,cnn-16-32": "tiny-vit-32,tiny-cnn-64",
 }
 
@@ -63,7 +63,12 @@ PRETRAINED = {
 def fitting(name: str, **settings: Any) -> dict[str, Any]:
     """Settings that are small, that the method can work with, and under which a checkpoint follows every round."""
     cls = find(name)
-    small: dict[str, Any] = {"data": few_digits(160), "checkpoint_every": 1}
+    small: dict[str, Any] = {
+        "data": few_digits(160),
+        "partition": "dirichlet",
+        "evaluate_every": 1,
+        "checkpoint_every": 1,
+    }
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
         small["public_fraction"] = 0.2
     if Need.PRETRAINED in cls.needs and "models" in settings:

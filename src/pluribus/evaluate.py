@@ -9,6 +9,7 @@ first at its best. The test data never chooses.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -43,7 +44,7 @@ def figures(method: Method, client: Client) -> Figures:
     if client.task.exams:
         return _domain_figures(method, client)
     val, test = (score(method, client, client.data[name]) for name in ("val", "test"))
-    return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": test[2] / test[1] if test[1] else None}
+    return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
 
 
 def _domain_figures(method: Method, client: Client) -> Figures:
@@ -59,6 +60,11 @@ def _domain_figures(method: Method, client: Client) -> Figures:
         "bwt": _accuracy(tests[own]),
         "fwt": _accuracy(*others),
     }
+
+
+def _mean_loss(counts: Counts) -> float | None:
+    """None also where training diverged: a file of JSON knows no NaN, and a resumed run must read what was written."""
+    return counts[2] / counts[1] if counts[1] and math.isfinite(counts[2]) else None
 
 
 def _accuracy(*counts: Counts) -> float | None:

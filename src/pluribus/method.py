@@ -223,7 +223,7 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
         if Need.SAME_WIDTH in method.needs and one.width != other.width:
             raise ConfigError(
                 f"{label} needs features of one width, but {pair} have widths {one.width} and {other.width}. "
-                f"Bring them to one width, for example --width {min(one.width, other.width)}."
+                f"Bring them to one width, for example --projector pool --width {min(one.width, other.width)}."
             )
         if Need.SAME_HEAD in method.needs and one.head != other.head:
             raise ConfigError(
