@@ -20,6 +20,7 @@ class Tangled(nn.Module):
         super().__init__()
         self.last = nn.Linear(4, 3)
         self.never = nn.Linear(4, 4)
+        self.between = nn.Linear(4, 4)
         self.twice = nn.Linear(4, 4, bias=False)
         self.plain = nn.BatchNorm2d(4, affine=False)
         self.grouped = nn.Conv2d(4, 4, 1, groups=2)
@@ -29,7 +30,7 @@ class Tangled(nn.Module):
 
     def forward(self, x):
         x = self.plain(self.grouped(self.depthwise(self.norm(self.first(x)))))
-        return self.last(self.twice(self.twice(x.mean((2, 3)))))
+        return self.last(self.twice(self.between(self.twice(x.mean((2, 3))))))
 
 
 def test_order_kinds_and_shapes():
@@ -40,6 +41,7 @@ def test_order_kinds_and_shapes():
         ("depthwise", "dwconv", (4, 1, 3, 3), None, False, 1),
         ("grouped", "conv", (4, 2, 1, 1), (4,), False, 2),
         ("twice", "linear", (4, 4), None, False, 1),
+        ("between", "linear", (4, 4), (4,), False, 1),
         ("last", "linear", (3, 4), (3,), True, 1),
     ]
 
