@@ -292,7 +292,8 @@ class ByHand:
 
     def download(self, stage: int, k: int) -> bytes | None:
         name, schema = self.method.exchanges[stage].down, self.site.wires(k)[stage].down
-        return encode(getattr(self.method, name)(self.server, k), schema, "download") if name and schema else None
+        message = getattr(self.method, name)(self.server, k) if name and schema else None
+        return None if message is None else encode(message, schema, "download")
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"server {name}": value.clone() for name, value in self.server.state.state_dict().items()}

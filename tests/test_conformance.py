@@ -316,6 +316,8 @@ def _fits(data: bytes, schema: Schema) -> bool:
     del sizes["(header)"]
     expected: dict[str, int] = {}
     for name, field in schema.items():
+        if field.optional and name not in sizes:
+            continue
         if field.form == "rows":
             expected[f"{name}.ids"] = sizes.get(f"{name}.ids", -1)
             expected[name] = expected[f"{name}.ids"] // 4 * _size(Field(field.shape[1:], field.dtype))

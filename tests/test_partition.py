@@ -211,14 +211,16 @@ class TestDirichlet:
         """CIFAR-100 merged, 20 clients, Dir(0.1), at least 40: 40 to 45 classes each."""
         labels = balanced(100, 600)
         means = [
-            (counts(labels, partition("dirichlet", labels, 20, rng(k), min_samples=40)) > 0).sum(axis=1).mean()
+            (counts(labels, partition("dirichlet", labels, 20, rng(k), alpha=0.1, min_samples=40)) > 0)
+            .sum(axis=1)
+            .mean()
             for k in range(3)
         ]
         assert 39 < np.mean(means) < 46
 
-    def test_alpha_is_a_tenth_by_default(self):
+    def test_alpha_is_one_by_default(self):
         labels = balanced(10, 100)
-        default, explicit = (partition("dirichlet", labels, 5, rng(), alpha=alpha) for alpha in (None, 0.1))
+        default, explicit = (partition("dirichlet", labels, 5, rng(), alpha=alpha) for alpha in (None, 1.0))
         assert all(np.array_equal(a, b) for a, b in zip(default, explicit, strict=True))
 
 
