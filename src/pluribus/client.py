@@ -205,7 +205,8 @@ class Client:
         prefix = f"{part}." if part else ""
         given = {n.removeprefix(prefix): p for n, p in parameters.items() if n.startswith(prefix)}
         buffers = {name: value.clone() for name, value in module.named_buffers()}
-        with draws.seeded(self.task.seed, "call", self.card.id, self._round, self._exchange):
+        key = (self.task.seed, "call", self.card.id, self._round, self._exchange)
+        with draws.seeded(*key, device=self.device):
             return functional_call(module, {**given, **buffers}, (x,))  # type: ignore[no-any-return]
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
