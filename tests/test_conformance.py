@@ -55,7 +55,7 @@ every_method = pytest.mark.parametrize("name", NAMES)
 # What stands in for models without weights where a method needs pretrained ones.
 PRETRAINED = {
     "small": "tiny",
-    "cnn-16-32": "tiny-cnn-64",
+    "toys.normed": "tiny-cnn-64",  # batch norm
     "mlp-64,cnn-16-32": "tiny-vit-32,tiny-cnn-64",
 }
 
