@@ -19,6 +19,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
+from pluribus.lookup import imported
 from pluribus.message import Inbox, Message, Wire
 from pluribus.models import has_weights
 from pluribus.optim import Opt
@@ -176,7 +177,7 @@ def find(name: str) -> type[Method]:
         return known[name]
     if "." not in name:
         raise unknown("method", name, known, "pluribus list methods")
-    found = dotted(name, "method")
+    found = imported(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise ConfigError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
     return found
@@ -193,17 +194,6 @@ def name_of(cls: type[Method]) -> str:
 def hyperparameters(method: Method) -> dict[str, Any]:
     """A method's hyper-parameters by name."""
     return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
-
-
-def dotted(path: str, kind: str) -> Any:
-    """Import `package.module.name`, with a sentence for each way this can fail."""
-    module, _, name = path.rpartition(".")
-    try:
-        return getattr(importlib.import_module(module), name)
-    except ImportError as error:
-        raise ConfigError(f"the {kind} '{path}' cannot be imported: {error}.") from error
-    except AttributeError:
-        raise ConfigError(f"the {kind} '{path}' is not there: module '{module}' has no '{name}'.") from None
 
 
 def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int]) -> None:
