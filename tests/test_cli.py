@@ -250,7 +250,7 @@ BAD = {
     "command": (["rn"], "unknown command 'rn'. Did you mean 'run'? pluribus --help shows all."),
     "method": (["run", "fedg"], "unknown method 'fedg'. Did you mean 'fedgh'? pluribus list methods shows all."),
     "against": ([*RUN, "--against", "loca"], "unknown method 'loca'. Did you mean 'local'?"),
-    "own method": (["run", "no.such.Method"], "the method 'no.such.Method' cannot be imported: No module named 'no'."),
+    "own method": (["run", "no.such.Method"], "method 'no.such.Method' cannot be imported: No module named 'no'."),
     "no method": (["run", "json.JSONDecoder"], "'json.JSONDecoder' is not a Method: derive the class from"),
     "model": ([*RUN, "--models", "mlp64"], "unknown model or group 'mlp64'. Did you mean 'mlp-64'?"),
     "data": (["run", "fedgh", "--data", "digit"], "unknown data set 'digit'. Did you mean 'digits'?"),
