@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -44,7 +45,7 @@ def run(
         described = method
     else:
         described = experiment(method, config, **settings)
-    with _threads(described.threads):
+    with _reproducible(described.threads):
         parts = assemble(described)
         folder = RunFolder.create(described.out, _label(described))
         try:
@@ -60,7 +61,7 @@ def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Obser
     folder = RunFolder.open(path)
     try:
         described = _described(folder)
-        with _threads(described.threads):
+        with _reproducible(described.threads):
             parts = assemble(described)
             _check_partition(folder, parts)
             return Federation(parts, folder).result() if folder.finished else _run(parts, folder, progress, observers)
@@ -112,11 +113,17 @@ def _check_partition(folder: RunFolder, parts: Assembly) -> None:
 
 
 @contextmanager
-def _threads(number: int | None) -> Iterator[None]:
-    before = torch.get_num_threads()
-    if number is not None:
-        torch.set_num_threads(number)
+def _reproducible(threads: int | None) -> Iterator[None]:
+    """So many CPU threads, and on a GPU only kernels that give the same bits every time; as it was, on exit."""
+    cudnn = torch.backends.cudnn
+    before, deterministic = torch.get_num_threads(), cudnn.deterministic
+    # read when cuBLAS starts: with its other workspaces the order of summation depends on what runs beside it
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    cudnn.deterministic = True
+    if threads is not None:
+        torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
+        cudnn.deterministic = deterministic
