@@ -98,6 +98,9 @@ def start(
     return Process(launcher, pid, printed)
 
 
+LONGEST = 120  # seconds that a command may take before it is killed: a test that waits for it then fails
+
+
 # ---- the other side ------------------------------------------------------------------------------------------------
 
 
@@ -134,6 +137,9 @@ def _become(command: dict[str, Any]) -> None:
     try:
         for stream, name in ((0, os.devnull), (1, command["out"]), (2, command["err"])):
             os.dup2(os.open(name, os.O_RDWR | os.O_CREAT | os.O_TRUNC), stream)
+        # a shell that runs the tests in the background has them, and so this process, ignore it
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.alarm(LONGEST)
         if command["die_at_sync"] is not None:
             _die_at_sync(command["die_at_sync"])
         if command["largest_file"] is not None:
