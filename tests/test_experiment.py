@@ -39,15 +39,13 @@ class Options(Method):
 
 @pytest.mark.parametrize("method", methods())
 def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
-    settings = tiny(rounds=1, clients=2)
+    settings = tiny(rounds=1, clients=2, partition="dirichlet")  # some methods would take domains, which digits lack
     told = pluribus.run(method, progress=False, out=new_folder(), **settings).folder
     typed = new_folder()
     flags = [word for name, value in settings.items() for word in (f"--{name}", str(value))]
     assert main(["run", method, "--out", typed, *flags, "--json"]) == 0
     assert (told / "config.toml").read_text() == (Path(typed) / "config.toml").read_text()
-    assert experiment(method, told / "config.toml") == dataclasses.replace(
-        experiment(method, **settings), hyper=experiment(method, **settings).settings()["hyper"]
-    )
+    assert experiment(method, told / "config.toml").settings() == experiment(method, **settings).settings()
 
 
 def test_without_anything_it_is_fedgh_on_digits() -> None:
