@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import pluribus
-from conftest import run_tiny
+from conftest import assemble_tiny, run_tiny, site_of
 from pluribus.checkpoint import Checkpoint, Tensors
 from pluribus.errors import CheckpointError
 
@@ -192,3 +192,13 @@ def test_a_file_of_another_program_is_no_commit(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1)}, file_of(tmp_path, 4), {"format": "pt"})
     with pytest.raises(CheckpointError, match=r"round-000004\.safetensors is damaged"):
         Checkpoint(tmp_path)
+
+
+def test_state_of_another_model_is_a_sentence_not_a_traceback() -> None:
+    parts = assemble_tiny("local", models="mlp-64")
+    other = site_of(assemble_tiny("local", models="cnn-16")).client(0).tensors()
+    with pytest.raises(CheckpointError, match=r"^the saved state of client 0 does not fit its method and model"):
+        site_of(parts, lambda k: other).client(0)
+    wider = {name: torch.zeros(2, *value.shape) for name, value in site_of(parts).client(0).tensors().items()}
+    with pytest.raises(CheckpointError, match=r"has shape .*Go on with the code that wrote it, or start a new run\.$"):
+        site_of(parts, lambda k: wider).client(0)

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pluribus.errors import CheckpointError
 from pluribus.files import write_tensors
+from pluribus.state import restore
 
 Tensors = dict[str, Tensor]
 
@@ -110,6 +111,17 @@ class Checkpoint:
 
     def _path(self, t: int) -> Path:
         return self._folder / f"round-{t:06d}.safetensors"
+
+
+def put_back(live: Tensors, saved: Tensors, whose: str) -> None:
+    """Restore saved state in place; state of other code or other models gets a sentence."""
+    try:
+        restore(live, saved, whose)
+    except (KeyError, ValueError) as error:
+        raise CheckpointError(
+            f"the saved state of {whose} does not fit its method and model as they are now ({error.args[0]}). "
+            f"Go on with the code that wrote it, or start a new run."
+        ) from error
 
 
 def _open(path: Path) -> safe_open:

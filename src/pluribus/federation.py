@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from pluribus.assembly import Assembly
+from pluribus.checkpoint import put_back
 from pluribus.draws import python_rng
 from pluribus.evaluate import Figures, figures_over_clients
 from pluribus.folder import RunFolder
@@ -19,7 +20,6 @@ from pluribus.method import PeerMethod
 from pluribus.result import ClientFacts, Result
 from pluribus.server import Server
 from pluribus.site import Site
-from pluribus.state import restore
 
 MOST_PENDING = 256  # clients whose unsaved state may wait in memory
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked for
@@ -67,7 +67,7 @@ class Federation:
             self.ledger.replay(line)
         if checkpoint.latest is None:
             return
-        restore(self.server.state.state_dict(), checkpoint.server(), "server")
+        put_back(self.server.state.state_dict(), checkpoint.server(), "the server")
         for k, data in checkpoint.enrolled().items():
             self._enrol(k, data)
         if checkpoint.threads != torch.get_num_threads():

@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Federated
 from pluribus.evaluate import Figures, figures
@@ -160,7 +161,7 @@ class Site:
         client.equip(self.method.optimisers(client), down)
         saved = self._changed.get(k) or self._load(k)
         if saved is not None:
-            restore(client.tensors(), saved, f"client {k}")
+            put_back(client.tensors(), saved, f"client {k}")
         if k in self._momenta:
             restore(_momenta(client), self._momenta.pop(k), f"client {k}")
         if k in self._changed:
