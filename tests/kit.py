@@ -212,7 +212,12 @@ def checked_steps(method: Method) -> Iterator[list[str]]:
 
 def numbers(result: Result) -> list[dict[str, Any]]:
     """The history without the clock."""
-    return [{key: value for key, value in record.items() if key != "seconds"} for record in result.history]
+    return [timeless(record) for record in result.history]
+
+
+def timeless(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A round's record without what depends on the machine's speed."""
+    return {name: value for name, value in record.items() if name not in ("seconds", "spans")}
 
 
 def kept(result: Result) -> dict[str, Tensor]:

@@ -18,6 +18,7 @@ from torch import nn
 
 import pluribus
 from conftest import assemble_tiny, new_folder, run_tiny, tiny
+from kit import timeless
 from pluribus.checkpoint import Checkpoint
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import experiment
@@ -40,7 +41,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     parts = [saved.server(), *(saved.client(k) or {} for k in range(4))]
     return {
         "weights": [{name: value.numpy().tobytes() for name, value in part.items()} for part in parts],
-        "metrics": [{name: value for name, value in line.items() if name != "seconds"} for line in lines],
+        "metrics": [timeless(line) for line in lines],
         "traffic": (folder / "traffic.jsonl").read_text(),
     }
 

@@ -385,7 +385,8 @@ def test_every_setting_is_in_one_group_of_flags(terminal: Terminal) -> None:
     assert sorted(grouped) == sorted(settings)
     helped = terminal("run", "fedgh", "--help").out
     for name in [*settings, "server_lr", "server_step", "against", "json", "config"]:
-        assert f"--{name.replace('_', '-')}" in helped
+        turned_off = getattr(Experiment, name, None) is True
+        assert f"--{'no-' if turned_off else ''}{name.replace('_', '-')}" in helped
 
 
 def test_usage_and_version(terminal: Terminal) -> None:

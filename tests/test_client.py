@@ -10,8 +10,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from parties import client_of, copies, data_of, descend, equal, flat_split, noise
-from pluribus import client as client_module
-from pluribus.client import batch_sizes, trainable
+from pluribus.client import Client, batch_sizes, trainable
 from pluribus.message import Dim, Field, Message, Rows
 from pluribus.models import Split
 from pluribus.optim import Opt, Rule
@@ -157,13 +156,11 @@ class TestFit:
         def trained():
             client = normed_client(23, epochs=2, batch=4)
             client.fit(descend)
-            sums = torch.zeros(48)
-            client.sweep(lambda c, b: sums.add_(c.features(b.x).sum(0)))
-            return copies(client) | {"sums": sums}
+            return copies(client) | {"features": client.sweep(Client.features)}
 
         whole = trained()
         for chunk in (1, 16 * 4 * 2, 16 * 4 * 3):
-            monkeypatch.setattr(client_module, "CHUNK", chunk)
+            monkeypatch.setattr("pluribus.batches.CHUNK", chunk)
             assert equal(trained(), whole)
 
     def test_two_epochs_by_hand(self):
@@ -271,17 +268,22 @@ class TestDropout:
 
 class TestSweep:
     def test_every_sample_once_in_order(self, monkeypatch):
-        monkeypatch.setattr(client_module, "SWEEP_BATCH", 4)
-        seen = Visits()
-        linear_client(11).sweep(seen)
-        assert seen.batches == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10]]
+        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 4)
+        client, sizes = linear_client(11), []
+
+        def images(client, x):
+            sizes.append(len(x))
+            return x
+
+        swept = client.sweep(images)
+        train = client.data["train"]
+        assert sizes == [4, 4, 3]
+        assert torch.equal(swept, train.take(torch.arange(11))[0])
 
     def test_a_last_batch_of_one_and_no_data(self, monkeypatch):
-        monkeypatch.setattr(client_module, "SWEEP_BATCH", 4)
-        seen = Visits()
-        linear_client(5).sweep(seen)
-        assert seen.batches == [[0, 1, 2, 3], [4]]
-        client_of(flat_split(16, 2), data_of(noise(1)[:0], [])).sweep(pytest.fail)
+        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 4)
+        assert len(linear_client(5).sweep(Client.features)) == 5
+        assert len(client_of(flat_split(16, 2), data_of(noise(1)[:0], [])).sweep(Client.features)) == 0
 
     def test_eval_mode_without_gradients(self):
         client = normed_client(6)
@@ -289,13 +291,13 @@ class TestSweep:
         client.fit(descend)
         before = copies(client)
 
-        def visit(client, batch) -> None:
+        def checked(client, x):
             assert not client.model.training
             assert not client.state.extra.training
             assert not torch.is_grad_enabled()
-            assert not client.features(batch.x).requires_grad
+            return client.features(x)
 
-        client.sweep(visit)
+        assert not client.sweep(checked).requires_grad
         assert equal(copies(client), before), "running statistics stay"
         client.fit(lambda c, b: None if c.model.training and c.state.extra.training else pytest.fail("not train mode"))
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, flat_split, signs
-from pluribus import client as client_module
 from pluribus.evaluate import choose, figures, figures_over_clients, over_clients, score, summarise
 from pluribus.methods.local import Local
 
@@ -55,7 +54,7 @@ class TestOneClient:
     def test_the_batch_size_of_sweeps_does_not_matter(self, monkeypatch):
         client = client_with(val=answers(3, 1), test=answers(7, 4))
         whole = figures(Local(), client)
-        monkeypatch.setattr(client_module, "SWEEP_BATCH", 3)
+        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 3)
         found = figures(Local(), client)
         assert (found["val"], found["test"]) == (whole["val"], whole["test"])
         assert found["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-6)

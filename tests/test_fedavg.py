@@ -105,9 +105,9 @@ class TestRun:
         settings |= {"clients": 1, "rounds": 3, "epochs": 2}
         averaging = federation_of(assemble_tiny("fedavg", **settings))
         alone = federation_of(assemble_tiny("local", **settings))
-        averaging.server.state.model.load_state_dict(alone.site.client(0).model.state_dict())
+        averaging.server.state.model.load_state_dict(alone.engine.site.client(0).model.state_dict())
         results = run_through(averaging), run_through(alone)
-        models = [dict(one.site.client(0).model.state_dict()) for one in (averaging, alone)]
+        models = [dict(one.engine.site.client(0).model.state_dict()) for one in (averaging, alone)]
         assert equal(*models)
         assert equal(dict(averaging.server.state.model.state_dict()), models[1])
         figures = [[r["clients"]["0"]["after"] for r in result.history] for result in results]
@@ -117,7 +117,7 @@ class TestRun:
     def test_evaluation_repeats_and_leaves_no_trace(self):
         federation = federation_of(assemble_tiny("fedavg", rounds=1))
         run_through(federation)
-        site, server = federation.site, federation.server
+        site, server = federation.engine.site, federation.server
         for k in range(4):
             trained = {name: value.clone() for name, value in site.client(k).model.state_dict().items()}
             assert not equal(trained, dict(server.state.model.state_dict()))
@@ -129,6 +129,6 @@ class TestRun:
         federation = federation_of(assemble_tiny("fedavg", rounds=1))
         run_through(federation)
         for k in range(4):
-            client = federation.site.client(k)
+            client = federation.engine.site.client(k)
             FedAvg().receive(client, FedAvg().download(federation.server, k))
             assert figures(FedAvg(), client) == federation.history[0]["clients"][str(k)]["before"]

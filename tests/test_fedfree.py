@@ -699,7 +699,7 @@ class TestClients:
         parts = assemble_tiny("fedfree", models="mlp-64", global_model="mlp-64", projection=projection, batch_size=40)
         federation = Federation(parts, RunFolder.create(new_folder(), "x"))
         first = federation._round(0)
-        trained = {k: copies(federation.site.client(k)) for k in range(4)}
+        trained = {k: copies(federation.engine.site.client(k)) for k in range(4)}
         sent = {n: p.detach().clone() for n, p in federation.server.state.model.named_parameters()}
         federation._round(1)
         assert any(said != "none" for said in first["notes"]["layers"].values())

@@ -11,7 +11,6 @@ from torch import nn
 
 from conftest import assemble_tiny, run_tiny, site_of
 from parties import client_of, copies, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
-from pluribus import client as client_module
 from pluribus.errors import ConfigError
 from pluribus.folder import RunFolder
 from pluribus.message import Message, Rows, decode, encode
@@ -140,7 +139,7 @@ class TestLars:
     def test_invariant_to_batch_size_and_order(self, monkeypatch):
         whole = self.lars()
         for size, batch, order in ((1, 2, (4, 3, 2, 1, 0)), (2, 3, (2, 0, 4, 1, 3)), (4, 1, (1, 0, 3, 2, 4))):
-            monkeypatch.setattr(client_module, "SWEEP_BATCH", size)
+            monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", size)
             rows = self.lars(order, batch)
             assert torch.equal(rows.value, whole.value)
             assert torch.equal(rows.held, whole.held)
@@ -276,7 +275,7 @@ class TestRounds:
         assert len(absent) == 2
         for k in range(4):
             untouched = equal(
-                dict(federation.site.client(k).model.state_dict()), dict(fresh.client(k).model.state_dict())
+                dict(federation.engine.site.client(k).model.state_dict()), dict(fresh.client(k).model.state_dict())
             )
             assert untouched == (k in absent)
 

@@ -18,6 +18,7 @@ import torch
 
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
+from kit import timeless
 from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
@@ -56,7 +57,7 @@ def outcome(folder: Path) -> dict[str, Any]:
     result = json.loads((folder / "result.json").read_text())
     return {
         "weights": {part: {name: bits(value) for name, value in state.items()} for part, state in parts.items()},
-        "metrics": [{name: value for name, value in line.items() if name != "seconds"} for line in lines],
+        "metrics": [timeless(line) for line in lines],
         "traffic": (folder / "traffic.jsonl").read_text(),
         "result": {name: value for name, value in result.items() if name not in ("seconds", "folder")},
     }

@@ -13,13 +13,13 @@ import torch
 from torch import nn
 
 from pluribus.assembly import Assembly, assemble
+from pluribus.engines import site_of
 from pluribus.errors import CheckpointError, ConfigError, NotFiniteError
 from pluribus.experiment import Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
 from pluribus.method import Method
 from pluribus.result import Result
-from pluribus.site import Site
 from pluribus.track.console import Progress
 
 
@@ -45,7 +45,7 @@ def run(
         described = method
     else:
         described = experiment(method, config, **settings)
-    with _reproducible(described.threads):
+    with _reproducible(described):
         parts = assemble(described)
         folder = RunFolder.create(described.out, _label(described))
         try:
@@ -61,7 +61,7 @@ def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Obser
     folder = RunFolder.open(path)
     try:
         described = _described(folder)
-        with _reproducible(described.threads):
+        with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
             return Federation(parts, folder).result() if folder.finished else _run(parts, folder, progress, observers)
@@ -76,9 +76,8 @@ def load_model(path: str | Path, client: int) -> nn.Module:
         parts = assemble(replace(_described(folder), device="cpu"))
         if client not in parts.cards:
             raise ConfigError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
-        load, same_init = folder.checkpoint.client, parts.experiment.same_init
-        site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
-        return site.client(client).model.eval()
+        model: nn.Module = site_of(parts, folder.checkpoint.client).client(client).model
+        return model.eval()
     finally:
         folder.close()
 
@@ -113,17 +112,17 @@ def _check_partition(folder: RunFolder, parts: Assembly) -> None:
 
 
 @contextmanager
-def _reproducible(threads: int | None) -> Iterator[None]:
+def _reproducible(described: Experiment) -> Iterator[None]:
     """So many CPU threads, and on a GPU only kernels that give the same bits every time; as it was, on exit."""
     cudnn = torch.backends.cudnn
-    before, deterministic = torch.get_num_threads(), cudnn.deterministic
+    before, flags = torch.get_num_threads(), (cudnn.deterministic, cudnn.allow_tf32)
     # read when cuBLAS starts: with its other workspaces the order of summation depends on what runs beside it
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    cudnn.deterministic = True
-    if threads is not None:
+    cudnn.deterministic, cudnn.allow_tf32 = True, described.precision != "float32"
+    if (threads := described.threads_per_worker()) is not None:
         torch.set_num_threads(threads)
     try:
         yield
     finally:
         torch.set_num_threads(before)
-        cudnn.deterministic = deterministic
+        cudnn.deterministic, cudnn.allow_tf32 = flags

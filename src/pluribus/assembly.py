@@ -43,11 +43,13 @@ def assemble(experiment: Experiment) -> Assembly:
     parts = _partition(experiment, dataset)
     manifest = _manifest(experiment, dataset, parts)
     warnings = _check_parts(experiment, parts, manifest)
-    data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device)
+    channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
+    data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data)
     check_needs(method, task, cards, cards.architectures())
-    rule = Rule(experiment.optimizer, experiment.lr, experiment.momentum, experiment.weight_decay)
-    local = Local(rule, experiment.epochs, experiment.batch_size)
+    one = experiment
+    rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
+    local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last)
     return Assembly(experiment, method, data, manifest, task, cards, local, device, warnings)
 
 

@@ -35,10 +35,10 @@ FLAG_GROUPS = {
     "data": "data partition clients classes_per_client unequal alpha min_samples "
     "val_fraction test_fraction public_fraction test image_size",
     "models": "models width projector same_init weights",
-    "training": "rounds epochs batch_size optimizer lr momentum weight_decay",
+    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay",
     "participation": "participation drop_rate straggler_rate",
     "evaluation": "evaluate evaluate_every",
-    "this run": "seed device threads checkpoint_every out",
+    "this run": "seed device threads workers precision channels_last capture stack checkpoint_every out",
 }
 
 ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model

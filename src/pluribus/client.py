@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -11,35 +11,28 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pluribus import draws
+from pluribus.batches import Batch, batch_sizes
 from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Message, Rows, Schema, Value
 from pluribus.models import Split
+from pluribus.models.dropout import set_keys, with_keys
 from pluribus.optim import Opt, Optimiser, Rule
+from pluribus.snapshot import Snapshot
 from pluribus.state import State
+from pluribus.steps import Eager, Fit, Map, Runner, Step
 from pluribus.task import Card, Task
 
-SWEEP_BATCH = 256  # rows per forward pass where no gradient is needed
-CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
-
-
-class Batch(NamedTuple):
-    """Images, labels, their positions in the set, and the number of rows as a Python number."""
-
-    x: Tensor
-    y: Tensor
-    i: Tensor
-    n: int
-
-
-Step = Callable[["Client", Batch], Tensor | None]
+__all__ = ["Batch", "Client", "Local", "Step", "batch_sizes", "trainable"]
 
 
 class Local(NamedTuple):
-    """How clients train unless their method says otherwise."""
+    """How clients train unless their method says otherwise, and in which arithmetic."""
 
     rule: Rule
     epochs: int
     batch: int
+    bfloat16: bool = False
+    channels_last: bool = False
 
 
 class Client:
@@ -52,7 +45,7 @@ class Client:
     def __init__(self, card: Card, task: Task, model: Split, data: dict[str, Data], local: Local, device: torch.device):
         self.card = card
         self.task = task
-        self.model = model.to(device)
+        self.model = with_keys(model).to(device)
         self.data = data
         self.local = local
         self.device = device
@@ -62,6 +55,7 @@ class Client:
         self.frozen: tuple[str, ...] = ()  # names of tensors() that begin so never change and are not kept
         self.now: dict[str, Tensor] = {}
         self.optimisers: dict[str, Optimiser] = {}
+        self.runner: Runner = Eager()
         self._round = -1
         self._exchange: draws.Key = 0
         self._fits = 0
@@ -72,15 +66,21 @@ class Client:
 
     def equip(self, opts: Mapping[str, Opt], down: Schema) -> None:
         """Allocate optimisers and the buffers for what comes down, after `Method.prepare`."""
-        self.state.to(self.device)
+        with_keys(self.state).to(self.device)
+        if self.local.channels_last:
+            for module in (self.model, self.state):
+                module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimisers = {name: Optimiser(opt, self.local.rule) for name, opt in opts.items()}
         self.got = {name: _empty(field, self.device) for name, field in down.items() if field.kept}
 
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
         """Start the work of one exchange."""
         self._round, self._exchange, self._fits, self._loss = t, exchange, 0, None
-        for name, value in now.items():
-            self.now.setdefault(name, torch.zeros((), device=self.device)).fill_(value)
+        for name, value in {"lr": self.local.rule.rate(max(t, 0)), **now}.items():
+            kind = torch.float64 if name == "lr" else torch.float32
+            self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
+        for optimiser in self.optimisers.values():
+            optimiser.begin(max(t, 0))
         if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round go on with its optimisers
             for optimiser in self.optimisers.values():
                 if optimiser.life == "round":
@@ -146,23 +146,23 @@ class Client:
         batch normalisation has no variance of one sample.
         """
         data = self.data[on] if isinstance(on, str) else on
-        sizes = batch_sizes(len(data), batch or self.local.batch)
-        limit = steps if steps is not None else len(sizes) * (self.local.epochs if epochs is None else epochs)
+        epoch = batch_sizes(len(data), batch or self.local.batch)
+        limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
         self._fits += 1
-        key = (self._round, self._exchange, self._fits)
-        total = torch.zeros((), device=self.device)
-        rows = done = 0
-        with draws.seeded(self.task.seed, "dropout", self.card.id, *key, device=self.device), self._training(len(data)):
-            while done < limit and sizes:
-                order = torch.randperm(len(data), generator=self.draw("shuffle", self._fits, done))
-                for one in _batches(data, order.to(self.device), sizes[: limit - done]):
-                    loss = step(self, one)
-                    done += 1
-                    if loss is not None:
-                        total += loss.detach() * one.n
-                        rows += one.n
-        self._loss = total / rows if rows else None
-        return done
+        orders: list[Tensor] = []
+        sizes: list[int] = []
+        while len(sizes) < limit and epoch:
+            orders.append(torch.randperm(len(data), generator=self.draw("shuffle", self._fits, len(sizes))))
+            sizes += epoch[: limit - len(sizes)]
+        if not sizes:
+            self._loss = None
+            return 0
+        key = (self.task.seed, "dropout", self.card.id, self._round, self._exchange, self._fits)
+        with self._training(len(data)):
+            for part, module in (("model", self.model), ("state", self.state)):
+                set_keys(module, draws.number(*key, part))
+            self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
+        return len(sizes)
 
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
@@ -175,17 +175,22 @@ class Client:
         finally:
             self._in_step = False
 
-    def sweep(self, visit: Callable[[Client, Batch], None], on: str | Data = "train") -> None:
-        """Show every sample once, in order, in eval mode and without gradients; `visit` adds up what it needs."""
+    def sweep(self, rows: Map, on: str | Data = "train") -> Tensor:
+        """`rows(client, x)` of every sample, in order, in eval mode and without gradients, as one tensor.
+
+        `rows` is a function or a method with a name, such as `Client.features`: a lambda would be a new one every time.
+        """
         data = self.data[on] if isinstance(on, str) else on
         for module in (self.model, self.state):
             module.eval()
-        order = torch.arange(len(data), device=self.device)
-        full, rest = divmod(len(data), SWEEP_BATCH)
-        sizes = [SWEEP_BATCH] * full + [rest] * (rest > 0)
-        with torch.no_grad():
-            for one in _batches(data, order, sizes):
-                visit(self, one)
+        if not len(data):
+            with torch.no_grad():
+                return rows(self, torch.zeros(1, *self.task.shape, device=self.device))[:0]
+        return self.runner.sweep(self, rows, data)
+
+    def autocast(self) -> torch.autocast:
+        """The arithmetic of training: bfloat16 where the experiment asks for it."""
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.local.bfloat16, cache_enabled=False)
 
     def features(self, x: Tensor) -> Tensor:
         """phi(x), brought to the task's width."""
@@ -198,16 +203,14 @@ class Client:
     def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
         """Forward through the model, or a `part` of it, with other parameters (by their names in the model).
 
-        A pure function, for gradients of gradients: batch-norm statistics stay as they are, and every call within one
-        exchange drops out the same units.
+        A pure function, for gradients of gradients: batch-norm statistics stay as they are, and all calls of one step
+        drop out the same units.
         """
         module = self.model.get_submodule(part)
         prefix = f"{part}." if part else ""
         given = {n.removeprefix(prefix): p for n, p in parameters.items() if n.startswith(prefix)}
         buffers = {name: value.clone() for name, value in module.named_buffers()}
-        key = (self.task.seed, "call", self.card.id, self._round, self._exchange)
-        with draws.seeded(*key, device=self.device):
-            return functional_call(module, {**given, **buffers}, (x,))  # type: ignore[no-any-return]
+        return functional_call(module, {**given, **buffers}, (x,))  # type: ignore[no-any-return]
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
         """Gradients of a loss for an optimiser's parameters, by name; unused ones are left out."""
@@ -233,41 +236,11 @@ class Client:
     def fork(self) -> Iterator[None]:
         """Try something and leave no trace: all tensors are restored in place on exit."""
         live = self.tensors()
-        saved = {name: value.clone() for name, value in live.items()}
+        saved = Snapshot(live)
         try:
             yield
         finally:
-            with torch.no_grad():
-                for name, value in live.items():
-                    value.copy_(saved[name])
-
-
-def batch_sizes(samples: int, batch: int) -> list[int]:
-    """Sizes of the batches of one epoch.
-
-    >>> batch_sizes(25, 10), batch_sizes(21, 10), batch_sizes(1, 10), batch_sizes(0, 10)
-    ([10, 10, 5], [10, 11], [1], [])
-    """
-    full, rest = divmod(samples, batch)
-    sizes = [batch] * full + ([rest] if rest else [])
-    if rest == 1 and full:
-        sizes[-2:] = [batch + 1]
-    return sizes
-
-
-def _batches(data: Data, order: Tensor, sizes: list[int]) -> Iterator[Batch]:
-    """Batches of these sizes, gathered from the store many at a time."""
-    if not sizes:
-        return
-    chunk = max(1, CHUNK // (data.store.x[0].numel() * max(sizes)))
-    start = 0
-    for first in range(0, len(sizes), chunk):
-        group = sizes[first : first + chunk]
-        positions = order[start : start + sum(group)]
-        start += len(positions)
-        x, y = data.take(positions)
-        for bx, by, bi in zip(*(torch.split(part, group) for part in (x, y, positions)), strict=True):
-            yield Batch(bx, by, bi, len(bi))
+            saved.put_back(live)
 
 
 def _empty(field: Field, device: torch.device) -> Value:

@@ -14,10 +14,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client
+from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.method import Method
 
@@ -27,15 +26,11 @@ Figures = dict[str, float | None]
 
 def score(method: Method, client: Client, data: Data) -> Counts:
     """Correct predictions, samples and summed cross-entropy on a set."""
-    correct = torch.zeros((), device=client.device)
-    loss = torch.zeros((), device=client.device)
-
-    def visit(client: Client, batch: Batch) -> None:
-        scores = method.predict(client, batch.x)
-        correct.add_((scores.argmax(1) == batch.y).sum())
-        loss.add_(F.cross_entropy(scores, batch.y, reduction="sum"))
-
-    client.sweep(visit, data)
+    if not len(data):
+        return 0, 0, 0.0
+    scores, labels = client.sweep(method.predict, data), data.labels()
+    correct = (scores.argmax(1) == labels).sum()
+    loss = F.cross_entropy(scores, labels, reduction="sum")
     return int(correct), len(data), float(loss)
 
 

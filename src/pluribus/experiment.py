@@ -77,6 +77,8 @@ class Experiment:
     """Momentum of local SGD."""
     weight_decay: float = 0.0
     """Weight decay of local training."""
+    lr_decay: float = 1.0
+    """The local learning rate is multiplied by this after every round."""
 
     participation: float = 1.0
     """Share of clients sampled per round."""
@@ -95,7 +97,17 @@ class Experiment:
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = None
-    """CPU threads. Equal numbers are promised for equal threads."""
+    """CPU threads, of each worker. Equal numbers are promised for equal threads. Unset: as many as cores, in all."""
+    workers: int = 1
+    """CPU processes that clients are spread over."""
+    precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
+    """Arithmetic of clients: float32, but TF32 in convolutions on a GPU, as torch does; float32 alone; or bfloat16."""
+    channels_last: bool | None = None
+    """Keep images and filters with the channels last. Unset: on a GPU, where it is faster."""
+    capture: bool = True
+    """On a GPU, record each training step once and replay it."""
+    stack: bool = True
+    """On a GPU, take the steps of small clients of one architecture together."""
     checkpoint_every: int | None = None
     """Rounds between checkpoints. Unset: as often as costs at most 5 % of the time."""
     out: str | None = None
@@ -109,7 +121,7 @@ class Experiment:
             object.__setattr__(self, name, value)
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
             raise ConfigError(f"--models must be names, or a function from client to name, not {self.models!r}.")
-        for name in ("clients", "rounds", "epochs", "batch_size", "evaluate_every"):
+        for name in ("workers", "clients", "rounds", "epochs", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("width", "threads", "checkpoint_every"):
@@ -124,9 +136,17 @@ class Experiment:
             raise ConfigError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"--lr must be above 0 and finite, not {self.lr}.")
+        if not 0 < self.lr_decay < math.inf:
+            raise ConfigError(f"--lr-decay must be above 0 and finite, not {self.lr_decay}.")
         for name in ("momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
                 raise ConfigError(f"{flag(name)} must be at least 0 and finite, not {getattr(self, name)}.")
+
+    def threads_per_worker(self) -> int | None:
+        """CPU threads of each process; None leaves torch its own choice."""
+        if self.threads is not None or self.workers == 1:
+            return self.threads
+        return max(1, (os.cpu_count() or 1) // self.workers)
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""

@@ -4,22 +4,24 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
 import torch
 
 from pluribus.assembly import Assembly
 from pluribus.checkpoint import put_back
+from pluribus.clock import Clock
 from pluribus.draws import python_rng
+from pluribus.engines import Job, engine_for
 from pluribus.evaluate import Figures, figures_over_clients
 from pluribus.folder import RunFolder
 from pluribus.ledger import Ledger
 from pluribus.message import Message, decode, encode
-from pluribus.method import PeerMethod
+from pluribus.method import PeerMethod, Wires
 from pluribus.result import ClientFacts, Result
 from pluribus.server import Server
-from pluribus.site import Site
+from pluribus.site import Reply
 
 MOST_PENDING = 256  # clients whose unsaved state may wait in memory
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked for
@@ -50,9 +52,9 @@ class Federation:
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
         self.server = Server(parts.task, parts.cards)
-        load = folder.checkpoint.client
-        same_init = parts.experiment.same_init
-        self.site = Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
+        self.wires = Wires(parts.method, parts.task, parts.cards)
+        self.engine = engine_for(parts, folder.checkpoint.client)
+        self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
         self._saved_at = time.perf_counter()
         self._save_cost = 0.0
@@ -80,6 +82,12 @@ class Federation:
 
     def run(self) -> Result:
         """All rounds that are still to do."""
+        try:
+            return self._run()
+        finally:
+            self.engine.close()
+
+    def _run(self) -> Result:
         for observer in self.observers:
             observer.start(self)
         rounds = self.parts.task.rounds
@@ -97,7 +105,7 @@ class Federation:
         return result
 
     def _round(self, t: int) -> dict[str, Any]:
-        started = time.perf_counter()
+        self.clock = Clock()
         before = dict(self.ledger.total)
         self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
         present, late = self._sample(t)
@@ -106,10 +114,12 @@ class Federation:
             losses, answered = self._peer_exchanges(self.method, t, present, late)
         else:
             losses, answered = self._exchanges(t, present, late)
-        figures = self._evaluate(t, present)
+        with self.clock("evaluation"):
+            figures = self._evaluate(t, present)
         return {
             "round": t,
-            "seconds": round(time.perf_counter() - started, 6),
+            "seconds": self.clock.seconds(),
+            "spans": self.clock.spans(),
             "present": len(present),
             "answered": len(answered),
             "loss": self._mean_loss(t, losses),
@@ -131,57 +141,71 @@ class Federation:
     def _enrol_new(self, present: Iterable[int]) -> None:
         if not self.method.enrols:
             return
-        for k in present:
-            if k not in self._enrolled:
-                data = self.site.enrol(k)
+        new = [(k, (k,)) for k in present if k not in self._enrolled]
+        with self.clock("compute"):
+            for k, data in self.engine.each("enrol", new):
                 self.ledger.add(self.server.t, 0, k, "up", data)
                 self._enrol(k, data)
 
     def _enrol(self, k: int, data: bytes) -> None:
         self._enrolled[k] = data
-        self.parts.cards.enrolled[k] = decode(data, self.site.wires(k)[0].once, f"enrolment of client {k}")
+        self.parts.cards.enrolled[k] = decode(data, self.wires(k)[0].once, f"enrolment of client {k}")
 
     def _exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
         losses: dict[int, float | None] = {}
         for stage, exchange in enumerate(self.method.exchanges):
             uploads: dict[int, Message] = {}
             answered: list[int] = []
-            for k in present:
-                down = self._download(exchange.down, t, stage, k, "down") if exchange.down else None
-                reply = self.site.work(t, stage, k, down)
+            jobs = ((k, (t, stage, k, self._down(exchange.down, t, stage, k))) for k in present)
+            for k, reply in self._replies("work", jobs):
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
                 if k not in late:
                     answered.append(k)
                 if reply.up is not None:
-                    upload = decode(reply.up, self.site.wires(k)[stage].up, f"round {t}, client {k}")
-                    self.ledger.add(t, stage, k, "up", reply.up)
+                    with self.clock("communication"):
+                        upload = decode(reply.up, self.wires(k)[stage].up, f"round {t}, client {k}")
+                        self.ledger.add(t, stage, k, "up", reply.up)
                     if k not in late:
                         uploads[k] = upload
             if uploads and exchange.merge:
-                getattr(self.method, exchange.merge)(self.server, uploads)
+                with self.clock("server"):
+                    getattr(self.method, exchange.merge)(self.server, uploads)
             present = answered
         return losses, present
 
     def _peer_exchanges(
         self, method: PeerMethod, t: int, present: list[int], late: set[int]
     ) -> tuple[dict[int, float | None], list[int]]:
-        replies = {k: self.site.teach(t, k) for k in present}
+        replies = dict(self._replies("teach", [(k, (t, k)) for k in present]))
         losses = {k: reply.loss for k, reply in replies.items()}
         sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
         for k, data in sent.items():
             self.ledger.add(t, 0, k, "up", data)
         answered = tuple(k for k in present if k not in late)
         topology = method.topology(self.parts.task, t, answered)
-        for student in sorted(topology):
-            inbox = {k: sent[k] for k in topology[student] if k in sent}
+        inboxes = {k: {j: sent[j] for j in topology[k] if j in sent} for k in sorted(topology)}
+        for student, inbox in inboxes.items():
             for data in inbox.values():
                 self.ledger.add(t, 1, student, "down", data)
-            if inbox:
-                self.site.learn(t, student, inbox)
+        for _ in self._replies("learn", [(k, (t, k, inbox)) for k, inbox in inboxes.items() if inbox]):
+            pass
         return losses, list(answered)
 
+    def _replies(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Reply]]:
+        """Let clients work; the time that passes is shared out by what they say of theirs."""
+        shares = {"compute": 0.0, "communication": 0.0}
+        with self.clock.apportioned(shares):
+            for k, reply in self.engine.each(verb, jobs):
+                for name in shares:
+                    shares[name] += getattr(reply, name)
+                yield k, reply
+
+    def _down(self, name: str | None, t: int, stage: int, k: int, way: str = "down") -> bytes | None:
+        with self.clock("communication"):
+            return self._download(name, t, stage, k, way) if name else None
+
     def _download(self, name: str, t: int, stage: int, k: int, way: str) -> bytes | None:
-        schema = self.site.wires(k)[stage].down
+        schema = self.wires(k)[stage].down
         message: Message | None = getattr(self.method, name)(self.server, k)
         if message is None or not (message or schema):
             return None
@@ -197,10 +221,9 @@ class Federation:
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         down = self.method.exchanges[0].down if self.method.views != ("after",) else None
-        return {
-            k: self.site.evaluate(t, k, self._download(down, t, 0, k, "evaluation") if down else None)
-            for k in (range(experiment.clients) if everyone else present)
-        }
+        clients = range(experiment.clients) if everyone else present
+        jobs = ((k, (t, k, self._down(down, t, 0, k, "evaluation"))) for k in clients)
+        return dict(self.engine.each("evaluate", jobs))
 
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
         if not figures:
@@ -227,11 +250,11 @@ class Federation:
             if every
             else time.perf_counter() - self._saved_at >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
         )
-        if not (last or due or self.site.pending() > MOST_PENDING):
+        if not (last or due or self.engine.pending() > MOST_PENDING):
             return
         started = time.perf_counter()
         self.folder.sync_lines()
-        self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.site.changed(), self._enrolled)
+        self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.engine.changed(), self._enrolled)
         self._saved_at = time.perf_counter()
         self._save_cost = self._saved_at - started
 

@@ -209,7 +209,7 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
         parts = [f"{verb} {', '.join(map(repr, sorted(names)))}" for verb, names in differences.items() if names]
         raise MessageError(f"{who}: the message {' and '.join(parts)}.")
     sizes: dict[str, int] = {}
-    for name, value in flat.items():
+    for name, value in sorted(flat.items()):
         declared = expected[name]
         if value.dtype != declared.dtype:
             raise MessageError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")

@@ -124,6 +124,21 @@ class Method:
         return wires if isinstance(wires, tuple) else (wires,)
 
 
+class Wires:
+    """What may travel to and from each client, worked out once per architecture."""
+
+    def __init__(self, method: Method, task: Task, cards: Mapping[int, Card]) -> None:
+        self._method, self._task, self._cards = method, task, cards
+        self._known: dict[str, tuple[Wire, ...]] = {}
+
+    def __call__(self, client: int) -> tuple[Wire, ...]:
+        """One Wire per exchange."""
+        card = self._cards[client]
+        if card.model not in self._known:
+            self._known[card.model] = self._method.wires(self._task, card)
+        return self._known[card.model]
+
+
 class PeerMethod(Method):
     """Base of methods without a server: every client teaches, then learns from its teachers."""
 

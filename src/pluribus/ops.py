@@ -7,8 +7,9 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from pluribus.client import Batch, Client
+from pluribus.client import Client
 from pluribus.message import Rows
+from pluribus.steps import Map
 
 
 def onehot(y: Tensor, classes: int) -> Tensor:
@@ -16,19 +17,13 @@ def onehot(y: Tensor, classes: int) -> Tensor:
     return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)
 
 
-def class_means(client: Client, on: str = "train") -> Rows:
-    """Mean feature per held class, over every sample once, in eval mode: exact, whatever the batch size."""
-    classes, width = client.task.classes, client.card.width
-    sums = torch.zeros(classes, width, device=client.device)
-    counts = torch.zeros(classes, device=client.device)
+def class_means(client: Client, on: str = "train", rows: Map = Client.features) -> Rows:
+    """Mean feature (or other row) per held class, over every sample once, in eval mode: exact, whatever the batch size.
 
-    def visit(client: Client, batch: Batch) -> None:
-        members = onehot(batch.y, classes)
-        # a matrix product, not index_add_: its order of summation is fixed on every device
-        sums.add_(members.T @ client.features(batch.x))
-        counts.add_(members.sum(0))
-
-    client.sweep(visit, on)
+    A matrix product, not `index_add_`: its order of summation is fixed on every device.
+    """
+    members = onehot(client.data[on].labels(), client.task.classes)
+    sums, counts = members.T @ client.sweep(rows, on), members.sum(0)
     return Rows(sums / counts.clamp(min=1)[:, None], counts > 0)
 
 

@@ -24,6 +24,11 @@ class Rule:
     lr: float = 0.01
     momentum: float = 0.0
     weight_decay: float = 0.0
+    decay: float = 1.0
+
+    def rate(self, t: int) -> float:
+        """The learning rate in round t."""
+        return self.lr * self.decay**t
 
 
 @dataclass(frozen=True)
@@ -54,13 +59,22 @@ class Optimiser:
         self.life = opt.life
         self.parameters = opt.named_parameters()
         self._values = list(self.parameters.values())
-        self._torch = _make(self._values, opt.rule or default)
+        self._rule = opt.rule or default
+        self._torch = _make(self._values, self._rule)
 
     def apply(self, grads: Sequence[Tensor | None]) -> None:
         """One step with these gradients, in the order of `parameters`."""
         for p, g in zip(self._values, grads, strict=True):
             p.grad = g
         self._torch.step()
+
+    def begin(self, t: int) -> None:
+        """Set the learning rate of a round."""
+        for group in self._torch.param_groups:
+            if isinstance(group["lr"], Tensor):  # in place, where captured steps read it
+                group["lr"].fill_(self._rule.rate(t))
+            else:
+                group["lr"] = self._rule.rate(t)
 
     def slots(self) -> dict[str, Tensor]:
         """Momentum buffers, moments and step counters, by parameter."""
@@ -77,19 +91,23 @@ class Optimiser:
 
 
 def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
+    """On a GPU all that a step reads lies there, learning rate and counters too, so that the step can be captured."""
+    device = parameters[0].device if parameters else torch.device("cpu")
+    on_gpu = device.type == "cuda"
+    lr = torch.tensor(rule.lr, device=device) if on_gpu else rule.lr
     if rule.name == "sgd":
-        sgd = torch.optim.SGD(
-            parameters, lr=rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay, foreach=True
-        )
+        kind = {"fused": True} if on_gpu else {"foreach": True}
+        sgd = torch.optim.SGD(parameters, lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay, **kind)
         if rule.momentum:
             for p in parameters:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
         return sgd
-    kind = torch.optim.AdamW if rule.name == "adamw" else torch.optim.Adam
+    cls = torch.optim.AdamW if rule.name == "adamw" else torch.optim.Adam
     amsgrad = rule.name == "amsgrad"
-    adam = kind(parameters, lr=rule.lr, weight_decay=rule.weight_decay, amsgrad=amsgrad, foreach=True)
+    adam = cls(parameters, lr=lr, weight_decay=rule.weight_decay, amsgrad=amsgrad, foreach=True, capturable=on_gpu)
     for p in parameters:
-        slots = {"step": torch.tensor(0.0), "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
+        counter = torch.zeros((), device=device)
+        slots = {"step": counter, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
         if amsgrad:
             slots["max_exp_avg_sq"] = torch.zeros_like(p)
         adam.state[p].update(slots)

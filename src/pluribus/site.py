@@ -6,35 +6,54 @@ number of clients is in memory; the others are their saved state, or just their 
 
 from __future__ import annotations
 
+import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
-from pluribus.data.federated import Federated
+from pluribus.data.federated import Data, Federated
 from pluribus.evaluate import Figures, figures
 from pluribus.message import Inbox, Message, Wire, decode, encode
-from pluribus.method import Method, PeerMethod
-from pluribus.state import restore
-from pluribus.task import Cards, Task
+from pluribus.method import Method, PeerMethod, Wires
+from pluribus.snapshot import Snapshot
+from pluribus.task import Card, Cards, Task
 
 Tensors = dict[str, Tensor]
 
-# What may stay in memory between rounds; a client beyond it is its saved state.
+# Who may stay in memory between rounds. A client beyond that is a copy of its state, and beyond as much again, what the
+# checkpoint has of it.
 MOST_CLIENTS = 256
-MOST_BYTES = 4 * 2**30
+MOST_BYTES = 8 * 2**30
+GPU_SHARE = 0.4  # of a GPU's memory
+# What a client takes while it trains: a multiple of its weights (gradients, activations, recorded steps), and a little.
+TRAINING_FACTOR = 4
+TRAINING_BYTES = 16 * 2**20
+MOMENTA = "momenta."
 
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answers: its encoded message (None: nothing to send), and its mean training loss."""
+    """What a client answers: its encoded message (None: nothing to send), its mean training loss, and where the time
+    went: seconds of work, and seconds of reading and writing messages."""
 
     up: bytes | None
     loss: float | None
+    compute: float = 0.0
+    communication: float = 0.0
+
+
+class Away(NamedTuple):
+    """A client that gave up its place in memory: what it holds, and what it keeps."""
+
+    card: Card
+    data: dict[str, Data]
+    saved: Snapshot
 
 
 class Site:
@@ -60,10 +79,11 @@ class Site:
         self._load = load
         self._same_init = same_init
         self._live: OrderedDict[int, Client] = OrderedDict()
-        self._bytes: dict[int, int] = {}
-        self._changed: dict[int, Tensors | None] = {}  # None: still live, state is read when it is asked for
-        self._momenta: dict[int, Tensors] = {}  # of clients that left memory and may be asked again in this round
-        self._wires: dict[str, tuple[Wire, ...]] = {}
+        self._away: OrderedDict[int, Away] = OrderedDict()
+        self._changed: set[int] = set()  # who worked since the last save
+        self._footprints: dict[str, int] = {}
+        self._most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
+        self.wires = Wires(method, task, cards)
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
@@ -71,32 +91,46 @@ class Site:
         """The client's one message at joining."""
         client = self.client(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
-        self._changed[k] = None
+        self._changed.add(k)
         return encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
 
     def work(self, t: int, stage: int, k: int, down: bytes | None) -> Reply:
         """One exchange: receive, work, answer."""
+        started = time.perf_counter()
         client, wire = self._start(t, stage, k), self.wires(k)[stage]
-        exchange = self.method.exchanges[stage]
         if down is not None:
             self._receive(client, decode(down, wire.down, f"round {t}, download of client {k}"))
-        message = getattr(self.method, exchange.work)(client)
-        return Reply(self._encode(message, wire, t, k), client.loss())
+        received = time.perf_counter()
+        message = getattr(self.method, self.method.exchanges[stage].work)(client)
+        return self._reply(client, message, wire, t, (started, received))
 
     def teach(self, t: int, k: int) -> Reply:
         """First barrier of a peer method."""
         assert isinstance(self.method, PeerMethod)
+        started = time.perf_counter()
         client = self._start(t, 0, k)
-        return Reply(self._encode(self.method.teach(client), self.wires(k)[0], t, k), client.loss())
+        return self._reply(client, self.method.teach(client), self.wires(k)[0], t, (started, started))
 
     def learn(self, t: int, k: int, inbox: Mapping[int, bytes]) -> Reply:
         """Second barrier of a peer method."""
         assert isinstance(self.method, PeerMethod)
+        started = time.perf_counter()
         client = self._start(t, 1, k)
         messages = {j: decode(data, self.wires(j)[0].up, f"round {t}, client {j}") for j, data in inbox.items()}
         client.inbox = Inbox.of(messages, self.device)
+        received = time.perf_counter()
         self.method.learn(client, client.inbox)
-        return Reply(None, client.loss())
+        return self._reply(client, None, self.wires(k)[0], t, (started, received))
+
+    def _reply(self, client: Client, message: Message | None, wire: Wire, t: int, since: tuple[float, float]) -> Reply:
+        loss = client.loss()  # waits for a GPU, so that its work is not counted as communication
+        worked = time.perf_counter()
+        started, received = since
+        up = None
+        # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
+        if message is not None and (message or wire.up):
+            up = encode(message, wire.up, f"round {t}, client {client.card.id}")
+        return Reply(up, loss, worked - received, received - started + time.perf_counter() - worked)
 
     def evaluate(self, t: int, k: int, down: bytes | None) -> dict[str, Figures]:
         """Figures of every view. Leaves no trace in the client."""
@@ -117,38 +151,62 @@ class Site:
     def _start(self, t: int, stage: int, k: int) -> Client:
         client = self.client(k)
         client.begin(t, stage, self.method.schedule(t, self.task.rounds))
-        self._changed[k] = None
+        self._changed.add(k)
         return client
 
     def _receive(self, client: Client, down: Message) -> None:
         client.take(down)
         self.method.receive(client, down)
 
-    def _encode(self, message: Message | None, wire: Wire, t: int, k: int) -> bytes | None:
-        # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
-        if message is None or not (message or wire.up):
-            return None
-        return encode(message, wire.up, f"round {t}, client {k}")
-
-    def wires(self, k: int) -> tuple[Wire, ...]:
-        """What may travel to and from a client."""
-        card = self.cards[k]
-        if card.model not in self._wires:
-            self._wires[card.model] = self.method.wires(self.task, card)
-        return self._wires[card.model]
-
     # ---- clients in memory -----------------------------------------------------------------------------------------
 
     def client(self, k: int) -> Client:
         """The client, brought to life if need be; the one unused for longest makes room."""
+        found = self.seat(k)
+        assert found is not None
+        return found
+
+    def seat(self, k: int, beside: Container[int] = ()) -> Client | None:
+        """The client in memory; None if there is room only where those stand that it shall work beside."""
         if k not in self._live:
-            client = self._bring_to_life(k)
-            self._bytes[k] = sum(value.nbytes for value in client.tensors().values())
+            client = self._seated(k, beside)
+            if client is None:
+                return None
             self._live[k] = client
-            while len(self._live) > MOST_CLIENTS or (len(self._live) > 1 and sum(self._bytes.values()) > MOST_BYTES):
-                self._retire(next(iter(self._live)))
         self._live.move_to_end(k)
         return self._live[k]
+
+    def _seated(self, k: int, beside: Container[int]) -> Client | None:
+        """In a place of its own if there is room. If not, in the place of another client of its architecture: all
+        tensors keep their addresses, so recorded steps stay right."""
+        if self._room(k):
+            return self._bring_to_life(k)
+        leaving = [j for j in self._live if j not in beside]
+        if not leaving:
+            return None if self._live else self._bring_to_life(k)
+        alike = [j for j in leaving if self.cards[j].model == self.cards[k].model]
+        j = (alike or leaving)[0]
+        client = self._live.pop(j)
+        self._put_away(j, client)
+        if not alike:
+            return self._seated(k, beside)
+        away = self._away.pop(k, None) or _away(self._bring_to_life(k))
+        client.card, client.data = away.card, away.data
+        away.saved.put_back(_all_tensors(client))
+        return client
+
+    def _room(self, k: int) -> bool:
+        """Whether one more client fits, by what its weights weigh and what training usually adds to that."""
+        if len(self._live) >= MOST_CLIENTS:
+            return False
+        taken = sum(self._footprint(self.cards[j].model) for j in self._live)
+        return not self._live or taken + self._footprint(self.cards[k].model) <= self._most_bytes
+
+    def _footprint(self, model: str) -> int:
+        if model not in self._footprints:
+            weights = sum(value.nbytes for value in self.task.shape_of(model).state_dict().values())
+            self._footprints[model] = TRAINING_FACTOR * weights + TRAINING_BYTES
+        return self._footprints[model]
 
     def _bring_to_life(self, k: int) -> Client:
         # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
@@ -159,39 +217,52 @@ class Site:
         client.state.fix()
         down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
         client.equip(self.method.optimisers(client), down)
-        saved = self._changed.get(k) or self._load(k)
-        if saved is not None:
+        away = self._away.pop(k, None)
+        if away is not None:
+            away.saved.put_back(_all_tensors(client))
+        elif (saved := self._load(k)) is not None:
             put_back(client.tensors(), saved, f"client {k}")
-        if k in self._momenta:
-            restore(_momenta(client), self._momenta.pop(k), f"client {k}")
-        if k in self._changed:
-            self._changed[k] = None
         return client
 
-    def _retire(self, k: int) -> None:
-        client = self._live.pop(k)
-        del self._bytes[k]
-        if k in self._changed:
-            self._changed[k] = _copies(client.tensors())
-            if len(self.method.exchanges) > 1:
-                self._momenta[k] = _copies(_momenta(client))
+    def _put_away(self, k: int, client: Client) -> None:
+        self._away[k] = _away(client)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of those away for longest, if they are saved and together weigh too much."""
+        taken = sum(away.saved.nbytes for away in self._away.values())
+        for k in [k for k in self._away if k not in self._changed]:
+            if taken <= self._most_bytes:
+                return
+            taken -= self._away.pop(k).saved.nbytes
 
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call, as copies on the CPU. For use between rounds."""
-        states = {k: _copies(self._live[k].tensors()) if saved is None else saved for k, saved in self._changed.items()}
-        self._changed, self._momenta = {}, {}
-        return dict(sorted(states.items()))
+        states = {k: self._state(k) for k in sorted(self._changed)}
+        self._changed = set()
+        self._forget()
+        return states
+
+    def _state(self, k: int) -> Tensors:
+        if k in self._live:
+            return Snapshot(self._live[k].tensors()).tensors()
+        return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
 
     def pending(self) -> int:
         """How many clients wait to be saved."""
         return len(self._changed)
 
 
-def _momenta(client: Client) -> Tensors:
-    """What outlives an exchange, but not the round."""
+def _away(client: Client) -> Away:
+    return Away(client.card, client.data, Snapshot(_all_tensors(client)))
+
+
+def _all_tensors(client: Client) -> Tensors:
+    """What outlives a round, and what outlives an exchange: another one of the same round may follow."""
     round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
-    return {f"{key}.{name}": slot for key, one in round_long.items() for name, slot in one.slots().items()}
+    momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
+    return client.tensors() | momenta
 
 
-def _copies(tensors: Tensors) -> Tensors:
-    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors.items()}
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory

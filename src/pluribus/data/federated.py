@@ -23,13 +23,15 @@ from pluribus.errors import ConfigError
 class Store:
     """All images and labels of an experiment, on the device."""
 
-    def __init__(self, x: Tensor, y: Tensor, device: torch.device) -> None:
+    def __init__(self, x: Tensor, y: Tensor, device: torch.device, channels_last: bool = False) -> None:
         self.x = x.to(device)
         self.y = y.to(device)
+        self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Images in [-1, 1] and labels of these rows."""
-        return self.x[rows].to(torch.float32).mul_(1 / 127.5).sub_(1.0), self.y[rows]
+        x = self.x[rows].to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+        return x.contiguous(memory_format=self._layout), self.y[rows]
 
 
 @dataclass(frozen=True)
@@ -70,13 +72,19 @@ class Federated:
     """A data set, who holds which rows of it, and how each client's rows are cut into train, val, test and public."""
 
     def __init__(
-        self, dataset: Dataset, parts: Sequence[np.ndarray], fractions: Fractions, seed: int, device: torch.device
+        self,
+        dataset: Dataset,
+        parts: Sequence[np.ndarray],
+        fractions: Fractions,
+        seed: int,
+        device: torch.device,
+        channels_last: bool = False,
     ) -> None:
         if fractions.official and dataset.official is None:
             raise ConfigError(f"{dataset.name} has no official test set: leave out --test official.")
         self.dataset = dataset
         self.parts = parts
-        self.store = Store(dataset.x, dataset.y, device)
+        self.store = Store(dataset.x, dataset.y, device, channels_last)
         self._labels = dataset.y.numpy()
         self._fractions = fractions
         self._seed = seed

@@ -131,24 +131,14 @@ class FedHPL(Method):
 
     def _knowledge(self, client: Client) -> dict[str, Value]:
         """What a client knows after training: its logits, in one pass over all of D_k."""
-        classes, kept = client.task.classes, []
-        sums = torch.zeros(classes, classes, device=client.device)
-        counts, sizes = (torch.zeros(classes, device=client.device) for _ in range(2))
-
-        def visit(client: Client, batch: Batch) -> None:
-            logits, members = client.model(batch.x), onehot(batch.y, classes)
-            chosen = (logits.argmax(1) == batch.y) | (self.send == "all")
-            sums.add_((members * chosen[:, None]).T @ logits)
-            counts.add_((members * chosen[:, None]).sum(0))
-            sizes.add_(members.sum(0))
-            if self.upload == "full":
-                kept.append((logits[chosen], batch.y[chosen].int()))
-
-        client.sweep(visit)
-        known: dict[str, Value] = {"sizes": sizes.int()} if self.denominator == "all" else {}
+        labels, logits = client.data["train"].labels(), client.sweep(self.predict)
+        chosen = (logits.argmax(1) == labels) | (self.send == "all")
+        members = onehot(labels, client.task.classes)
+        known: dict[str, Value] = {"sizes": members.sum(0).int()} if self.denominator == "all" else {}
         if self.upload == "full":
-            logits, labels = zip(*kept, strict=True)
-            return known | {"logits": torch.cat(logits), "labels": torch.cat(labels)}
+            return known | {"logits": logits[chosen], "labels": labels[chosen].int()}
+        sent = members * chosen[:, None]
+        sums, counts = sent.T @ logits, sent.sum(0)
         means = Rows(sums / counts.clamp(min=1)[:, None], counts > 0)  # Eq. 10
         return known | {"logits": means, "counts": counts.int()}
 

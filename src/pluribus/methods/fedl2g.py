@@ -102,7 +102,7 @@ class FedL2G(Method):
         With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
         2 eta_c / (M |B|) times the sum of J_j g_q over the batch's samples j of class c, J_j = d a_j / d theta.
         """
-        eta = client.local.rule.lr
+        eta = client.now["lr"]  # eta_c
         quiz = client.data["quiz"]
         quiz_x, quiz_y = quiz.take(torch.arange(len(quiz), device=client.device))
 

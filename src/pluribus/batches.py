@@ -1,0 +1,50 @@
+"""Batches: what a step sees, how long each is, and how many are gathered at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from pluribus.data.federated import Data
+
+CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
+
+
+class Batch(NamedTuple):
+    """Images, labels, their positions in the set, and the number of rows as a Python number."""
+
+    x: Tensor
+    y: Tensor
+    i: Tensor
+    n: int
+
+
+def batch_sizes(samples: int, batch: int) -> list[int]:
+    """Sizes of the batches of one epoch.
+
+    >>> batch_sizes(25, 10), batch_sizes(21, 10), batch_sizes(1, 10), batch_sizes(0, 10)
+    ([10, 10, 5], [10, 11], [1], [])
+    """
+    full, rest = divmod(samples, batch)
+    sizes = [batch] * full + ([rest] if rest else [])
+    if rest == 1 and full:
+        sizes[-2:] = [batch + 1]
+    return sizes
+
+
+def gathered(data: Data, order: Tensor, sizes: list[int]) -> Iterator[Batch]:
+    """Batches of these sizes, gathered from the store many at a time."""
+    if not sizes:
+        return
+    chunk = max(1, CHUNK // (data.store.x[0].numel() * max(sizes)))
+    start = 0
+    for first in range(0, len(sizes), chunk):
+        group = sizes[first : first + chunk]
+        positions = order[start : start + sum(group)]
+        start += len(positions)
+        x, y = data.take(positions)
+        for bx, by, bi in zip(*(torch.split(part, group) for part in (x, y, positions)), strict=True):
+            yield Batch(bx, by, bi, len(bi))

@@ -1,0 +1,52 @@
+"""Where the time of a round goes."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+SPANS = ("compute", "communication", "server", "evaluation")
+
+
+class Clock:
+    """Seconds by kind. Spans may lie inside each other: time belongs to the innermost.
+
+    >>> clock = Clock()
+    >>> with clock("evaluation"):
+    ...     pass
+    >>> sorted(clock.spans())
+    ['communication', 'compute', 'evaluation', 'server']
+    """
+
+    def __init__(self) -> None:
+        self._started = time.perf_counter()
+        self._spans = dict.fromkeys(SPANS, 0.0)
+        self._claimed = 0.0  # by spans that have ended
+
+    def seconds(self) -> float:
+        """Since the start."""
+        return round(time.perf_counter() - self._started, 6)
+
+    def spans(self) -> dict[str, float]:
+        """Seconds by kind; what is left of `seconds` is everything else."""
+        return {name: round(value, 6) for name, value in self._spans.items()}
+
+    @contextmanager
+    def __call__(self, name: str) -> Iterator[None]:
+        """Count the time inside as this."""
+        with self.apportioned({name: 1.0}):
+            yield
+
+    @contextmanager
+    def apportioned(self, shares: Mapping[str, float]) -> Iterator[None]:
+        """Count the time inside as several kinds, by shares that are known when it ends."""
+        started, claimed = time.perf_counter(), self._claimed
+        try:
+            yield
+        finally:
+            passed = time.perf_counter() - started
+            own, total = passed - (self._claimed - claimed), sum(shares.values())
+            for name, share in shares.items():
+                self._spans[name] += own * share / total if total else 0.0
+            self._claimed = claimed + passed

@@ -1,0 +1,39 @@
+"""Where clients run. The round loop speaks to an engine; an engine hands its jobs to sites, here or elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+from pluribus.assembly import Assembly
+from pluribus.engines.serial import Serial
+from pluribus.site import Site, Tensors
+
+Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the site's verb
+
+
+class Engine(Protocol):
+    """Lets clients work, and keeps what they become until it is saved."""
+
+    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do a verb of a site (`work`, `teach`, `learn`, `evaluate`, `enrol`); answers in the order of jobs."""
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call, on the CPU. For use between rounds."""
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+
+    def close(self) -> None:
+        """Let go of processes and threads."""
+
+
+def site_of(parts: Assembly, load: Callable[[int], Tensors | None]) -> Site:
+    """A site that can host every client of a federation; `load` gives what was saved of one."""
+    same_init = parts.experiment.same_init
+    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
+
+
+def engine_for(parts: Assembly, load: Callable[[int], Tensors | None]) -> Engine:
+    """The engine that an experiment asks for."""
+    return Serial(site_of(parts, load))
