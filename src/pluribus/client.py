@@ -76,6 +76,7 @@ class Client:
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
         """Start the work of one exchange."""
         self._round, self._exchange, self._fits, self._loss = t, exchange, 0, None
+        self.inbox = None
         for name, value in {"lr": self.local.rule.rate(max(t, 0)), **now}.items():
             kind = torch.float64 if name == "lr" else torch.float32
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
@@ -119,6 +120,11 @@ class Client:
         return None if self._loss is None else float(self._loss)
 
     # ---- what a method uses ----------------------------------------------------------------------------------------
+
+    @property
+    def round(self) -> int:
+        """The round number, for engines."""
+        return self._round
 
     @property
     def t(self) -> int:

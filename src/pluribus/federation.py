@@ -53,7 +53,7 @@ class Federation:
         self.warnings = list(parts.warnings)
         self.server = Server(parts.task, parts.cards)
         self.wires = Wires(parts.method, parts.task, parts.cards)
-        self.engine = engine_for(parts, folder.checkpoint.client)
+        self.engine = engine_for(parts, folder.checkpoint.client, self._warn)
         self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
         self._saved_at = time.perf_counter()
@@ -61,6 +61,10 @@ class Federation:
         self.method.setup(self.server)
         self.server.state.fix()
         self._restore()
+
+    def _warn(self, sentence: str) -> None:
+        if sentence not in self.warnings:
+            self.warnings.append(sentence)
 
     def _restore(self) -> None:
         checkpoint = self.folder.checkpoint

@@ -59,22 +59,24 @@ class Optimiser:
         self.life = opt.life
         self.parameters = opt.named_parameters()
         self._values = list(self.parameters.values())
-        self._rule = opt.rule or default
-        self._torch = _make(self._values, self._rule)
+        self.rule = opt.rule or default
+        self._torch = _make(self._values, self.rule)
 
     def apply(self, grads: Sequence[Tensor | None]) -> None:
         """One step with these gradients, in the order of `parameters`."""
         for p, g in zip(self._values, grads, strict=True):
             p.grad = g
         self._torch.step()
+        for p in self._values:
+            p.grad = None  # gradients are as large as the weights
 
     def begin(self, t: int) -> None:
         """Set the learning rate of a round."""
         for group in self._torch.param_groups:
             if isinstance(group["lr"], Tensor):  # in place, where captured steps read it
-                group["lr"].fill_(self._rule.rate(t))
+                group["lr"].fill_(self.rule.rate(t))
             else:
-                group["lr"] = self._rule.rate(t)
+                group["lr"] = self.rule.rate(t)
 
     def slots(self) -> dict[str, Tensor]:
         """Momentum buffers, moments and step counters, by parameter."""

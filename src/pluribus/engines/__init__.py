@@ -34,6 +34,11 @@ def site_of(parts: Assembly, load: Callable[[int], Tensors | None]) -> Site:
     return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
 
 
-def engine_for(parts: Assembly, load: Callable[[int], Tensors | None]) -> Engine:
-    """The engine that an experiment asks for."""
-    return Serial(site_of(parts, load))
+def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
+    """The engine that an experiment asks for. It says through `tell` what it could not do as fast as it would."""
+    site = site_of(parts, load)
+    if parts.device.type == "cuda":
+        from pluribus.engines.cuda import Cuda
+
+        return Cuda(site, tell, parts.experiment.capture, parts.experiment.stack)
+    return Serial(site)

@@ -1,0 +1,127 @@
+"""One GPU: many clients at once, each on a stream of its own, with steps that are replayed.
+
+A thread per stream feeds the GPU, so that a client that waits for a number holds up nobody else. Clients keep their
+thread and stream for as long as they are in memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+import torch
+
+from pluribus.client import Client
+from pluribus.engines.capture import Captured
+from pluribus.engines.stacked import Gang, cut, stackable
+from pluribus.site import Site, Tensors
+
+MOST_LANES = 20
+
+
+class Lane:
+    """A thread and its stream. What runs here runs in order."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self.load = 0.0
+        self._thread = ThreadPoolExecutor(1, "lane")
+
+    def do(self, work: Callable[[], Any]) -> Future[Any]:
+        """Queue some work; it is done when the GPU has done it."""
+        return self._thread.submit(self._on_stream, work)
+
+    def _on_stream(self, work: Callable[[], Any]) -> Any:
+        with torch.cuda.stream(self.stream):
+            result = work()
+            self.stream.synchronize()
+            return result
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self._thread.shutdown(cancel_futures=True)
+
+
+class Cuda:
+    """The engine of a GPU."""
+
+    def __init__(self, site: Site, tell: Callable[[str], None], capture: bool = True, stack: bool = True) -> None:
+        self.site = site
+        self._tell = tell
+        self._capture = capture
+        self._stack = stack and capture
+        self._lanes: list[Lane] = []
+        self._gangs: dict[str, Gang] = {}
+
+    def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
+        """Do a site's verb for clients, as many at once as are in memory; answers in the order of jobs."""
+        wave: dict[int, tuple[Any, ...]] = {}
+        for k, args in jobs:
+            client = self.site.seat(k, beside=wave)
+            if client is None:
+                yield from self._wave(verb, wave)
+                wave = {}
+                client = self.site.client(k)
+            self._equip(client)
+            wave[k] = args
+        yield from self._wave(verb, wave)
+
+    def _equip(self, client: Client) -> None:
+        """Give a client that is new in memory its lane and its runner."""
+        if isinstance(client.runner, Captured) or not self._capture:
+            return
+        if len(self._lanes) < MOST_LANES:
+            self._lanes.append(Lane(client.device))
+        lane = min(self._lanes, key=lambda lane: lane.load)
+        lane.load += sum(p.numel() for p in client.model.parameters())
+        client.runner = Captured(client.device, lane, self._tell)
+
+    def _wave(self, verb: str, wave: dict[int, tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+        work = getattr(self.site, verb)
+        if not self._capture:
+            yield from ((k, work(*args)) for k, args in wave.items())
+            return
+        torch.cuda.synchronize(self.site.device)  # what this thread has copied
+        answers: dict[int, Future[Any]] = {}
+        for members in self._groups(verb, wave):
+            clients = {k: self.site.client(k) for k in members}
+            first = clients[members[0]]
+            assert isinstance(first.runner, Captured)
+            lane: Lane = first.runner.lane
+            jobs = {k: partial(work, *wave[k]) for k in members}
+            if len(members) > 1:
+                answers |= self._gangs.setdefault(first.card.model, Gang(self._tell)).do(clients, jobs, lane)
+            else:
+                answers |= {k: lane.do(job) for k, job in jobs.items()}
+        for k in wave:
+            yield k, answers[k].result()
+
+    def _groups(self, verb: str, wave: Iterable[int]) -> list[list[int]]:
+        """Who works together: small clients of one architecture, where their method has a step that can be stacked."""
+        alike: dict[str, list[int]] = {}
+        single: list[list[int]] = []
+        for k in wave:
+            client = self.site.client(k)
+            if self._stack and verb == "work" and stackable(self.site.method, client):
+                alike.setdefault(client.card.model, []).append(k)
+            else:
+                single.append([k])
+        groups = [group for ks in alike.values() for group in cut(ks)]
+        return groups + single
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call."""
+        return self.site.changed()
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+        return self.site.pending()
+
+    def close(self) -> None:
+        """Let threads go."""
+        for lane in self._lanes:
+            lane.close()
+        for gang in self._gangs.values():
+            gang.close()
