@@ -55,6 +55,7 @@ class Client:
         self.frozen: tuple[str, ...] = ()  # names of tensors() that begin so never change and are not kept
         self.now: dict[str, Tensor] = {}
         self.optimisers: dict[str, Optimiser] = {}
+        self._tensors: dict[str, Tensor] | None = None
         self.runner: Runner = Eager()
         self._round = -1
         self._exchange: draws.Key = 0
@@ -101,6 +102,11 @@ class Client:
 
     def tensors(self) -> dict[str, Tensor]:
         """Everything the client must keep between rounds, live, by name."""
+        if self._tensors is None or not self.state.fixed:
+            self._tensors = self._kept_tensors()
+        return self._tensors
+
+    def _kept_tensors(self) -> dict[str, Tensor]:
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         found |= {f"state.{name}": value for name, value in self.state.state_dict().items()}
         for name, value in self.got.items():

@@ -65,7 +65,7 @@ class Optimiser:
     def apply(self, grads: Sequence[Tensor | None]) -> None:
         """One step with these gradients, in the order of `parameters`."""
         for p, g in zip(self._values, grads, strict=True):
-            p.grad = g
+            p.grad = _laid_out_like(p, g) if g is not None and p.is_cuda else g
         self._torch.step()
         for p in self._values:
             p.grad = None  # gradients are as large as the weights
@@ -90,6 +90,11 @@ class Optimiser:
         """Back to a new optimiser, in place."""
         for value in self.slots().values():
             value.zero_()
+
+
+def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:
+    """The fused kernels of a GPU want gradients in the order of their weights."""
+    return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
 def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:

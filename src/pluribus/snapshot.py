@@ -30,11 +30,12 @@ class Snapshot:
             sizes[value.dtype] = offset + value.numel()
         device = next(iter(tensors.values())).device if tensors else None
         self._blocks = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
-        copy_all(self._views(self._blocks), tensors)
+        self._copies = self._views(self._blocks)
+        copy_all(self._copies, tensors)
 
     def put_back(self, tensors: Mapping[str, Tensor]) -> None:
         """Make the live tensors of these names what they were; their addresses stay."""
-        copy_all(tensors, self._views(self._blocks))
+        copy_all(tensors, self._copies)
 
     def tensors(self) -> dict[str, Tensor]:
         """The copies, on the CPU, each in memory of its own."""

@@ -27,6 +27,11 @@ class State(nn.Module):
         """No new names from now on: what is not there from the start could not be restored."""
         self._fixed = True
 
+    @property
+    def fixed(self) -> bool:
+        """Whether all names are there."""
+        return self._fixed
+
     def __setattr__(self, name: str, value: Any) -> None:
         if name == "training" or name.startswith("_"):  # torch's own
             super().__setattr__(name, value)

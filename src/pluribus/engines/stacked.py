@@ -76,12 +76,12 @@ class Gang:
 
         def member(client: Client, job: Callable[[], Any]) -> Any:
             own, client.runner = client.runner, Member(client.runner, meeting)
-            try:
-                with torch.cuda.stream(lane.stream):
-                    return job()
-            finally:
-                client.runner = own
-                meeting.leave()
+            with meeting.attended():
+                try:
+                    with torch.cuda.stream(lane.stream):
+                        return job()
+                finally:
+                    client.runner = own
 
         return {k: self._threads.submit(member, clients[k], job) for k, job in jobs.items()}
 
@@ -117,7 +117,7 @@ def _alike(fit: Fit) -> bool:
 
 
 class Meeting:
-    """A place where some wait until all who are still here wait too."""
+    """A place where some wait until all who are still here wait too. One at a time moves: they share a stream."""
 
     def __init__(self, size: int, together: Callable[[dict[Client, Fit]], dict[Client, Tensor | None]]) -> None:
         self._here = size
@@ -126,23 +126,26 @@ class Meeting:
         self._waiting: dict[Client, Fit] = {}
         self._answers: dict[Client, Tensor | BaseException | None] = {}
 
-    def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """Wait for the others; the last one does the work for all."""
+    @contextmanager
+    def attended(self) -> Iterator[None]:
+        """Be there, and move while no other does."""
         with self._changed:
-            self._waiting[client] = fit
-            self._go_if_all_wait()
-            while client not in self._answers:
-                self._changed.wait()
-            answer = self._answers.pop(client)
+            try:
+                yield
+            finally:
+                self._here -= 1
+                self._go_if_all_wait()
+
+    def fit(self, client: Client, fit: Fit) -> Tensor | None:
+        """Wait for the others, and let them move; the last one has the work done for all."""
+        self._waiting[client] = fit
+        self._go_if_all_wait()
+        while client not in self._answers:
+            self._changed.wait()
+        answer = self._answers.pop(client)
         if isinstance(answer, BaseException):
             raise answer
         return answer
-
-    def leave(self) -> None:
-        """Nobody has to wait for this one any more."""
-        with self._changed:
-            self._here -= 1
-            self._go_if_all_wait()
 
     def _go_if_all_wait(self) -> None:
         if not self._waiting or len(self._waiting) < self._here:
