@@ -61,6 +61,7 @@ class Client:
         self._exchange: draws.Key = 0
         self._fits = 0
         self._in_step = False
+        self._mode: bool | None = None
         self._loss: Tensor | None = None
 
     # ---- set up by the site that hosts the client ------------------------------------------------------------------
@@ -179,13 +180,19 @@ class Client:
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
         """Train mode, except that a client with one sample normalises by its running statistics."""
-        for module in (self.model, self.state):
-            module.train(samples > 1)
+        self._set_mode(samples > 1)
         self._in_step = True
         try:
             yield
         finally:
             self._in_step = False
+
+    def _set_mode(self, training: bool) -> None:
+        """Train or eval mode, of hundreds of modules only where it changes."""
+        if training != self._mode:
+            self._mode = training
+            for module in (self.model, self.state):
+                module.train(training)
 
     def sweep(self, rows: Map, on: str | Data = "train") -> Tensor:
         """`rows(client, x)` of every sample, in order, in eval mode and without gradients, as one tensor.
@@ -193,8 +200,7 @@ class Client:
         `rows` is a function or a method with a name, such as `Client.features`: a lambda would be a new one every time.
         """
         data = self.data[on] if isinstance(on, str) else on
-        for module in (self.model, self.state):
-            module.eval()
+        self._set_mode(False)
         if not len(data):
             with torch.no_grad():
                 return rows(self, torch.zeros(1, *self.task.shape, device=self.device))[:0]

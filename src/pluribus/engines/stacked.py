@@ -202,6 +202,7 @@ class Bank:
         self._stack |= {name: nn.Parameter(self._stack[name]) for name in trained}
         self._leaves = [self._stack[name] for name in trained]
         self._optimiser = Optimiser(Opt(self._leaves), client.optimisers["model"].rule)  # type: ignore[arg-type]
+        self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
         self._recordings: dict[tuple[int, bool], _Recorded | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if client.device.type == "cuda" else None
@@ -237,18 +238,15 @@ class Bank:
 
     def _copy(self, clients: Sequence[Client], inward: bool) -> None:
         """Everyone's tensors into the stack, or back."""
-        slots = {f"{number}.": f"slot.{name}." for number, name in enumerate(clients[0].optimisers["model"].parameters)}
-        momenta = {_renamed(name, slots): value for name, value in self._optimiser.slots().items()}
-        stack, own = [], []
-        for at, client in enumerate(clients):
-            theirs = _tensors(client) | {f"slot.{n}": v for n, v in client.optimisers["model"].slots().items()}
-            for name, value in theirs.items():
-                stack.append((self._stack | momenta)[name][at].detach() if name in momenta else self._stack[name][at])
-                own.append(value)
+        stacked: dict[torch.dtype, list[Tensor]] = {}
+        own: dict[torch.dtype, list[Tensor]] = {}
+        for client, place in zip(clients, self._by_place, strict=False):
+            for value, part in zip(_moved(client).values(), place, strict=True):
+                stacked.setdefault(value.dtype, []).append(part)
+                own.setdefault(value.dtype, []).append(value)
         with torch.no_grad():
-            for kind in {value.dtype for value in own}:
-                to, from_ = ([v.detach() for v in side if v.dtype == kind] for side in (stack, own))
-                torch._foreach_copy_(to, from_) if inward else torch._foreach_copy_(from_, to)
+            for kind, theirs in own.items():
+                torch._foreach_copy_(*((stacked[kind], theirs) if inward else (theirs, stacked[kind])))
 
     def _take(self, method: Method, store: Store, n: int, given: _Given) -> None:
         """One step of everyone, or of those who are active: as written, then recorded, then replayed."""
@@ -332,6 +330,11 @@ def _tensors(client: Client) -> dict[str, Tensor]:
     return found
 
 
+def _moved(client: Client) -> dict[str, Tensor]:
+    """What goes into the stack and comes back, in the stack's order."""
+    return _tensors(client) | {f"slot.{name}": value for name, value in client.optimisers["model"].slots().items()}
+
+
 @contextmanager
 def _dressed(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
     """The client with these tensors for its own."""
@@ -357,8 +360,3 @@ def _dressed_value(name: str, value: Tensor | Rows, tensors: Mapping[str, Tensor
     if isinstance(value, Rows):
         return Rows(tensors[f"got.{name}.value"], tensors[f"got.{name}.held"])
     return tensors[f"got.{name}."]
-
-
-def _renamed(name: str, prefixes: Mapping[str, str]) -> str:
-    start, _, rest = name.partition(".")
-    return prefixes[f"{start}."] + rest

@@ -1,0 +1,126 @@
+"""On a GPU: recorded steps leave the bits of steps as written, whoever sits in whose place."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import pluribus
+from kit import StopAfter, StoppedError, assert_same
+from pluribus.checkpoint import Checkpoint
+from pluribus.client import Batch, Client
+from pluribus.method import Method
+from pluribus.result import Result
+from test_conformance import every_method, fitting, run
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def as_written(name: str, **settings: Any) -> Result:
+    return run(name, device="cuda", capture=False, **{"rounds": 4} | settings)
+
+
+def captured(name: str, **settings: Any) -> Result:
+    return run(name, device="cuda", stack=False, **{"rounds": 4} | settings)
+
+
+def reasons(result: Result) -> list[str]:
+    return [warning for warning in result.warnings if "not captured" in warning or "not stacked" in warning]
+
+
+@every_method
+def test_captured_steps_leave_the_bits_of_steps_as_written(name):
+    replayed = captured(name)
+    assert reasons(replayed) == []
+    assert_same(as_written(name), replayed)
+
+
+@every_method
+def test_clients_may_take_turns_in_one_place(name, monkeypatch):
+    roomy = captured(name)
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 2)
+    assert_same(roomy, captured(name))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.9, "weight_decay": 1e-3, "epochs": 2},
+        {"optimizer": "amsgrad", "lr": 1e-3},
+        {"optimizer": "adamw", "lr": 1e-3, "lr_decay": 0.5},
+        {"lr_decay": 0.5},
+        {"batch_size": 7},
+        {"precision": "bfloat16"},
+        {"precision": "float32", "channels_last": False},
+        {"models": "mobilenet-v2,googlenet", "image_size": 32, "clients": 2, "rounds": 3, "batch_size": 16},
+        {"participation": 0.5, "straggler_rate": 0.3},
+    ],
+    ids=lambda settings: " ".join(map(str, settings.values())),
+)
+@pytest.mark.parametrize("name", ["fedavg", "fedl2g-l"])
+def test_under_every_setting(name, settings):
+    if name == "fedavg":
+        settings = settings | {"models": settings.get("models", "cnn-16-32").split(",")[0]}
+    assert_same(as_written(name, **settings), captured(name, **settings))
+
+
+def test_it_repeats():
+    assert_same(captured("fedl2g-f"), captured("fedl2g-f"))
+
+
+def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
+    settings = fitting("fedgh", device="cuda", rounds=4, momentum=0.9)
+    with pytest.raises(StoppedError):
+        pluribus.run("fedgh", out=str(tmp_path / "run"), progress=False, observers=[StopAfter(1)], **settings)
+    assert_same(pluribus.resume(tmp_path / "run", progress=False), run("fedgh", device="cuda", rounds=4, momentum=0.9))
+
+
+@pytest.mark.parametrize("name", ["local", "fedgh", "fedavg"])
+def test_stacked_clients_train_as_alone(name):
+    settings = {"clients": 9, "models": "cnn-16-32", "momentum": 0.9, "precision": "float32", "min_samples": 4}
+    alone, stacked = captured(name, **settings), run(name, device="cuda", rounds=4, **settings)
+    assert reasons(stacked) == []
+    one, other = (Checkpoint(result.folder / "state") for result in (alone, stacked))
+    for k in range(9):
+        for part, value in one.client(k).items():
+            torch.testing.assert_close(other.client(k)[part], value, rtol=1e-3, atol=1e-4)
+
+
+@dataclass(frozen=True)
+class Peeks(Method):
+    """Looks at a number in mid-step."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        loss = super().loss(client, batch)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+@dataclass(frozen=True)
+class Dices(Method):
+    """Draws from the device's generator."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return F.cross_entropy(F.dropout(client.model(batch.x), 0.5), batch.y)
+
+
+@dataclass(frozen=True)
+class Asks(Method):
+    """Reads what differs between clients of one architecture."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return super().loss(client, batch) / client.card.samples
+
+
+@pytest.mark.parametrize(("method", "why"), [(Peeks, ""), (Dices, "random numbers"), (Asks, "client.card.samples")])
+def test_what_cannot_be_captured_runs_as_written_and_says_why(method, why):
+    settings = {"device": "cuda", "rounds": 3, "clients": 4}
+    first, again = (pluribus.run(method, progress=False, **settings) for _ in range(2))
+    (reason,) = reasons(first)
+    assert why in reason
+    assert_same(first, again)
+    assert_same(first, pluribus.run(method, progress=False, capture=False, **settings))
