@@ -3,8 +3,8 @@
     python benchmarks/gpu.py [--json]
 
 All workloads are timed in this one process. The first: FedGH, HtFE8, 20 clients of 450 training and 150 test images of
-32 x 32, batch size 10, one local epoch, evaluation of all clients in both views after every round. A round is the median
-over those in which nothing is recorded any more.
+32 x 32, batch size 10, one local epoch, evaluation of all clients in both views after every round. A round is the
+median over those in which nothing is recorded any more.
 """
 
 from __future__ import annotations
