@@ -16,7 +16,7 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.method import Method
 from pluribus.result import Result
-from test_conformance import every_method, fitting, run
+from test_conformance import every_method, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
@@ -74,9 +74,8 @@ def test_it_repeats():
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
-    settings = fitting("fedgh", device="cuda", rounds=4, momentum=0.9)
     with pytest.raises(StoppedError):
-        pluribus.run("fedgh", out=str(tmp_path / "run"), progress=False, observers=[StopAfter(1)], **settings)
+        run("fedgh", device="cuda", rounds=4, momentum=0.9, out=tmp_path / "run", observers=[StopAfter(1)])
     assert_same(pluribus.resume(tmp_path / "run", progress=False), run("fedgh", device="cuda", rounds=4, momentum=0.9))
 
 

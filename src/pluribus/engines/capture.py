@@ -10,7 +10,8 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from pluribus import draws
 from pluribus.batches import Batch, gathered
 from pluribus.client import Client
 from pluribus.data.federated import Data
+from pluribus.engines.observe import observed
 from pluribus.message import Inbox
 from pluribus.snapshot import copy_all
 from pluribus.steps import Eager, Fit, Map, Step, sweep_sizes
@@ -72,7 +74,7 @@ class Captured:
         return self._total / samples if samples else None
 
     def _try_out(self, client: Client, fit: Fit, batches: Sequence[Tensor]) -> tuple[int, int]:
-        """The very first batch of a step, to see whether it draws random numbers of its own: if so, all of them.
+        """The very first batch of a step, under observation; all of them, if it draws random numbers of its own.
 
         Returns the batches done, and their samples with a loss.
         """
@@ -84,11 +86,14 @@ class Captured:
         generator = torch.cuda.default_generators[self._device.index or 0]
         with _alone, draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
-            samples = self._as_written(client, fit, batches[0])
+            with observed(client) as watch:
+                samples = self._as_written(client, fit, batches[0])
             if generator.get_offset() == before:
+                if watch.reason:
+                    self._not_captured(name, watch.reason)
                 return 1, samples
             self._random.add(name)
-            self._tell(f"{_text(name)} is not captured: it draws random numbers on the GPU.")
+            self._not_captured(name, "it draws random numbers on the GPU")
             return len(batches), samples + sum(self._as_written(client, fit, batch) for batch in batches[1:])
 
     def _as_written(self, client: Client, fit: Fit, positions: Tensor) -> int:
@@ -128,13 +133,23 @@ class Captured:
 
                 recording = self._found((_name(rows), n, "sweep"), client, n, forward)
                 if recording is None:
-                    with client.autocast():
-                        parts.append(forward(wanted, wanted))
+                    parts.append(self._swept(client, _name(rows), partial(forward, wanted, wanted)))
                 else:
                     recording.fill(client)
                     recording.play(wanted, None)
                     parts.append(recording.gives.clone())
         return torch.cat(parts)
+
+    def _swept(self, client: Client, name: Any, forward: Callable[[], Tensor]) -> Tensor:
+        with client.autocast():
+            if name in self._seen:
+                return forward()
+            self._seen.add(name)
+            with observed(client) as watch:
+                found = forward()
+        if watch.reason:
+            self._not_captured(name, watch.reason)
+        return found
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 
@@ -209,29 +224,17 @@ class _Sets(dict[str, Data]):
         return super().__getitem__(name)
 
 
-class _Anyone:
-    """A card without what differs between clients of one architecture: a recording would keep it for all of them."""
-
-    def __init__(self, card: Any) -> None:
-        self._card = card
-
-    def __getattr__(self, name: str) -> Any:
-        if name in ("id", "samples"):
-            raise RuntimeError(f"client.card.{name} is read inside a step, put it into client.state")
-        return getattr(self._card, name)
-
-
 @contextmanager
 def _posing(client: Client, sets: _Sets, inbox: dict[str, Tensor] | None) -> Iterator[None]:
     """The client with the recording's buffers in place of what is its own."""
-    before = client.card, client.data, client.inbox
-    client.card, client.data = _Anyone(client.card), sets  # type: ignore[assignment]
+    before = client.data, client.inbox
+    client.data = sets
     if inbox is not None and client.inbox is not None:
         client.inbox = Inbox(client.inbox.ids, inbox)
     try:
         yield
     finally:
-        client.card, client.data, client.inbox = before
+        client.data, client.inbox = before
 
 
 @contextmanager
@@ -246,8 +249,14 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> I
             graph.capture_begin(pool, capture_error_mode="thread_local")
             try:
                 yield
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):
+                    graph.capture_end()
+                # a recording that failed leaves the generator waiting for its end
+                generator = torch.cuda.default_generators[device.index or 0]
+                generator.graphsafe_set_state(generator.clone_state())
+                raise
+            graph.capture_end()
         finally:
             if collecting:
                 gc.enable()

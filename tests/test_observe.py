@@ -1,0 +1,57 @@
+"""What stands in the way of a recording, seen while a step runs as written."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from conftest import assemble_tiny, site_of
+from pluribus.client import Client
+from pluribus.engines.observe import observed
+
+
+def client() -> Client:
+    made = site_of(assemble_tiny("local")).client(0)
+    made.begin(0, 0, {})
+    return made
+
+
+OBSTACLES = {
+    "looks at a number": lambda c, x: x.sum().item(),
+    "looks at a number (equal)": lambda c, x: torch.equal(x, x),
+    "looks at a number (_local_scalar_dense)": lambda c, x: 1 if x.sum() > 0 else 2,
+    "size of a result depends on numbers (nonzero)": lambda c, x: x.nonzero(),
+    "size of a result depends on numbers (index)": lambda c, x: x[x > 0],
+    "size of a result depends on numbers (_unique2)": lambda c, x: x.unique(),
+    "reads client.card.samples": lambda c, x: x / c.card.samples,
+    "reads client.card.id": lambda c, x: x + c.card.id,
+}
+
+
+@pytest.mark.parametrize(("reason", "step"), OBSTACLES.items(), ids=OBSTACLES)
+def test_obstacles_are_named(reason, step):
+    one = client()
+    card = one.card
+    with observed(one) as watch:
+        step(one, torch.arange(4.0) - 1)
+    assert reason in watch.reason
+    assert one.card is card
+
+
+def test_the_first_one_counts():
+    one = client()
+    with observed(one) as watch:
+        torch.ones(2).nonzero()
+        torch.ones(1).item()
+    assert "nonzero" in watch.reason
+
+
+def test_pure_tensor_programs_pass():
+    one = client()
+    x, y = one.data["train"].take(torch.arange(5))
+    with observed(one) as watch:
+        loss = F.cross_entropy(one.model(x), y) * one.now["lr"] / one.card.width
+        one.descend(loss)
+        x[torch.tensor([2, 1])].float()
+    assert watch.reason is None
