@@ -24,6 +24,7 @@ from pluribus.assembly import Assembly
 from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client, Step
 from pluribus.data.federated import Data
+from pluribus.engines.observe import observed
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
 from pluribus.message import Inbox, Rows, decode, encode
@@ -48,6 +49,7 @@ def check_step(method: Method, client: Client, step: Step, data: Data, size: int
         with _unchanged(client):
             batches = _some_batches(data, min(size, len(data)))
             _runs_on_fake_tensors(method, client, step, batches[0], len(data))
+            _shows_no_obstacle(client, step, batches[0], len(data))
             _replays(method, client, step, batches, len(data))
     finally:
         client.optimisers = optimisers
@@ -101,6 +103,17 @@ def _fake(values: Mapping[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
         return mode.from_tensor(value)
 
     return {name: one(value) for name, value in values.items()}
+
+
+# ---- under observation ---------------------------------------------------------------------------------------------
+
+
+def _shows_no_obstacle(client: Client, step: Step, batch: Batch, samples: int) -> None:
+    """What a GPU's engine looks for before it records a step."""
+    with _unchanged(client), client._training(samples), observed(client) as watch:
+        step(client, batch)
+    if watch.reason:
+        raise StepError(f"{_name(step)} would not be captured: {watch.reason}.")
 
 
 # ---- record and replay ---------------------------------------------------------------------------------------------

@@ -15,11 +15,11 @@ from pluribus.client import Client
 OWN = ("id", "samples")  # of a card: what differs between clients of one architecture
 
 
-class Observed(TorchDispatchMode):
+class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the operations of one thread; `reason` is the first that could not be recorded."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.reason: str | None = None
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -44,9 +44,8 @@ def _obstacle(func: Any, args: tuple[Any, ...], result: Any) -> str | None:
 
 def _by_number(func: Any, args: tuple[Any, ...]) -> bool:
     """Whether this is indexing by row numbers; by a mask the result's size would be unknown."""
-    return func is torch.ops.aten.index.Tensor and all(
-        i is None or i.dtype not in (torch.bool, torch.uint8) for i in args[1]
-    )
+    masks = (torch.bool, torch.uint8)
+    return func is torch.ops.aten.index.Tensor and all(i is None or i.dtype not in masks for i in args[1])
 
 
 class CardOfAnyone:
