@@ -8,6 +8,7 @@ Python decides or computes on the side is frozen into the recording and shows.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,6 +18,8 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from conftest import site_of
 from pluribus import draws
@@ -218,6 +221,35 @@ def checked_steps(method: Method) -> Iterator[list[str]]:
         yield checked
     finally:
         Client.fit = fit  # type: ignore[method-assign]
+
+
+# ---- memory ----------------------------------------------------------------------------------------------------------
+
+
+class Memory(TorchDispatchMode):
+    """Counts the bytes of all tensors that operations make, as long as they live; `peak` is the most at one time."""
+
+    def __init__(self, known: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._sizes = {value.untyped_storage()._cdata: 0 for value in known}
+        self._now = self.peak = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        for value in tree_leaves(result):
+            if isinstance(value, Tensor):
+                self._count(value.untyped_storage())
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        if storage._cdata not in self._sizes:
+            self._sizes[storage._cdata] = storage.nbytes()
+            self._now += storage.nbytes()
+            self.peak = max(self.peak, self._now)
+            weakref.finalize(storage, self._forget, storage._cdata)
+
+    def _forget(self, which: int) -> None:
+        self._now -= self._sizes.pop(which)
 
 
 # ---- runs, compared and taken apart ----------------------------------------------------------------------------------

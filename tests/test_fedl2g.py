@@ -13,7 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pluribus
 from conftest import assemble_tiny, new_folder, run_tiny
-from kit import ByHand, StopAfter, StoppedError, check_step, checked_steps, differing
+from kit import ByHand, Memory, StopAfter, StoppedError, check_step, checked_steps, differing
 from parties import CPU, card_of, copies, data_of, noise, server_of, signs, task_of
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
@@ -276,6 +276,21 @@ class TestGradient:
 
 
 class TestGuideStep:
+    @both_variants
+    def test_takes_little_more_memory_than_a_training_step(self, cls):
+        method = assemble_tiny(cls, models="resnet10", image_size=32, clients=2, batch_size=10, warmup=0)
+        client = site_of(method).client(0)
+        client.begin(0, 0, {})
+        batch = Batch(*client.data["study"].take(torch.arange(10)), torch.arange(10), 10)
+        weights = sum(value.nbytes for value in client.tensors().values())
+        peaks = []
+        for step in (method.method.step, method.method.guide_step):
+            with client._training(10), Memory(client.tensors().values()) as memory:
+                step(client, batch)
+            peaks.append(weights + memory.peak)
+        assert peaks[0] > 2 * weights  # there are gradients
+        assert peaks[1] <= 1.2 * peaks[0]
+
     @both_variants
     def test_moves_no_weight_and_no_statistic(self, cls):
         method = cls()

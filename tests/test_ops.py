@@ -10,7 +10,7 @@ from torch import nn
 
 from parties import client_of, data_of, flat_split, noise, signs
 from pluribus.data.federated import Data
-from pluribus.ops import class_means, onehot, sgd_step, weighted_mean
+from pluribus.ops import class_means, onehot, sgd_step, turn_into_gradients, weighted_mean
 
 PIXELS = [[1, 1], [1, -1], [-1, -1], [1, 1], [-1, 1]]
 LABELS = [0, 2, 2, 0, 2]
@@ -128,3 +128,27 @@ class TestSgdStep:
         for expected in (0.5, 0.25, 0.125):  # w - 0.25 * 2 w
             sgd_step(line, line(torch.ones(1, 1)).square().sum(), lr=0.25)
             assert line.weight.item() == expected
+
+
+class TestTurnIntoGradients:
+    def test_by_hand(self):
+        """f = a^2 b: df/da = 2ab, df/db = a^2."""
+        variables = {"a": torch.tensor([3.0]), "b": torch.tensor([5.0]), "unused": torch.tensor([7.0])}
+        places = {name: value.data_ptr() for name, value in variables.items()}
+        turn_into_gradients(lambda: (variables["a"] ** 2 * variables["b"]).sum(), variables)
+        assert {name: value.tolist() for name, value in variables.items()} == {"a": [30], "b": [9], "unused": [0]}
+        assert {name: value.data_ptr() for name, value in variables.items()} == places
+        assert not any(value.requires_grad for value in variables.values())
+
+    def test_of_a_network_with_a_weight_used_twice(self):
+        generator = torch.Generator().manual_seed(0)
+        x, w, v = (torch.randn(size, generator=generator) for size in ((4, 3), (3, 3), (2, 3)))
+
+        def loss(w, v):
+            return ((x @ w.T).tanh() @ w.T @ v.T).square().mean()
+
+        variables = {"w": w.clone(), "v": v.clone()}
+        expected = torch.func.grad(lambda t: loss(t["w"], t["v"]))({"w": w, "v": v})
+        turn_into_gradients(lambda: loss(**variables), variables)
+        for name, value in expected.items():
+            torch.testing.assert_close(variables[name], value)

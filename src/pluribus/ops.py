@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -58,6 +59,28 @@ def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     """The inverse of `flatten`."""
     parts = torch.split(vector, [p.numel() for p in parameters.values()])
     return {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+
+
+def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tensor]) -> None:
+    """Replace tensors by the gradients of a loss of them, in their own memory: both are as large as a model.
+
+    Each gradient takes the place of its variable as soon as it is there; nothing needs that value any more then.
+    """
+    unused = dict(variables)
+
+    def give_way(name: str, variable: Tensor) -> None:
+        assert variable.grad is not None
+        unused.pop(name).data.copy_(variable.grad)
+        variable.grad = None
+
+    for name, variable in variables.items():
+        variable.requires_grad_()
+        variable.register_post_accumulate_grad_hook(partial(give_way, name))  # type: ignore[no-untyped-call]
+    torch.autograd.backward(loss())
+    for variable in unused.values():
+        variable.data.zero_()
+    for variable in variables.values():
+        variable.requires_grad_(False)
 
 
 def project(gradient: Tensor, reference: Tensor, margin: float = 0.0, eps: float = 0.0) -> Tensor:

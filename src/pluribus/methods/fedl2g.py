@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor
-from torch.func import grad, jvp
+from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -20,7 +20,7 @@ from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import Method, Need, register
-from pluribus.ops import onehot
+from pluribus.ops import onehot, turn_into_gradients
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -102,30 +102,24 @@ class FedL2G(Method):
         With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
         2 eta_c / (M |B|) times the sum of J_j g_q over the batch's samples j of class c, J_j = d a_j / d theta.
         """
-        eta = client.now["lr"]  # eta_c
+        eta, theta = client.now["lr"], client.parameters()
         quiz = client.data["quiz"]
         quiz_x, quiz_y = quiz.take(torch.arange(len(quiz), device=client.device))
-
-        def study_loss(theta: Parameters) -> tuple[Tensor, Tensor]:
-            features, logits = self._forward(client, batch.x, theta)
-            task_loss = F.cross_entropy(logits, batch.y)
-            return task_loss + self._guiding_loss(client, batch, features, logits), task_loss
-
-        def quiz_loss(theta: Parameters) -> Tensor:
-            return F.cross_entropy(self._forward(client, quiz_x, theta)[1], quiz_y)
 
         def activations(theta: Parameters) -> Tensor:
             return self.guided(*self._forward(client, batch.x, theta))
 
-        theta = {name: p.detach() for name, p in client.parameters().items()}
         with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
-            study, task_loss = grad(study_loss, has_aux=True)(theta)
-            moved = {name: p - eta * study[name] for name, p in theta.items()}  # Eq. 5
-            g_q = grad(quiz_loss)(moved)
-            rate = jvp(activations, (theta,), (g_q,))[1]  # J_j g_q
+            features, logits = self._forward(client, batch.x, theta)
+            task_loss = F.cross_entropy(logits, batch.y)
+            study = client.grads(task_loss + self._guiding_loss(client, batch, features, logits))
+            moved = {name: theta[name].detach() - eta * study.pop(name) for name in list(study)}  # Eq. 5
+            turn_into_gradients(lambda: F.cross_entropy(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
+            g_q = moved  # in the memory of theta'
+            rate = jvp(activations, ({name: theta[name].detach() for name in g_q},), (g_q,))[1]  # J_j g_q
         members = onehot(batch.y, client.task.classes).to(rate.dtype)
         client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
-        return task_loss  # type: ignore[no-any-return]
+        return task_loss
 
     def _forward(self, client: Client, x: Tensor, theta: Parameters) -> tuple[Tensor, Tensor]:
         features = client.call(x, theta, "features")
