@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny
+from conftest import assemble_tiny, new_folder, run_tiny, site_of
 from kit import ByHand, Memory, StopAfter, StoppedError, check_step, checked_steps, differing
 from parties import CPU, card_of, copies, data_of, noise, server_of, signs, task_of
 from pluribus.client import Batch, Client, Local
