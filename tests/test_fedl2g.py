@@ -278,7 +278,7 @@ class TestGradient:
 class TestGuideStep:
     @both_variants
     def test_takes_little_more_memory_than_a_training_step(self, cls):
-        method = assemble_tiny(cls, models="resnet10", image_size=32, clients=2, batch_size=10, warmup=0)
+        method = assemble_tiny(cls, models="resnet18", image_size=32, clients=2, batch_size=10, warmup=0)
         client = site_of(method).client(0)
         client.begin(0, 0, {})
         batch = Batch(*client.data["study"].take(torch.arange(10)), torch.arange(10), 10)
