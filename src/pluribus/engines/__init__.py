@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pluribus.assembly import Assembly
 from pluribus.engines.serial import Serial
+from pluribus.engines.workers import Workers
 from pluribus.site import Site, Tensors
 
 Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the site's verb
@@ -36,4 +37,7 @@ def site_of(parts: Assembly, load: Callable[[int], Tensors | None]) -> Site:
 
 def engine_for(parts: Assembly, load: Callable[[int], Tensors | None]) -> Engine:
     """The engine that an experiment asks for."""
+    workers = min(parts.experiment.workers, parts.experiment.clients)
+    if workers > 1:
+        return Workers(parts, load, workers)
     return Serial(site_of(parts, load))
