@@ -177,7 +177,7 @@ def _context() -> ForkServerContext | SpawnContext:
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
-    context.set_forkserver_preload(ours)
+    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
     return context
 
 
