@@ -29,6 +29,7 @@ from pluribus.engines import workers as workers_module
 from pluribus.engines.assignment import CLEARLY_LONGER, Costs, Size, assign, longest
 from pluribus.engines.serial import Serial
 from pluribus.engines.worker import SENTENCE
+from pluribus.engines.workers import Workers
 from pluribus.errors import ConfigError, NotFiniteError, WorkerError
 from pluribus.method import name_of
 from pluribus.result import Result
@@ -160,6 +161,8 @@ def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pluribus.site.MOST_BYTES", 1000)
     cpu = torch.device("cpu")
     assert [tuple(Limits.of(cpu, sites)) for sites in (1, 3, 10)] == [(7, 1000), (2, 333), (1, 100)]
+    site = Workers(assemble_tiny(), lambda k: None, 3)._site()(load=lambda k: None)
+    assert site._limits == Limits(2, 333)
 
 
 def test_workers_are_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -291,8 +294,13 @@ def test_no_worker_outlives_a_parent_that_is_killed(tmp_path: Path) -> None:
 
 def test_an_interrupt_stops_all_processes_and_says_how_to_go_on(tmp_path: Path) -> None:
     process, found = endless(tmp_path / "run")
-    for pid in (*found, process.pid):  # as a terminal does
+    for pid in found:  # a terminal sends it to all, but it is for the parent
         os.kill(pid, signal.SIGINT)
+    lines = tmp_path / "run" / "metrics.jsonl"
+    rounds = lines.read_text().count("\n")
+    until(lambda: process.poll() is not None or lines.read_text().count("\n") > rounds + 2)
+    assert process.poll() is None, process.err
+    os.kill(process.pid, signal.SIGINT)
     assert process.wait() == 130
     until(lambda: not any(alive(pid) for pid in found))
     assert process.err.endswith(f"\nstopped. Go on with: pluribus resume {tmp_path / 'run'}\n")

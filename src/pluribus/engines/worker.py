@@ -90,14 +90,14 @@ class Worker:
     def send(self, verb: str, *args: Any) -> None:
         """Hand over a job. Never waits for jobs: a worker listens while it works."""
         try:
-            self.connection.send_bytes(pickle.dumps((verb, args)))
+            _send(self.connection, (verb, args))
         except OSError:
             raise self._lost() from None
 
     def receive(self) -> Answer | Wanted:
         """The next thing that the worker says. Answers come in the order of jobs."""
         try:
-            return pickle.loads(self.connection.recv_bytes())  # type: ignore[no-any-return]
+            return _receive(self.connection)  # type: ignore[no-any-return]
         except (EOFError, OSError):
             raise self._lost() from None
 
@@ -140,7 +140,20 @@ def check_guarded() -> None:
 
 
 class _Packer(pickle.Pickler):
-    """Pickles, but for what lies in shared memory."""
+    """Pickles tensors as arrays, which takes half the time."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a tensor is made again."""
+        if type(value) is not Tensor or value.requires_grad:
+            return NotImplemented
+        try:
+            return torch.from_numpy, (value.numpy(),)
+        except TypeError:  # bfloat16, which numpy lacks
+            return NotImplemented
+
+
+class _SharingPacker(_Packer):
+    """Leaves out what lies in shared memory."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
@@ -156,7 +169,7 @@ class _Packer(pickle.Pickler):
         return numbers[0] if numbers else len(self.shared) - 1
 
 
-class _Unpacker(pickle.Unpickler):
+class _SharingUnpacker(pickle.Unpickler):
     def __init__(self, file: BytesIO, shared: list[Tensor]) -> None:
         super().__init__(file)
         self._shared = shared
@@ -168,9 +181,23 @@ class _Unpacker(pickle.Unpickler):
 def packed(value: Any) -> tuple[bytes, list[Tensor]]:
     """A value as bytes, and the shared tensors in it, which are no part of the bytes."""
     file = BytesIO()
-    packer = _Packer(file)
+    packer = _SharingPacker(file)
     packer.dump(value)
     return file.getvalue(), packer.shared
+
+
+def _unpacked(data: bytes, shared: list[Tensor]) -> Any:
+    return _SharingUnpacker(BytesIO(data), shared).load()
+
+
+def _send(connection: Connection, value: Any) -> None:
+    file = BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    connection.send_bytes(file.getbuffer())
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
 
 
 # ---- the worker's end ------------------------------------------------------------------------------------------------
@@ -199,7 +226,7 @@ class _Desk:
         """In a thread of its own, so that the parent's end is noticed in the middle of a job."""
         try:
             while True:
-                verb, args = pickle.loads(self._connection.recv_bytes())
+                verb, args = _receive(self._connection)
                 if verb == SAVED:
                     self._saved.put(*args)
                 else:
@@ -226,7 +253,7 @@ class _Desk:
 
     def _opened(self, site: bytes) -> Site:
         try:
-            make: Callable[..., Site] = _Unpacker(BytesIO(site), self._shared).load()
+            make: Callable[..., Site] = _unpacked(site, self._shared)
         except (AttributeError, ImportError) as error:
             raise ConfigError(
                 f"a worker process cannot find what this one knows ({error}). Define it in a script or a module of "
@@ -241,7 +268,7 @@ class _Desk:
 
     def _say(self, what: Answer | Wanted) -> None:
         try:
-            self._connection.send_bytes(pickle.dumps(what))
+            _send(self._connection, what)
         except OSError:
             os._exit(0)
 

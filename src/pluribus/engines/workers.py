@@ -184,9 +184,6 @@ def _context() -> ForkServerContext | SpawnContext:
 @contextmanager
 def _without_interrupts() -> Iterator[None]:
     """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
-    if not hasattr(signal, "pthread_sigmask"):
-        yield
-        return
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
