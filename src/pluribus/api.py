@@ -14,7 +14,8 @@ from torch import nn
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.engines import site_of
-from pluribus.errors import CheckpointError, ConfigError, NotFiniteError
+from pluribus.engines.worker import check_guarded
+from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, WorkerError
 from pluribus.experiment import Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
@@ -39,6 +40,7 @@ def run(
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
     """
+    check_guarded()
     if isinstance(method, Experiment):
         if config is not None or settings:
             raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
@@ -58,6 +60,7 @@ def run(
 
 def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = ()) -> Result:
     """Go on with a run that was stopped, from its last checkpoint; a finished run gives its result back."""
+    check_guarded()
     folder = RunFolder.open(path)
     try:
         described = _described(folder)
@@ -97,6 +100,8 @@ def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence
             return Federation(parts, folder, [*observers, bar]).run()
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
+    except WorkerError as error:
+        raise WorkerError(f"{error} Go on with: pluribus resume {folder.path}") from error
 
 
 def _described(folder: RunFolder) -> Experiment:

@@ -38,8 +38,10 @@ class Assembly:
 def assemble(experiment: Experiment) -> Assembly:
     """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change."""
     method = experiment.build_method()
-    device = _device(experiment.device)
+    device = _device(experiment)
     dataset = load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
+    if experiment.workers > 1:
+        dataset = dataset.shared()
     parts = _partition(experiment, dataset)
     manifest = _manifest(experiment, dataset, parts)
     warnings = _check_parts(experiment, parts, manifest)
@@ -53,7 +55,8 @@ def assemble(experiment: Experiment) -> Assembly:
     return Assembly(experiment, method, data, manifest, task, cards, local, device, warnings)
 
 
-def _device(name: str) -> torch.device:
+def _device(experiment: Experiment) -> torch.device:
+    name = experiment.device
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -64,6 +67,8 @@ def _device(name: str) -> torch.device:
         raise ConfigError(f"unknown device '{name}': use cpu, cuda or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ConfigError("this torch sees no GPU: use --device cpu.")
+    if device.type == "cuda" and experiment.workers > 1:
+        raise ConfigError("--workers is for CPUs, one process feeds a GPU: add --device cpu, or leave out --workers.")
     return device
 
 

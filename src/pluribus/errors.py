@@ -30,6 +30,10 @@ class CheckpointError(PluribusError):
     """A run folder cannot be read or written."""
 
 
+class WorkerError(PluribusError):
+    """A worker process ended before its work was done."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], look: str) -> ConfigError:
     """The error for a mistyped name, with the nearest known one.
 

@@ -160,15 +160,17 @@ class Federation:
         for stage, exchange in enumerate(self.method.exchanges):
             uploads: dict[int, Message] = {}
             answered: list[int] = []
-            jobs = ((k, (t, stage, k, self._down(exchange.down, t, stage, k))) for k in present)
+            sent: dict[int, bytes | None] = {}
+            jobs = ((k, (t, stage, k, self._down(exchange.down, t, stage, k, sent))) for k in present)
             for k, reply in self._replies("work", jobs):
+                self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may take jobs ahead
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
                 if k not in late:
                     answered.append(k)
                 if reply.up is not None:
                     with self.clock("communication"):
                         upload = decode(reply.up, self.wires(k)[stage].up, f"round {t}, client {k}")
-                        self.ledger.add(t, stage, k, "up", reply.up)
+                    self._book(t, stage, k, "up", reply.up)
                     if k not in late:
                         uploads[k] = upload
             if uploads and exchange.merge:
@@ -204,18 +206,22 @@ class Federation:
                     shares[name] += getattr(reply, name)
                 yield k, reply
 
-    def _down(self, name: str | None, t: int, stage: int, k: int, way: str = "down") -> bytes | None:
+    def _down(self, name: str | None, t: int, stage: int, k: int, sent: dict[int, bytes | None]) -> bytes | None:
         with self.clock("communication"):
-            return self._download(name, t, stage, k, way) if name else None
+            sent[k] = self._download(name, t, stage, k) if name else None
+            return sent[k]
 
-    def _download(self, name: str, t: int, stage: int, k: int, way: str) -> bytes | None:
+    def _download(self, name: str, t: int, stage: int, k: int) -> bytes | None:
         schema = self.wires(k)[stage].down
         message: Message | None = getattr(self.method, name)(self.server, k)
         if message is None or not (message or schema):
             return None
-        data = encode(message, schema, f"round {t}, download of client {k}")
-        self.ledger.add(t, stage, k, way, data)
-        return data
+        return encode(message, schema, f"round {t}, download of client {k}")
+
+    def _book(self, t: int, stage: int, k: int, way: str, data: bytes | None) -> None:
+        if data is not None:
+            with self.clock("communication"):
+                self.ledger.add(t, stage, k, way, data)
 
     # ---- what is measured ------------------------------------------------------------------------------------------
 
@@ -226,8 +232,13 @@ class Federation:
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         down = self.method.exchanges[0].down if self.method.views != ("after",) else None
         clients = range(experiment.clients) if everyone else present
-        jobs = ((k, (t, k, self._down(down, t, 0, k, "evaluation"))) for k in clients)
-        return dict(self.engine.each("evaluate", jobs))
+        sent: dict[int, bytes | None] = {}
+        jobs = ((k, (t, k, self._down(down, t, 0, k, sent))) for k in clients)
+        found: dict[int, dict[str, Figures]] = {}
+        for k, views in self.engine.each("evaluate", jobs):
+            self._book(t, 0, k, "evaluation", sent.pop(k))
+            found[k] = views
+        return found
 
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
         if not figures:

@@ -48,6 +48,19 @@ class Reply:
     communication: float = 0.0
 
 
+class Limits(NamedTuple):
+    """How many clients may stay in a site's memory between rounds, and how many bytes of them."""
+
+    clients: int
+    bytes: int
+
+    @classmethod
+    def of(cls, device: torch.device, sites: int = 1) -> Limits:
+        """An equal share for each of several sites on a device."""
+        most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
+        return cls(max(1, MOST_CLIENTS // sites), most_bytes // sites)
+
+
 class Away(NamedTuple):
     """A client that gave up its place in memory: what it holds, and what it keeps."""
 
@@ -69,6 +82,7 @@ class Site:
         device: torch.device,
         load: Callable[[int], Tensors | None],
         same_init: bool = False,
+        limits: Limits | None = None,
     ) -> None:
         self.method = method
         self.task = task
@@ -82,7 +96,7 @@ class Site:
         self._away: OrderedDict[int, Away] = OrderedDict()
         self._changed: set[int] = set()  # who worked since the last save
         self._footprints: dict[str, int] = {}
-        self._most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
+        self._limits = limits or Limits.of(device)
         self.wires = Wires(method, task, cards)
 
     # ---- work ------------------------------------------------------------------------------------------------------
@@ -197,10 +211,10 @@ class Site:
 
     def _room(self, k: int) -> bool:
         """Whether one more client fits, by what its weights weigh and what training usually adds to that."""
-        if len(self._live) >= MOST_CLIENTS:
+        if len(self._live) >= self._limits.clients:
             return False
         taken = sum(self._footprint(self.cards[j].model) for j in self._live)
-        return not self._live or taken + self._footprint(self.cards[k].model) <= self._most_bytes
+        return not self._live or taken + self._footprint(self.cards[k].model) <= self._limits.bytes
 
     def _footprint(self, model: str) -> int:
         if model not in self._footprints:
@@ -209,8 +223,7 @@ class Site:
         return self._footprints[model]
 
     def _bring_to_life(self, k: int) -> Client:
-        # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
-        card = replace(self.cards[k], enrolled=None)
+        card = self._card(k)
         model = self.task.build(card.model, "client", *((card.model,) if self._same_init else (k,)))
         client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
         self.method.prepare(client)
@@ -224,6 +237,10 @@ class Site:
             put_back(client.tensors(), saved, f"client {k}")
         return client
 
+    def _card(self, k: int) -> Card:
+        # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
+        return replace(self.cards[k], enrolled=None)
+
     def _put_away(self, k: int, client: Client) -> None:
         self._away[k] = _away(client)
         self._forget()
@@ -232,7 +249,7 @@ class Site:
         """Let go of those away for longest, if they are saved and together weigh too much."""
         taken = sum(away.saved.nbytes for away in self._away.values())
         for k in [k for k in self._away if k not in self._changed]:
-            if taken <= self._most_bytes:
+            if taken <= self._limits.bytes:
                 return
             taken -= self._away.pop(k).saved.nbytes
 
@@ -247,6 +264,22 @@ class Site:
         if k in self._live:
             return Snapshot(self._live[k].tensors()).tensors()
         return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
+
+    def release(self, k: int) -> Tensors | None:
+        """Let go of a client that another site will host: all that it holds, None if nothing of that is unsaved."""
+        client, away = self._live.pop(k, None), self._away.pop(k, None)
+        if k not in self._changed:
+            return None
+        self._changed.remove(k)
+        if client is not None:
+            away = _away(client)
+        assert away is not None
+        return away.saved.tensors()
+
+    def adopt(self, k: int, tensors: Tensors) -> None:
+        """Host a client that another site released."""
+        self._away[k] = Away(self._card(k), self.data.sets(k), Snapshot(tensors))
+        self._changed.add(k)
 
     def pending(self) -> int:
         """How many clients wait to be saved."""

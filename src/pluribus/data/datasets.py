@@ -61,6 +61,19 @@ class Dataset:
         if problem := next(self._problems(), None):
             raise DataError(f"data set {self.name}: {problem}.")
 
+    def shared(self) -> Dataset:
+        """The same images and labels in memory that other processes can see too."""
+        columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+        try:
+            copies: dict[str, Any] = {name: _shared(value) for name, value in columns.items()}
+        except RuntimeError as error:
+            size = sum(value.nbytes for value in columns.values())
+            raise ConfigError(
+                f"worker processes share the data set, but there is no room for its {size >> 20} MiB in shared memory "
+                f"({_one_line(error)}). Make that larger (/dev/shm), or leave out --workers."
+            ) from error
+        return dataclasses.replace(self, **copies)
+
     def _problems(self) -> Iterator[str]:
         """Only the first is looked at, so each check may rely on those before it."""
         if not _is_tensor(self.x, torch.uint8, 4):
@@ -85,6 +98,12 @@ class Dataset:
         low, high = int(column.min()), int(column.max())
         if names is not None and (low < 0 or high >= names):
             yield f"{name} must lie in 0..{names - 1}, but runs from {low} to {high}"
+
+
+def _shared(value: Tensor) -> Tensor:
+    """A copy, because a numpy view of memory that is moved would point nowhere."""
+    place: Tensor = torch.empty_like(value).share_memory_()  # type: ignore[no-untyped-call]
+    return place.copy_(value)
 
 
 def _is_tensor(value: object, dtype: torch.dtype, dimensions: int) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -85,11 +86,22 @@ class Federated:
         self.dataset = dataset
         self.parts = parts
         self.store = Store(dataset.x, dataset.y, device, channels_last)
-        self._labels = dataset.y.numpy()
         self._fractions = fractions
         self._seed = seed
+        self._derive()
         self._identity_parts = self._split_identities()
+
+    def _derive(self) -> None:
+        self._labels = self.dataset.y.numpy()
         self.rows = lru_cache(maxsize=4096)(self._rows)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """For other processes: a cache cannot travel, and a numpy view of shared memory would travel as a copy."""
+        return {name: value for name, value in vars(self).items() if name not in ("_labels", "rows")}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._derive()
 
     def _split_identities(self) -> dict[str, np.ndarray] | None:
         """Copies of one image (its rotations, say) go to the same part for everyone, or test images would leak."""

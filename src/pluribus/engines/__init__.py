@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from pluribus.assembly import Assembly
 from pluribus.engines.serial import Serial
+from pluribus.engines.workers import Workers
 from pluribus.site import Site, Tensors
 
 Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the site's verb
@@ -36,9 +37,9 @@ def site_of(parts: Assembly, load: Callable[[int], Tensors | None]) -> Site:
 
 def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
     """The engine that an experiment asks for. It says through `tell` what it could not do as fast as it would."""
-    site = site_of(parts, load)
     if parts.device.type == "cuda":
         from pluribus.engines.cuda import Cuda
 
-        return Cuda(site, tell, parts.experiment.capture, parts.experiment.stack)
-    return Serial(site)
+        return Cuda(site_of(parts, load), tell, parts.experiment.capture, parts.experiment.stack)
+    workers = min(parts.experiment.workers, parts.experiment.clients)
+    return Workers(parts, load, workers) if workers > 1 else Serial(site_of(parts, load))

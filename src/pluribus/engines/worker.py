@@ -1,0 +1,286 @@
+"""One worker process: a site of its own, and the pipe between it and the parent, seen from both ends.
+
+A worker keeps nothing that matters after a round is saved, so it may be killed at any time, and ends by itself as soon
+as the pipe is closed: no worker outlives its parent.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import time
+import traceback
+from collections.abc import Callable
+from io import BytesIO
+from multiprocessing.connection import Connection
+from multiprocessing.context import ForkServerContext, SpawnContext
+from queue import SimpleQueue
+from threading import Thread
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from pluribus.errors import ConfigError, PluribusError, WorkerError
+from pluribus.site import Site, Tensors
+
+NAME = "pluribus worker"
+OPEN, SAVED = "open", "saved"  # verbs beside those of a site
+UNGUARDED = 64  # exit status of a worker that was about to become a parent
+SECONDS_TO_END = 10.0
+SENTENCE = (
+    "worker processes import this script anew, and would run it anew: put what runs under "
+    "`if __name__ == '__main__':`, or leave out --workers."
+)
+
+
+class Answer(NamedTuple):
+    """What came of a job: its value, or the error that ended it; and how long it took."""
+
+    value: Any
+    error: BaseException | None
+    seconds: float
+
+
+class Wanted(NamedTuple):
+    """A worker asks back: what was saved of this client?"""
+
+    client: int
+
+
+class Arithmetic(NamedTuple):
+    """What decides on the last bits of a number on a CPU."""
+
+    threads: int
+    deterministic: bool
+    precision: str
+
+    @classmethod
+    def here(cls) -> Arithmetic:
+        """As it is in this process."""
+        deterministic = torch.are_deterministic_algorithms_enabled()
+        return cls(torch.get_num_threads(), deterministic, torch.get_float32_matmul_precision())
+
+    def set(self) -> None:
+        """For the rest of this process."""
+        torch.set_num_threads(self.threads)
+        torch.set_num_interop_threads(1)
+        if self.deterministic:  # also to say no takes torch seconds
+            torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision(self.precision)
+
+
+# ---- the parent's end ------------------------------------------------------------------------------------------------
+
+
+class Worker:
+    """A worker process, as its parent sees it."""
+
+    def __init__(self, context: ForkServerContext | SpawnContext, number: int, shared: list[Tensor]) -> None:
+        self._number = number
+        self.connection, theirs = context.Pipe()
+        self._process = context.Process(
+            target=_work, args=(theirs, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
+        )
+        self._process.start()
+        theirs.close()  # or the pipe would stay open when the worker ends
+
+    def send(self, verb: str, *args: Any) -> None:
+        """Hand over a job. Never waits for jobs: a worker listens while it works."""
+        try:
+            _send(self.connection, (verb, args))
+        except OSError:
+            raise self._lost() from None
+
+    def receive(self) -> Answer | Wanted:
+        """The next thing that the worker says. Answers come in the order of jobs."""
+        try:
+            return _receive(self.connection)  # type: ignore[no-any-return]
+        except (EOFError, OSError):
+            raise self._lost() from None
+
+    def _lost(self) -> PluribusError:
+        self._process.join(SECONDS_TO_END)
+        status = self._process.exitcode
+        if status == UNGUARDED:
+            return ConfigError(SENTENCE)
+        who = f"worker {self._number} (process {self._process.pid})"
+        if status == -signal.SIGKILL:
+            return WorkerError(f"{who} was killed, perhaps because memory ran out: use fewer --workers.")
+        if status is not None and status < 0:
+            return WorkerError(f"{who} was ended by {signal.Signals(-status).name}.")
+        return WorkerError(f"{who} ended with status {status}: what it printed says why.")
+
+    def hang_up(self) -> None:
+        """Tell the worker to end."""
+        self.connection.close()
+
+    def end(self) -> None:
+        """Wait for the worker's end, or bring it about."""
+        self._process.join(SECONDS_TO_END)
+        if self._process.exitcode is None:
+            self._process.kill()
+            self._process.join()
+        self._process.close()
+
+
+def check_guarded() -> None:
+    """A script that worker processes import anew must not run a federation by being imported."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):  # set while the script is imported, as multiprocessing's own check
+        return
+    if process.name.startswith(NAME):
+        os._exit(UNGUARDED)  # silently: the parent says it once for all workers
+    raise ConfigError(SENTENCE)
+
+
+# ---- what travels ----------------------------------------------------------------------------------------------------
+
+
+class _Packer(pickle.Pickler):
+    """Pickles tensors as arrays, which takes half the time."""
+
+    def reducer_override(self, value: Any) -> Any:
+        """How a tensor is made again."""
+        if type(value) is not Tensor or value.requires_grad:
+            return NotImplemented
+        try:
+            return torch.from_numpy, (value.numpy(),)
+        except TypeError:  # bfloat16, which numpy lacks
+            return NotImplemented
+
+
+class _SharingPacker(_Packer):
+    """Leaves out what lies in shared memory."""
+
+    def __init__(self, file: BytesIO) -> None:
+        super().__init__(file)
+        self.shared: list[Tensor] = []
+
+    def persistent_id(self, value: Any) -> int | None:
+        """The number of a shared tensor."""
+        if not (isinstance(value, Tensor) and value.is_shared()):  # type: ignore[no-untyped-call]
+            return None
+        numbers = [number for number, known in enumerate(self.shared) if known is value]
+        if not numbers:
+            self.shared.append(value)
+        return numbers[0] if numbers else len(self.shared) - 1
+
+
+class _SharingUnpacker(pickle.Unpickler):
+    def __init__(self, file: BytesIO, shared: list[Tensor]) -> None:
+        super().__init__(file)
+        self._shared = shared
+
+    def persistent_load(self, number: int) -> Tensor:
+        return self._shared[number]
+
+
+def packed(value: Any) -> tuple[bytes, list[Tensor]]:
+    """A value as bytes, and the shared tensors in it, which are no part of the bytes."""
+    file = BytesIO()
+    packer = _SharingPacker(file)
+    packer.dump(value)
+    return file.getvalue(), packer.shared
+
+
+def _unpacked(data: bytes, shared: list[Tensor]) -> Any:
+    return _SharingUnpacker(BytesIO(data), shared).load()
+
+
+def _send(connection: Connection, value: Any) -> None:
+    file = BytesIO()
+    _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
+    connection.send_bytes(file.getbuffer())
+
+
+def _receive(connection: Connection) -> Any:
+    return pickle.loads(connection.recv_bytes())
+
+
+# ---- the worker's end ------------------------------------------------------------------------------------------------
+
+
+def _work(connection: Connection, shared: list[Tensor], arithmetic: Arithmetic) -> None:
+    """What a worker process does."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all processes; the parent decides
+    arithmetic.set()
+    desk = _Desk(connection, shared)
+    Thread(target=desk.listen, daemon=True).start()
+    desk.work()
+
+
+class _Desk:
+    """Takes jobs in, lets the site do them, and hands answers out."""
+
+    def __init__(self, connection: Connection, shared: list[Tensor]) -> None:
+        self._connection = connection
+        self._shared = shared
+        self._site: Site | None = None
+        self._jobs = SimpleQueue[tuple[str, tuple[Any, ...]]]()
+        self._saved = SimpleQueue[Tensors | None]()
+
+    def listen(self) -> None:
+        """In a thread of its own, so that the parent's end is noticed in the middle of a job."""
+        try:
+            while True:
+                verb, args = _receive(self._connection)
+                if verb == SAVED:
+                    self._saved.put(*args)
+                else:
+                    self._jobs.put((verb, args))
+        except (EOFError, OSError):
+            os._exit(0)
+
+    def work(self) -> None:
+        """One job after the other, until `listen` ends the process."""
+        while True:
+            verb, args = self._jobs.get()
+            started = time.perf_counter()
+            try:
+                value, error = self._do(verb, args), None
+            except BaseException as failure:
+                value, error = None, _portable(failure)
+            self._say(Answer(value, error, time.perf_counter() - started))
+
+    def _do(self, verb: str, args: tuple[Any, ...]) -> Any:
+        if verb == OPEN:
+            self._site = self._opened(*args)
+            return None
+        return getattr(self._site, verb)(*args)
+
+    def _opened(self, site: bytes) -> Site:
+        try:
+            make: Callable[..., Site] = _unpacked(site, self._shared)
+        except (AttributeError, ImportError) as error:
+            raise ConfigError(
+                f"a worker process cannot find what this one knows ({error}). Define it in a script or a module of "
+                f"its own, or leave out --workers."
+            ) from error
+        return make(load=self._load)
+
+    def _load(self, k: int) -> Tensors | None:
+        """The checkpoint is the parent's."""
+        self._say(Wanted(k))
+        return self._saved.get()
+
+    def _say(self, what: Answer | Wanted) -> None:
+        try:
+            _send(self._connection, what)
+        except OSError:
+            os._exit(0)
+
+
+def _portable(error: BaseException) -> BaseException:
+    """The error, fit to be raised by the parent; one that nobody foresaw says where it came from."""
+    if not isinstance(error, PluribusError):
+        error.add_note("In a worker process: " + "".join(traceback.format_exception(error)))
+    try:
+        pickle.loads(pickle.dumps(error))
+    except Exception:
+        twin = RuntimeError(f"{type(error).__name__}: {error}")
+        twin.__notes__ = error.__notes__
+        return twin
+    return error

@@ -1,0 +1,191 @@
+"""Clients spread over worker processes on this machine's CPU cores, with the same bits as one after the other.
+
+Images lie in shared memory, once for all. A client lives with one worker, and moves only where that makes a round
+clearly shorter. Nothing depends on who works where or who is done first: answers are given in the order of jobs.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import signal
+import sys
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache, partial
+from multiprocessing.connection import wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from typing import Any
+
+from pluribus.assembly import Assembly
+from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed
+from pluribus.errors import ConfigError
+from pluribus.site import Limits, Site, Tensors
+
+AHEAD = 2  # jobs that a worker has at hand: with one it would wait for the parent, with more they would take memory
+
+Load = Callable[[int], Tensors | None]
+Request = tuple[int, str, tuple[Any, ...]]  # the number of a worker, a verb of its site, and the verb's arguments
+
+
+class Workers:
+    """The engine behind `--workers`. Its processes start with the first job."""
+
+    def __init__(self, parts: Assembly, load: Load, number: int) -> None:
+        self._parts = parts
+        self._load = load
+        self._number = number
+        self._workers: list[Worker] = []
+        self._owner: dict[int, int] = {}  # client -> the worker that holds it
+        self._parameters = cache(partial(_parameters, parts))
+        self._costs = Costs(self._size)
+
+    def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
+        """Do a site's verb for clients; answers in the order of jobs."""
+        todo = dict(jobs)
+        if not todo:
+            return
+        self._start()
+        clients, kind = list(todo), _kind(verb, todo)
+        self._settle(assign(self._costs.of(kind, clients), self._owner, self._number))
+        turn = self._turn((self._owner[k], verb, todo.pop(k)) for k in clients)
+        for place, k in enumerate(clients):
+            answer = turn.answer(place)
+            self._costs.note(kind, k, answer.seconds)
+            yield k, answer.value
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call."""
+        states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
+        return dict(sorted(states.items()))
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+        return sum(self._everywhere("pending"))
+
+    def close(self) -> None:
+        """End the processes."""
+        workers, self._workers = self._workers, []
+        for worker in workers:
+            worker.hang_up()
+        for worker in workers:
+            worker.end()
+
+    # ---- processes -------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._workers:
+            return
+        if multiprocessing.current_process().daemon:
+            raise ConfigError("a process of a pool cannot have worker processes of its own: leave out --workers.")
+        site, shared = packed(self._site())
+        context = _context()
+        with _without_interrupts():
+            for number in range(self._number):
+                self._workers.append(Worker(context, number, shared))
+        self._everywhere(OPEN, site)
+
+    def _site(self) -> Callable[..., Site]:
+        """Makes a worker's site, but for what only the worker has."""
+        parts, limits = self._parts, Limits.of(self._parts.device, self._number)
+        where = parts.data, parts.local, parts.device
+        same_init = parts.experiment.same_init
+        return partial(Site, parts.method, parts.task, parts.cards, *where, same_init=same_init, limits=limits)
+
+    def _everywhere(self, verb: str, *args: Any) -> list[Any]:
+        turn = self._turn((number, verb, args) for number in range(len(self._workers)))
+        return [turn.answer(number).value for number in range(len(self._workers))]
+
+    def _turn(self, requests: Iterable[Request]) -> _Turn:
+        return _Turn(self._workers, list(requests), self._load)
+
+    # ---- who works where -------------------------------------------------------------------------------------------
+
+    def _settle(self, plan: Mapping[int, int]) -> None:
+        """Bring clients to the workers of a plan."""
+        moving = [k for k, worker in plan.items() if self._owner.get(k, worker) != worker]
+        released = self._turn((self._owner[k], "release", (k,)) for k in moving)
+        states = {k: released.answer(place).value for place, k in enumerate(moving)}
+        unsaved = [k for k in moving if states[k] is not None]
+        adopted = self._turn((plan[k], "adopt", (k, states.pop(k))) for k in unsaved)
+        for place in range(len(unsaved)):
+            adopted.answer(place)
+        self._owner.update(plan)
+
+    def _size(self, k: int) -> Size:
+        card = self._parts.cards[k]
+        return Size(card.model, self._parameters(card.model) * max(1, card.samples))
+
+
+class _Turn:
+    """Requests on their way through the workers, a few at a time with each."""
+
+    def __init__(self, workers: Sequence[Worker], requests: list[Request], load: Load) -> None:
+        self._workers = workers
+        self._load = load
+        self._waiting: list[deque[tuple[int, str, tuple[Any, ...]]]] = [deque() for _ in workers]
+        self._at_work: list[deque[int]] = [deque() for _ in workers]
+        self._answers: dict[int, Answer] = {}
+        for place, (number, verb, args) in enumerate(requests):
+            self._waiting[number].append((place, verb, args))
+        for number in range(len(workers)):
+            for _ in range(AHEAD):
+                self._feed(number)
+
+    def answer(self, place: int) -> Answer:
+        """The answer to the request at this place; what went wrong in a worker is raised here."""
+        self._hear(seconds=0)  # what is already there, so that nobody runs out of work
+        while place not in self._answers:
+            self._hear(seconds=None)
+        answer = self._answers.pop(place)
+        if answer.error is not None:
+            raise answer.error
+        return answer
+
+    def _hear(self, seconds: float | None) -> None:
+        numbers = {worker.connection: number for number, worker in enumerate(self._workers)}
+        for connection in wait(list(numbers), seconds):
+            number = numbers[connection]  # type: ignore[index]
+            said = self._workers[number].receive()
+            if isinstance(said, Wanted):
+                self._workers[number].send(SAVED, self._load(said.client))
+            else:
+                self._answers[self._at_work[number].popleft()] = said
+                self._feed(number)
+
+    def _feed(self, number: int) -> None:
+        if self._waiting[number]:
+            place, verb, args = self._waiting[number].popleft()
+            self._workers[number].send(verb, *args)
+            self._at_work[number].append(place)
+
+
+def _kind(verb: str, jobs: Mapping[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+    """What costs alike: exchanges of a round may differ as much as verbs do."""
+    args = next(iter(jobs.values()))
+    return (verb, args[1]) if verb == "work" else (verb,)
+
+
+def _parameters(parts: Assembly, model: str) -> int:
+    return sum(parameter.numel() for parameter in parts.task.shape_of(model).parameters())
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Processes that begin with one thread: by a server that has imported everything, where there is such a thing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
+    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
+    return context
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
