@@ -39,12 +39,7 @@ def run(
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
     """
-    if isinstance(method, Experiment):
-        if config is not None or settings:
-            raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
-        described = method
-    else:
-        described = experiment(method, config, **settings)
+    described = experiment(method, config, **settings)
     with _reproducible(described):
         parts = assemble(described)
         folder = RunFolder.create(described.out, _label(described))
