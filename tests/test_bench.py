@@ -22,9 +22,10 @@ from torch.nn.modules.module import register_module_forward_pre_hook
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 import pluribus
-from conftest import few_digits, run_tiny, tiny
+from conftest import assemble_tiny, few_digits, run_tiny, tiny
 from kit import assert_same
 from pluribus import benchmark, cli
+from pluribus.bare import BareLoop
 from pluribus.benchmark import Bench, bench
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import Experiment, experiment, flags
@@ -78,7 +79,10 @@ def test_samples_and_bytes_are_those_of_the_run(kept: Bench) -> None:
 
 def test_rounds_hold_their_checkpoints_too(kept: Bench) -> None:
     """The last round is saved after its record is made, so its record does not know."""
-    last = pluribus.resume(kept.experiment.out or "", progress=False).history[-1]
+    history = pluribus.resume(kept.experiment.out or "", progress=False).history
+    for one, record in zip(kept.each, history[1:], strict=True):
+        assert record["spans"].items() <= one.spans.items()
+    last = history[-1]
     assert kept.each[-1].seconds > last["seconds"]
     assert kept.each[-1].spans["other"] > last["seconds"] - sum(last["spans"].values())
 
@@ -167,8 +171,9 @@ def test_the_bare_loop_does_the_same_work(method: str, settings: dict[str, Any])
 
 def test_a_client_with_one_sample_is_no_trouble_for_the_bare_loop() -> None:
     """Batch normalisation has no variance of it."""
-    settings = {"clients": 100, "partition": "iid", "models": "test_bench.normed", "width": 16}
-    assert bench_tiny("local", **settings).ratio is not None
+    report = bench_tiny("local", clients=160, partition="iid", models="test_bench.normed", width=16)
+    assert report.samples < 2 * 160  # of two rows each, some keep only one to train on
+    assert report.ratio is not None
 
 
 def normed(shape: tuple[int, int, int]) -> nn.Module:
@@ -187,6 +192,18 @@ def test_nobodys_random_numbers_and_threads_are_touched() -> None:
     bench_tiny("local", models="test_bench.normed", width=16, threads=2)
     assert torch.equal(torch.get_rng_state(), before[0])
     assert torch.get_num_threads() == before[1]
+
+
+def test_it_has_the_threads_of_all_workers() -> None:
+    parts, seen = assemble_tiny("local", workers=2, models="mlp-64"), set()
+    hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    before = torch.get_num_threads()
+    try:
+        assert BareLoop(parts).round([0], [0]) > 0
+    finally:
+        hook.remove()
+    assert seen == {2 * before}
+    assert torch.get_num_threads() == before
 
 
 # ---- folders ---------------------------------------------------------------------------------------------------------

@@ -49,7 +49,7 @@ AGAINST = ("against", str | None, None, "Run this method first, and show both si
 BARE = ("bare", bool, True, "Time the bare loop too. It takes as long as the run.")
 
 ABOUT_BENCH = """
-Measures --rounds rounds after one that warms up, and gives the median. The run folder is deleted unless --out names one.
+Measures --rounds rounds after one that warms up, and gives the median. Its run folder is deleted unless --out is given.
 
 After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
 cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
