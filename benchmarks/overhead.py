@@ -1,108 +1,83 @@
-"""What the framework costs: a round of local training against the bare loop of forward, backward and step.
+"""What the framework costs: a round against the bare loop that trains and evaluates the same, by `pluribus.bench`.
 
     python benchmarks/overhead.py [--json]
 
-Both work on the same tensors in the same process, in turns, so that the ratio holds on a noisy machine. The round
-counts everything: sampling, shuffling, keyed draws, records, traffic, checkpoints. Evaluation is left to the last one.
+`local` shows the framework alone. A round of FedGH also holds the method's own work, such as a forward pass over all
+training images for the class means, which the bare loop has not.
 """
 
 from __future__ import annotations
 
 import json
-import platform
-import statistics
 import sys
-import tempfile
-import time
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.nn import functional as F
 
 import pluribus
-from pluribus.federation import Federation
 
-CLIENTS, SAMPLES, BATCH, ROUNDS = 4, 280, 10, 12
-
-
-@pluribus.register_data("overhead-photos", "random 32 x 32 photos")
-def photos() -> pluribus.Dataset:
-    generator = torch.Generator().manual_seed(0)
-    rows = CLIENTS * SAMPLES * 10 // 7  # 70 % of each client's rows are for training
-    x = torch.randint(0, 256, (rows, 3, 32, 32), generator=generator, dtype=torch.uint8)
-    return pluribus.Dataset("overhead-photos", x, torch.arange(rows) % 10, tuple("0123456789"))
+CASES = [  # method, models, clients, training images of each
+    ("local", "cnn4", 4, 280),
+    ("local", "fedgh-cnn5", 4, 280),
+    ("local", "resnet10", 4, 280),
+    ("local", "htfe2", 20, 150),
+    ("fedgh", "htfe2", 20, 150),
+]
+BATCH, THREADS = 10, 2
 
 
-class BareLoop:
-    """After every round, the same training by hand; both are timed."""
+def photos(clients: int, samples: int) -> str:
+    """The name of a set of random photos of which 70 % of each client's rows make so many training images."""
+    name, rows = f"photos-{clients}-{samples}", clients * -(-samples * 10 // 7)
 
-    def __init__(self) -> None:
-        self.framework: list[float] = []
-        self.bare: list[float] = []
+    def images() -> pluribus.Dataset:
+        generator = torch.Generator().manual_seed(0)
+        x = torch.randint(0, 256, (rows, 3, 32, 32), generator=generator, dtype=torch.uint8)
+        return pluribus.Dataset(name, x, torch.arange(rows) % 10, tuple("0123456789"))
 
-    def start(self, federation: Federation) -> None:
-        parts = federation.parts
-        self._work = []
-        for k in range(CLIENTS):
-            x, y = parts.data.sets(k)["train"].take(torch.arange(parts.cards[k].samples))
-            model = parts.task.build(parts.cards[k].model, "bare", k)
-            self._work.append((model, torch.optim.SGD(model.parameters(), lr=0.01), x, y))
-        self._ended = time.perf_counter()
-
-    def round(self, record: Any, ledger: Any) -> None:
-        self.framework.append(time.perf_counter() - self._ended)
-        started = time.perf_counter()
-        for model, optimiser, x, y in self._work:
-            model.train()
-            for bx, by in zip(x.split(BATCH), y.split(BATCH), strict=True):
-                optimiser.zero_grad()
-                F.cross_entropy(model(bx), by).backward()
-                optimiser.step()
-        self._ended = time.perf_counter()
-        self.bare.append(self._ended - started)
-
-    def finish(self, result: pluribus.Result) -> None:
-        pass
+    if name not in pluribus.data.entries():
+        pluribus.register_data(name, "random 32 x 32 photos")(images)
+    return name
 
 
-def measure(model: str) -> dict[str, Any]:
-    watch = BareLoop()
-    with tempfile.TemporaryDirectory() as out:
-        pluribus.run(
-            "local",
-            data="overhead-photos",
-            partition="iid",
-            clients=CLIENTS,
-            models=model,
-            batch_size=BATCH,
-            rounds=ROUNDS,
-            evaluate_every=ROUNDS,
-            out=out,
-            progress=False,
-            observers=[watch],
-        )
-    ours, bare = watch.framework[1:-1], watch.bare[1:-1]  # warm, without the evaluation of the last round
-    ratios = [a / b for a, b in zip(ours, bare, strict=True)]
+def measure(method: str, models: str, clients: int, samples: int) -> pluribus.Bench:
+    return pluribus.bench(
+        method,
+        data=photos(clients, samples),
+        partition="iid",
+        clients=clients,
+        models=models,
+        batch_size=BATCH,
+        threads=THREADS,
+        device="cpu",
+        progress=False,
+    )
+
+
+def row(case: tuple[str, str, int, int], report: pluribus.Bench) -> dict[str, Any]:
+    assert report.bare_seconds is not None
+    assert report.ratio is not None
     return {
-        "model": model,
-        "round_s": round(statistics.median(ours), 4),
-        "bare_s": round(statistics.median(bare), 4),
-        "ratio": round(statistics.median(ratios), 3),
+        **dict(zip(("method", "models", "clients", "images"), case, strict=True)),
+        "round_s": round(report.seconds, 3),
+        "bare_s": round(report.bare_seconds, 3),
+        "ratio": round(report.ratio, 3),
     }
 
 
 def main() -> None:
-    rows = [measure(model) for model in ("cnn4", "fedgh-cnn5", "resnet10")]
-    threads = torch.get_num_threads()
-    facts = {"torch": torch.__version__, "threads": threads, "machine": platform.machine(), "rows": rows}
+    reports = [measure(*case) for case in CASES]
+    rows = [row(case, report) for case, report in zip(CASES, reports, strict=True)]
+    machine = reports[0].machine
+    facts = {"torch": machine.torch, "threads": machine.threads, "device": machine.device, "rows": rows}
     Path(__file__).with_name("results").joinpath("overhead.json").write_text(json.dumps(facts, indent=1) + "\n")
     if "--json" in sys.argv:
         print(json.dumps(facts))
         return
-    print(f"{CLIENTS} clients of {SAMPLES} images 3x32x32, batch {BATCH}, SGD, {threads} threads")
-    for row in rows:
-        print("  {model:12} round {round_s:.3f} s   bare {bare_s:.3f} s   ratio {ratio:.3f}".format(**row))
+    print(f"images 3x32x32, batch {BATCH}, SGD, one epoch, all evaluated each round, {machine.threads} threads")
+    for one in rows:
+        print("  {method:6} {models:11} round {round_s:.3f} s   bare {bare_s:.3f} s   ratio {ratio:.3f}".format(**one))
 
 
 if __name__ == "__main__":

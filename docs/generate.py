@@ -153,7 +153,8 @@ def _result(benchmark: str) -> str:
     written = json.loads((ROOT / "benchmarks" / "results" / f"{benchmark}.json").read_text(encoding="utf-8"))
     rows = written["rows"] if isinstance(written, dict) else written
     columns = [name.replace("_", " ") for name in rows[0]]
-    return table(columns, [row.values() for row in rows], columns[1:])
+    numbers = [name for name, value in zip(columns, rows[0].values(), strict=True) if not isinstance(value, str)]
+    return table(columns, [row.values() for row in rows], numbers)
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------

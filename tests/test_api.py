@@ -237,12 +237,14 @@ sys.modules["tyro"] = None
 import pluribus
 result = pluribus.run(config=sys.argv[1], out=sys.argv[2], progress=False, threads=1)
 result.table()
+pluribus.bench("local", clients=2, rounds=1, models="mlp-64", progress=False).table()
 """
     out = new_folder()
     command = [sys.executable, "-c", program, str(fedgh.folder / "config.toml"), out]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "weighted" in done.stdout
+    assert "bench local" in done.stdout
     assert outcome(Path(out)) == outcome(fedgh.folder)
 
 

@@ -142,6 +142,27 @@ def test_the_keys_of_the_json_are_explained(tmp_path, monkeypatch, capsys):
     assert explained == list(printed)
 
 
+def test_what_bench_prints_is_shown_and_its_keys_are_explained(capsys):
+    report = pluribus.bench("fedgh", clients=4, rounds=1, progress=False)
+    page = read(ROOT / "docs/cli.md")
+    shown = re.search(r"<!-- bench -->\n\n```text\n(.*?)```", page, re.DOTALL)[1]
+    report.table()
+    assert labels(shown) == labels(capsys.readouterr().out)
+    table = re.search(r"<!-- bench keys -->\n\n(.*?)\n\n", page, re.DOTALL)[1]
+    rows = [row.split("|")[1:3] for row in table.splitlines()[2:]]
+    told = report.to_json()
+    assert [key for keys, _ in rows for key in re.findall(r"`(\w+)`", keys)] == list(told)
+    parts = {keys.strip(" `"): re.findall(r"`(\w+)`", meaning) for keys, meaning in rows}
+    for key in ("shares", "memory", "bytes"):
+        assert parts[key] == list(told[key])
+    assert parts["each"] == list(told["each"][0])
+
+
+def labels(table: str) -> list[str]:
+    """The first column of the rows that have three."""
+    return [row[0] for line in table.splitlines() if len(row := re.split(r" {2,}", line.strip(), maxsplit=2)) == 3]
+
+
 def test_the_files_of_a_run_folder_are_explained(tmp_path):
     pluribus.run("fedgh", clients=2, rounds=1, progress=False, out=str(tmp_path / "run"))
     there = {path.name for path in (tmp_path / "run").iterdir() if not path.name.startswith(".")}

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pluribus.api import load_model, resume, run
+    from pluribus.benchmark import Bench, bench
     from pluribus.client import Batch, Client
     from pluribus.data import Dataset, register_data
     from pluribus.errors import PluribusError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": ("load_model", "resume", "run"),
+    "benchmark": ("Bench", "bench"),
     "client": ("Batch", "Client"),
     "data": ("Dataset", "register_data"),
     "errors": ("PluribusError",),
@@ -41,6 +43,7 @@ _HOMES = {
 
 __all__ = [
     "Batch",
+    "Bench",
     "Card",
     "Client",
     "Dataset",
@@ -62,6 +65,7 @@ __all__ = [
     "Split",
     "Task",
     "Wire",
+    "bench",
     "load_model",
     "register",
     "register_data",

@@ -41,12 +41,7 @@ def run(
     >>> result.table()                                                         # doctest: +SKIP
     """
     check_guarded()
-    if isinstance(method, Experiment):
-        if config is not None or settings:
-            raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
-        described = method
-    else:
-        described = experiment(method, config, **settings)
+    described = experiment(method, config, **settings)
     with _reproducible(described):
         parts = assemble(described)
         folder = RunFolder.create(described.out, _label(described))

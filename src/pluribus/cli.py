@@ -1,4 +1,4 @@
-"""The command line: run, resume, list. The experiment's fields and the method's hyper-parameters are its flags.
+"""The command line: run, resume, bench, list. The experiment's fields and the method's hyper-parameters are its flags.
 
 torch takes seconds to import, so commands import what they need when they run, and `pluribus --help` answers at once.
 """
@@ -25,6 +25,7 @@ Pluribus: heterogeneous federated learning.
 
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
   pluribus resume FOLDER           go on with a stopped run
+  pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
 
   pluribus run METHOD --help       every flag, with the paper's symbols and the defaults
@@ -41,6 +42,20 @@ FLAG_GROUPS = {
     "this run": "seed device threads workers precision channels_last capture stack checkpoint_every out",
 }
 
+# Flags of a command that decide nothing about the run: name, type, default, help.
+JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
+CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
+AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
+BARE = ("bare", bool, True, "Time the bare loop too. It takes as long as the run.")
+
+ABOUT_BENCH = """
+Measures --rounds rounds after one that warms up, and gives the median. Its run folder is deleted unless --out is given.
+
+After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
+cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
+the framework costs, and whatever the method does besides a step of cross-entropy.
+"""
+
 ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
 
 
@@ -48,7 +63,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
     sys.path.insert(0, "")  # a user's own method, model or data set lies beside where they work
-    commands: dict[str, Callable[[list[str]], None]] = {"run": _run, "resume": _resume, "list": _list}
+    commands: dict[str, Callable[[list[str]], None]] = {
+        "run": _run,
+        "resume": _resume,
+        "bench": _bench,
+        "list": _list,
+    }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
@@ -80,14 +100,19 @@ def _fail(sentence: str, as_json: bool) -> int:
 
 
 def _run(args: list[str]) -> None:
+    described, output = _parse("run", *_begun(args), [AGAINST, JSON, CONFIG])
+    _run_and_report(described, output["against"], output["json"])
+
+
+def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
+    """What a method and a config file say of an experiment, and the flags that are left."""
     from pluribus.experiment import experiment
 
     config, args = _take(args, "--config")
     method, args = _take(args, "--method")
     if method is None and args and not args[0].startswith("-"):
         method, args = args[0], args[1:]
-    described, against, as_json = _parse(experiment(method, config), args)
-    _run_and_report(described, against, as_json)
+    return experiment(method, config), args
 
 
 def _take(args: list[str], flag: str) -> tuple[str | None, list[str]]:
@@ -100,8 +125,10 @@ def _take(args: list[str], flag: str) -> tuple[str | None, list[str]]:
     return None, args
 
 
-def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | None, bool]:
-    """Flags over an experiment's own values."""
+def _parse(
+    command: str, described: Experiment, args: list[str], output: list[Any], about: str = ""
+) -> tuple[Experiment, dict[str, Any]]:
+    """Flags over an experiment's own values, and those of the command itself."""
     import dataclasses
 
     import tyro
@@ -114,16 +141,12 @@ def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | No
     groups = {name: _flags(type(described), fields.split(), values) for name, fields in FLAG_GROUPS.items()}
     if hyper:
         groups[described.method] = _flags(cls, list(hyper), hyper)
-    output = [
-        _flag("against", str | None, None, "Run this method first, and show both side by side."),
-        _flag("json", bool, False, "Print the result as one JSON object, and nothing else."),
-        _flag("config", str | None, None, "A TOML file with these settings; flags override it."),
-    ]
+    groups["output"] = [_flag(*one) for one in output]
     try:
         parsed: Any = tyro.cli(
-            _tree({**groups, "output": output}),
-            prog=f"pluribus run {described.method}",
-            description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}",
+            _tree(groups),
+            prog=f"pluribus {command} {described.method}",
+            description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}",
             args=args,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         )
@@ -131,10 +154,10 @@ def _parse(described: Experiment, args: list[str]) -> tuple[Experiment, str | No
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
             print(json.dumps({"error": "the flags are not understood; standard error says which."}))
         raise
-    flat = {k: v for name in {**groups, "output": output} for k, v in vars(getattr(parsed, _identifier(name))).items()}
+    flat = {k: v for name in groups for k, v in vars(getattr(parsed, _identifier(name))).items()}
     chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
     hyper = {k: flat[k] for k in hyper}
-    return dataclasses.replace(described, **chosen, hyper=hyper), flat["against"], flat["json"]
+    return dataclasses.replace(described, **chosen, hyper=hyper), {name: flat[name] for name, *_ in output}
 
 
 def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
@@ -272,6 +295,25 @@ def _resume(args: list[str]) -> None:
     with _resumable(greeter):
         result = resume(path, progress=not as_json, observers=[greeter])
     _report([result], as_json, console)
+
+
+# ---- bench ---------------------------------------------------------------------------------------------------------
+
+
+def _bench(args: list[str]) -> None:
+    import dataclasses
+
+    from pluribus.benchmark import ROUNDS, bench
+    from pluribus.files import to_json
+
+    begun, args = _begun(args)
+    begun = dataclasses.replace(begun, rounds=ROUNDS)  # a config file is of a whole run
+    described, output = _parse("bench", begun, args, [BARE, JSON, CONFIG], ABOUT_BENCH)
+    report = bench(described, rounds=described.rounds, bare=output["bare"], progress=not output["json"])
+    if output["json"]:
+        print(to_json(report.to_json()))
+    else:
+        report.table()
 
 
 # ---- list ----------------------------------------------------------------------------------------------------------

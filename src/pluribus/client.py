@@ -75,6 +75,10 @@ class Client:
         self.optimisers = {name: Optimiser(opt, self.local.rule) for name, opt in opts.items()}
         self.got = {name: _empty(field, self.device) for name, field in down.items() if field.kept}
 
+    def take_over(self, card: Card, data: dict[str, Data]) -> None:
+        """Become another client of the same architecture, but for its tensors."""
+        self.card, self.data = card, data
+
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
         """Start the work of one exchange."""
         self._round, self._exchange, self._fits, self._loss = t, exchange, 0, None

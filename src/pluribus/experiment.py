@@ -16,6 +16,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from pluribus.errors import ConfigError, unknown
 from pluribus.folder import read_toml
 from pluribus.method import Method, find, hyperparameters, name_of
+from pluribus.models import assign
 
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
@@ -170,13 +171,39 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
+def flags(described: Experiment) -> list[str]:
+    """The command line of an experiment without its folder: every value that is not what its method has anyway."""
+    usual = experiment(described.method)
+    values = vars(described) | {"models": _model_names(described)} | hyperparameters(described.build_method())
+    defaults = vars(usual) | hyperparameters(usual.build_method())
+    words: list[str] = []
+    for name, value in values.items():
+        if name in ("method", "hyper", "out") or value == defaults[name]:
+            continue
+        if isinstance(defaults[name], bool):
+            words.append(flag(name) if value else flag(f"no_{name}"))
+        else:
+            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
+    return words
+
+
+def _model_names(described: Experiment) -> str:
+    """As a command line has them: client i gets name i mod X."""
+    models = described.models
+    return models if isinstance(models, str) else ",".join(assign(models, described.clients))
+
+
 def experiment(
-    method: str | Method | type[Method] | None, config: str | Path | None = None, **settings: Any
+    method: str | Method | type[Method] | Experiment | None, config: str | Path | None = None, **settings: Any
 ) -> Experiment:
-    """An experiment from a method, perhaps a TOML file, and settings that override it.
+    """An experiment from a method, perhaps a TOML file, and settings that override it; a whole one is left as it is.
 
     Settings are fields of Experiment or hyper-parameters of the method, side by side, as on the command line.
     """
+    if isinstance(method, Experiment):
+        if config is not None or settings:
+            raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
+        return method
     written = from_toml(Path(config)) if config is not None else {}
     if isinstance(method, type):
         method = name_of(method)

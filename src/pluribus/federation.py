@@ -56,7 +56,7 @@ class Federation:
         self.engine = engine_for(parts, folder.checkpoint.client, self._warn)
         self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
-        self._saved_at = time.perf_counter()
+        self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
         self._save_cost = 0.0
         self.method.setup(self.server)
         self.server.state.fix()
@@ -99,6 +99,7 @@ class Federation:
             record = self._round(t)
             self.history.append(record)
             self.folder.append(record, self.ledger.flush())
+            self._unsaved += record["seconds"]
             self._save(t, last=t == rounds - 1)
             for observer in self.observers:
                 observer.round(record, self.ledger)
@@ -112,7 +113,7 @@ class Federation:
         self.clock = Clock()
         before = dict(self.ledger.total)
         self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
-        present, late = self._sample(t)
+        present, late = self.sampled(t)
         self._enrol_new(present)
         if isinstance(self.method, PeerMethod):
             losses, answered = self._peer_exchanges(self.method, t, present, late)
@@ -133,7 +134,7 @@ class Federation:
             "notes": self.server.notes,
         }
 
-    def _sample(self, t: int) -> tuple[list[int], set[int]]:
+    def sampled(self, t: int) -> tuple[list[int], set[int]]:
         """Who takes part, and who of them will answer too late. Costs what is sampled, not what there is."""
         experiment = self.parts.experiment
         number = max(1, round(experiment.participation * experiment.clients))
@@ -260,18 +261,13 @@ class Federation:
     def _save(self, t: int, last: bool) -> None:
         """Commit the round if it is time to."""
         every = self.parts.experiment.checkpoint_every
-        due = (
-            (t + 1) % every == 0
-            if every
-            else time.perf_counter() - self._saved_at >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
-        )
+        due = (t + 1) % every == 0 if every else self._unsaved >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
         if not (last or due or self.engine.pending() > MOST_PENDING):
             return
         started = time.perf_counter()
         self.folder.sync_lines()
         self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.engine.changed(), self._enrolled)
-        self._saved_at = time.perf_counter()
-        self._save_cost = self._saved_at - started
+        self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
 
     def result(self) -> Result:
         """What the rounds so far amount to."""

@@ -65,7 +65,7 @@ class Away(NamedTuple):
     """A client that gave up its place in memory: what it holds, and what it keeps."""
 
     card: Card
-    data: dict[str, Data]
+    data: dict[str, Data] | None  # None: it came from another site, and its sets are still to be made here
     saved: Snapshot
 
 
@@ -204,8 +204,10 @@ class Site:
         self._put_away(j, client)
         if not alike:
             return self._seated(k, beside)
-        away = self._away.pop(k, None) or _away(self._bring_to_life(k))
-        client.card, client.data = away.card, away.data
+        if (away := self._away.get(k)) is None or away.data is None:
+            away = _away(self._bring_to_life(k))
+        self._away.pop(k, None)
+        client.take_over(away.card, away.data or {})
         away.saved.put_back(_all_tensors(client))
         return client
 
@@ -278,7 +280,7 @@ class Site:
 
     def adopt(self, k: int, tensors: Tensors) -> None:
         """Host a client that another site released."""
-        self._away[k] = Away(self._card(k), self.data.sets(k), Snapshot(tensors))
+        self._away[k] = Away(self._card(k), None, Snapshot(tensors))
         self._changed.add(k)
 
     def pending(self) -> int:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
@@ -15,6 +15,9 @@ from pluribus.assembly import Assembly
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
 from pluribus.result import Result, headline
+
+if TYPE_CHECKING:
+    from pluribus.benchmark import Bench
 
 
 class Progress:
@@ -146,3 +149,58 @@ def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
         table.add_row(str(k), parts.cards[k].model, *cells, str(sum(counts)))
     console.print(table)
     console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)
+
+
+BAR = 30  # characters that stand for the whole time
+ELSE = {"other": "everything else"}
+PLACES = {"host": "memory", "gpu": "GPU memory"}
+
+
+def print_bench(bench: Bench, console: Console | None = None) -> None:
+    """Time, traffic and memory of a round, and what they were measured on."""
+    from pluribus import __version__
+
+    console = console or Console()
+    one, machine = bench.experiment, bench.machine
+    what = f"{one.data}   {_count(one.clients, 'client')}, {_count(bench.architectures, 'architecture')}"
+    heading = f"[bold]Pluribus {__version__}[/]   bench {one.method}   {escape(what)}   seed {one.seed}"
+    console.print(f"{heading}\n", highlight=False, soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=True)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for number, section in enumerate((_speed(bench), _shares(bench), _sizes(bench))):
+        if number:
+            table.add_row()
+        for row in section:
+            table.add_row(*row)
+    console.print(table)
+    processes = f" in {machine.workers} processes" if machine.workers > 1 else ""
+    threads = _count(machine.threads, "thread") + (" each" if processes else "")
+    facts = f"{machine.engine} engine{processes}, {threads}   {machine.device}   torch {machine.torch}"
+    console.print(f"\n {escape(facts)}", style="dim", highlight=False, soft_wrap=True)
+    console.print(f" again: {bench.command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _speed(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    yield "round", f"{bench.seconds:.3f} s", f"median of {_count(len(bench.each), 'round')}, everything included"
+    yield "training", f"{bench.samples_per_second:.0f} /s", f"samples, {bench.samples:.0f} a round"
+    if bench.bare_seconds is not None:
+        yield "bare loop", f"{bench.bare_seconds:.3f} s", f"a round takes {bench.ratio:.2f} times as long"
+
+
+def _shares(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    for kind, share in bench.shares.items():
+        yield ELSE.get(kind, kind), f"{100 * share:.1f} %", "▪" * round(share * BAR)
+
+
+def _sizes(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    for way in ("up", "down"):
+        yield way, human(bench.bytes[way]), "a round"
+    for place, size in bench.memory.items():
+        if size is not None:
+            yield PLACES[place], human(size), "at its peak"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"

@@ -1,0 +1,89 @@
+"""Clients that take turns in memory, and move between sites."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from conftest import assemble_tiny, site_of
+from kit import same_bits
+from pluribus.site import Site
+
+ROUNDS = 3
+
+
+def parts_of(method: str = "fedl2g-f", **settings):
+    return assemble_tiny(method, models="cnn-16-32", momentum=0.9, warmup=0, rounds=ROUNDS, **settings)
+
+
+def states(*sites: Site) -> dict[int, dict[str, torch.Tensor]]:
+    return {k: state for site in sites for k, state in site.changed().items()}
+
+
+def alike(one, other) -> bool:
+    return one.keys() == other.keys() and all(
+        same_bits(one[k][name], value) for k in one for name, value in other[k].items()
+    )
+
+
+def alone() -> dict[int, dict[str, torch.Tensor]]:
+    site = site_of(parts_of())
+    for t in range(ROUNDS):
+        for k in range(4):
+            site.work(t, 0, k, None)
+    return states(site)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_one_place_serves_many_clients_of_an_architecture(most, monkeypatch):
+    expected = alone()
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", most)
+    site = site_of(parts_of())
+    objects = set()
+    for t in range(ROUNDS):
+        for k in range(4):
+            site.work(t, 0, k, None)
+            objects.add(id(site.client(k)))
+    assert len(objects) == most, "a client is built once and then taken over"
+    assert alike(states(site), expected)
+
+
+def test_addresses_stay_when_another_client_comes(monkeypatch):
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+    site = site_of(parts_of())
+
+    def addresses(k: int) -> dict[str, int]:
+        return {name: value.data_ptr() for name, value in site.client(k).tensors().items()}
+
+    assert addresses(0) == addresses(1) == addresses(0)
+    assert site.client(1).card.id == 1
+    assert len(site.client(1).data["study"]) + len(site.client(1).data["quiz"]) == site.cards[1].samples
+
+
+def test_there_is_no_place_beside_those_who_work(monkeypatch):
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 2)
+    site = site_of(parts_of())
+    assert site.seat(0) is not None
+    assert site.seat(1, beside={0}) is not None
+    assert site.seat(2, beside={0, 1}) is None
+    assert site.seat(0, beside={0, 1}) is not None
+    assert site.seat(2, beside={1}) is not None
+    assert site.seat(0, beside={1, 2}) is None
+
+
+@pytest.mark.parametrize("most", [1, 256])
+def test_a_client_moves_to_another_site_and_back(most, monkeypatch):
+    expected = alone()
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", most)
+    parts = parts_of()
+    sites = site_of(parts), site_of(parts)
+    for t in range(ROUNDS):
+        for k in range(4):
+            here, there = sites if t % 2 else sites[::-1]
+            if t and k % 2:
+                there_state = there.release(k)
+                assert there_state is not None
+                here.adopt(k, there_state)
+            (here if k % 2 else sites[0]).work(t, 0, k, None)
+    assert alike(states(*sites), expected)
+    assert sites[0].release(0) is None, "what is saved need not travel"
