@@ -1,6 +1,6 @@
 """What recorded steps, streams, stacks and options gain on one GPU.
 
-    python benchmarks/gpu.py [--json]
+    python benchmarks/gpu.py [--json] [WORKLOAD ...]
 
 All workloads are timed in this one process. The first: FedGH, HtFE8, 20 clients of 450 training and 150 test images of
 32 x 32, batch size 10, one local epoch, evaluation of all clients in both views after every round. A round is the
@@ -57,35 +57,24 @@ def measure(label: str, method: str, rounds: int, settings: dict[str, Any]) -> d
         out = f"{folder}/run"
         result = pluribus.run(method, device="cuda", rounds=rounds, out=out, progress=False, **common, **settings)
     settled = result.history[3:-1] if rounds > 3 else result.history[1:]
-    spans = {name: statistics.median(r["spans"][name] for r in settled) for name in settled[0]["spans"]}
+    spans = {name: statistics.median(r["spans"][name] for r in settled) for name in ("compute", "evaluation")}
     return {
         "workload": label,
         "round_s": round(statistics.median(r["seconds"] for r in settled), 3),
-        "rounds": [round(r["seconds"], 3) for r in result.history],
         **{f"{name}_s": round(value, 3) for name, value in spans.items()},
         "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 2),
-        "warnings": result.warnings,
     }
 
 
 def main() -> None:
-    chosen = [w for w in WORKLOADS if not (words := [a for a in sys.argv[1:] if a[0] != "-"]) or w[0] in words]
-    facts: dict[str, Any] = {
-        "gpu": torch.cuda.get_device_name(),
-        "torch": torch.__version__,
-        "python": platform.python_version(),
-        "command": "python benchmarks/gpu.py",
-        "rows": [],
-    }
+    wanted = [word for word in sys.argv[1:] if not word.startswith("-")]
+    chosen = [workload for workload in WORKLOADS if not wanted or workload[0] in wanted]
+    hardware = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
+    facts: dict[str, Any] = {"command": "python benchmarks/gpu.py", **hardware, "rows": []}
     for workload in chosen:
-        facts["rows"].append(measure(*workload))
-        row = facts["rows"][-1]
-        print(
-            "{workload:38} round {round_s:7.3f} s   peak {peak_gb:5.2f} GB".format(**row), file=sys.stderr, flush=True
-        )
-    rounds = {row["workload"]: row["round_s"] for row in facts["rows"]}
-    if {"HtFE8, captured", "HtFE8, as written"} <= rounds.keys():
-        facts["captured_over_as_written"] = round(rounds["HtFE8, as written"] / rounds["HtFE8, captured"], 1)
+        row = measure(*workload)
+        facts["rows"].append(row)
+        print("{workload:38} round {round_s:7.3f} s".format(**row), file=sys.stderr, flush=True)
     if "--json" in sys.argv:
         print(json.dumps(facts))
     else:

@@ -153,7 +153,9 @@ def test_one_worker_is_this_process() -> None:
     (pids, *_), census = look(workers=1)
     assert set(pids) == {os.getpid()}
     assert census.alive == [0]
-    assert isinstance(engine_for(assemble_tiny(workers=3, clients=1, models="mlp-64"), lambda k: None), Serial)
+    assert isinstance(
+        engine_for(assemble_tiny(workers=3, clients=1, models="mlp-64"), lambda k: None, pytest.fail), Serial
+    )
 
 
 def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -> None:
