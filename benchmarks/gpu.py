@@ -50,20 +50,12 @@ WORKLOADS: list[tuple[str, str, int, dict[str, Any]]] = [
 
 def measure(label: str, method: str, rounds: int, settings: dict[str, Any]) -> dict[str, Any]:
     torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
     common = {"partition": "iid", "val_fraction": 0.0, "test_fraction": 0.25, "batch_size": 10, "seed": 0}
     with tempfile.TemporaryDirectory() as folder:
         out = f"{folder}/run"
         result = pluribus.run(method, device="cuda", rounds=rounds, out=out, progress=False, **common, **settings)
     settled = result.history[3:-1] if rounds > 3 else result.history[1:]
-    spans = {name: statistics.median(r["spans"][name] for r in settled) for name in ("compute", "evaluation")}
-    return {
-        "workload": label,
-        "round_s": round(statistics.median(r["seconds"] for r in settled), 3),
-        **{f"{name}_s": round(value, 3) for name, value in spans.items()},
-        "peak_gb": round((torch.cuda.max_memory_allocated() - before) / 1e9, 2),
-    }
+    return {"workload": label, "round_s": round(statistics.median(r["seconds"] for r in settled), 3)}
 
 
 def main() -> None:
