@@ -92,7 +92,9 @@ class Cuda:
             lane: Lane = first.runner.lane
             jobs = {k: partial(work, *wave[k]) for k in members}
             if len(members) > 1:
-                answers |= self._gangs.setdefault(first.card.model, Gang(self._tell)).do(clients, jobs, lane)
+                if first.card.model not in self._gangs:
+                    self._gangs[first.card.model] = Gang(self._tell)
+                answers |= self._gangs[first.card.model].do(clients, jobs, lane)
             else:
                 answers |= {k: lane.do(job) for k, job in jobs.items()}
         for k in wave:

@@ -61,6 +61,7 @@ class Gang:
         self._tell = tell
         self._banks: dict[tuple[str, int], Bank] = {}
         self._refused = False
+        # threads for one group: all of a second one are there only when the first has trained, so they share a bank
         self._threads = ThreadPoolExecutor(MOST, "member")
 
     def do(
