@@ -25,7 +25,7 @@ import torch
 
 import pluribus
 
-CLIENTS, SAMPLES, BATCH, ROUNDS = 20, 150, 10, 8
+CLIENTS, SAMPLES, BATCH, ROUNDS = 20, 150, 10, 6
 WAYS = {
     "serial, 2 threads": {"workers": 1, "threads": 2},
     "serial, 1 thread": {"workers": 1, "threads": 1},
@@ -72,6 +72,7 @@ class Stopwatch:
 
     def round(self, record: Any, ledger: Any) -> None:
         self.seconds.append(time.perf_counter() - self._started)
+        print(f"way {self._mine}, round {record['round']}: {self.seconds[-1]:.2f} s", file=sys.stderr)
         last = len(self.seconds) == ROUNDS
         self._turns.pass_on(self._mine, last)
         if not last:
@@ -102,7 +103,8 @@ def run(watch: Stopwatch, turns: Turns, mine: int, **how: int) -> None:
         )
 
 
-def measure() -> list[dict[str, Any]]:
+def measure() -> dict[str, list[float]]:
+    """Seconds of every round, by way."""
     turns = Turns(len(WAYS))
     watches = [Stopwatch(turns, mine, how["threads"]) for mine, how in enumerate(WAYS.values())]
     threads = [
@@ -113,42 +115,38 @@ def measure() -> list[dict[str, Any]]:
         thread.start()
     for thread in threads:
         thread.join()
-    base = watches[0].seconds[1:]
-    rows = []
-    for way, watch in zip(WAYS, watches, strict=True):
-        first, warm = watch.seconds[0], watch.seconds[1:]
-        ratios = [b / seconds for b, seconds in zip(base, warm, strict=True)]
-        rows.append(
-            {
-                "way": way,
-                "first_round_s": round(first, 2),
-                "round_s": round(statistics.median(warm), 2),
-                "times_faster": round(statistics.median(ratios), 2),
-                "rounds_s": [round(seconds, 2) for seconds in warm],
-            }
-        )
-    return rows
+    return {way: watch.seconds for way, watch in zip(WAYS, watches, strict=True)}
+
+
+def row(way: str, seconds: list[float], base: list[float]) -> dict[str, Any]:
+    """What the rounds of a way come to, compared with another's, each round with the one of the same turn."""
+    ratios = [other / own for other, own in zip(base[1:], seconds[1:], strict=True)]
+    return {
+        "way": way,
+        "first_round_s": round(seconds[0], 2),
+        "round_s": round(statistics.median(seconds[1:]), 2),
+        "times_faster": round(statistics.median(ratios), 2),
+    }
 
 
 def main() -> None:
+    seconds = measure()
+    base = next(iter(seconds.values()))
     facts = {
         "command": "python benchmarks/workers.py",
         "torch": torch.__version__,
         "machine": platform.machine(),
         "cores": os.cpu_count(),
-        "rows": measure(),
+        "rows": [row(way, own, base) for way, own in seconds.items()],
+        "seconds": {way: [round(s, 2) for s in own] for way, own in seconds.items()},
     }
     Path(__file__).with_name("results").joinpath("workers.json").write_text(json.dumps(facts, indent=1) + "\n")
     if "--json" in sys.argv:
         print(json.dumps(facts))
         return
     print(f"fedgh, htfe2, {CLIENTS} clients of {SAMPLES} images 3x32x32, batch {BATCH}, {os.cpu_count()} cores")
-    for row in facts["rows"]:
-        print(
-            "  {way:26} first round {first_round_s:6.2f} s   round {round_s:6.2f} s   {times_faster:.2f} x".format(
-                **row
-            )
-        )
+    for one in facts["rows"]:
+        print("  {way:26} first {first_round_s:6.2f} s   round {round_s:6.2f} s   {times_faster:.2f} x".format(**one))
 
 
 if __name__ == "__main__":

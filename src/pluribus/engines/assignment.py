@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple
 
-# A client stays with the worker that holds it, because moving costs bytes, unless the round would take so much longer
-# than with clients spread freely.
+# A client stays with the worker that holds it, because moving costs bytes, unless that makes the round so many times
+# longer than if all were spread freely, and by more than a few moves take.
 CLEARLY_LONGER = 1.1
+SECONDS_TO_MOVE = 0.1
 
 
 class Size(NamedTuple):
@@ -53,7 +54,7 @@ def assign(costs: Mapping[int, float], owner: Mapping[int, int], workers: int) -
     {0: 1, 1: 0, 2: 0, 3: 1}
     """
     free = _spread(costs, {}, owner, workers)
-    limit = CLEARLY_LONGER * longest(costs, free)
+    limit = limit_of(longest(costs, free))
     kept: dict[int, int] = {}
     loads = [0.0] * workers
     for k in _costly_first(costs):
@@ -63,6 +64,11 @@ def assign(costs: Mapping[int, float], owner: Mapping[int, int], workers: int) -
     settled = _spread(costs, kept, owner, workers)
     chosen = settled if longest(costs, settled) <= limit else free
     return {k: chosen[k] for k in costs}
+
+
+def limit_of(best: float) -> float:
+    """How long a round may take before clients move."""
+    return max(CLEARLY_LONGER * best, best + SECONDS_TO_MOVE)
 
 
 def longest(costs: Mapping[int, float], plan: Mapping[int, int]) -> float:

@@ -233,6 +233,9 @@ class _Desk:
                     self._jobs.put((verb, args))
         except (EOFError, OSError):
             os._exit(0)
+        except BaseException:  # out of memory, say: nobody would ever answer
+            traceback.print_exc()
+            os._exit(1)
 
     def work(self) -> None:
         """One job after the other, until `listen` ends the process."""
@@ -281,6 +284,6 @@ def _portable(error: BaseException) -> BaseException:
         pickle.loads(pickle.dumps(error))
     except Exception:
         twin = RuntimeError(f"{type(error).__name__}: {error}")
-        twin.__notes__ = error.__notes__
+        twin.__notes__ = getattr(error, "__notes__", [])
         return twin
     return error
