@@ -20,11 +20,10 @@ import pluribus
 CASES = [  # method, models, clients, training images of each
     ("local", "cnn4", 4, 280),
     ("local", "fedgh-cnn5", 4, 280),
-    ("local", "resnet10", 4, 280),
+    ("fedgh", "fedgh-cnn5", 4, 280),
     ("local", "htfe2", 20, 150),
-    ("fedgh", "htfe2", 20, 150),
 ]
-BATCH, THREADS = 10, 2
+BATCH, THREADS, ROUNDS = 10, 2, 3
 
 
 def photos(clients: int, samples: int) -> str:
@@ -50,6 +49,7 @@ def measure(method: str, models: str, clients: int, samples: int) -> pluribus.Be
         models=models,
         batch_size=BATCH,
         threads=THREADS,
+        rounds=ROUNDS,
         device="cpu",
         progress=False,
     )
