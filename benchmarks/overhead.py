@@ -21,9 +21,9 @@ CASES = [  # method, models, clients, training images of each
     ("local", "cnn4", 4, 280),
     ("local", "fedgh-cnn5", 4, 280),
     ("fedgh", "fedgh-cnn5", 4, 280),
-    ("local", "htfe2", 20, 150),
+    ("local", "resnet10", 2, 140),
 ]
-BATCH, THREADS, ROUNDS = 10, 2, 3
+BATCH, THREADS, ROUNDS = 10, 1, 5
 
 
 def photos(clients: int, samples: int) -> str:
