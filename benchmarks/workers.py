@@ -2,8 +2,8 @@
 
     python benchmarks/workers.py [--json]
 
-FedGH with HtFE2, 20 clients of 150 training images, evaluation of everyone after every round. All ways are under way at
-once, but one round at a time, in turns, so that a noisy machine is noisy for all. A round counts whole: training,
+FedGH with HtFE2, 20 clients of 150 training images, evaluation of everyone after every round. Each way has a process of
+its own; they take turns, one round at a time, so that a noisy machine is noisy for all. A round counts whole: training,
 messages, server, evaluation, records. The first one, in which processes start and models are built, and the last one,
 which ends with the only checkpoint, are told apart.
 """
@@ -14,11 +14,12 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import torch
@@ -42,50 +43,26 @@ def photos() -> pluribus.Dataset:
 
 
 class Turns:
-    """Lets threads go on one at a time, each until it asks for its next turn."""
-
-    def __init__(self, number: int) -> None:
-        self._batons = [threading.Semaphore(0) for _ in range(number)]
-        self._left = set(range(number))
-        self._batons[0].release()
-
-    def wait(self, mine: int) -> None:
-        self._batons[mine].acquire()
-
-    def pass_on(self, mine: int, last: bool) -> None:
-        if last:
-            self._left.remove(mine)
-        others = sorted(self._left, key=lambda number: (number <= mine, number))
-        if others:
-            self._batons[others[0]].release()
-
-
-class Stopwatch:
-    """Times the rounds of one way, and lets the others have theirs in between."""
-
-    def __init__(self, turns: Turns, mine: int, threads: int) -> None:
-        self.seconds: list[float] = []
-        self._turns, self._mine, self._threads = turns, mine, threads
+    """Times the rounds of one way, and waits before each until a line on standard input says that it is its turn."""
 
     def start(self, federation: Any) -> None:
-        self._started = time.perf_counter()
+        self._wait()
 
     def round(self, record: Any, ledger: Any) -> None:
-        self.seconds.append(time.perf_counter() - self._started)
-        print(f"way {self._mine}, round {record['round']}: {self.seconds[-1]:.2f} s", file=sys.stderr)
-        last = len(self.seconds) == ROUNDS
-        self._turns.pass_on(self._mine, last)
-        if not last:
-            self._turns.wait(self._mine)
-            torch.set_num_threads(self._threads)  # another way had its own
-            self._started = time.perf_counter()
+        print(time.perf_counter() - self._started, flush=True)
+        if record["round"] < ROUNDS - 1:
+            self._wait()
 
     def finish(self, result: pluribus.Result) -> None:
         pass
 
+    def _wait(self) -> None:
+        sys.stdin.readline()
+        self._started = time.perf_counter()
 
-def run(watch: Stopwatch, turns: Turns, mine: int, **how: int) -> None:
-    turns.wait(mine)
+
+def run(way: str) -> None:
+    """All rounds of one way, in this process."""
     with tempfile.TemporaryDirectory() as out:
         pluribus.run(
             "fedgh",
@@ -99,24 +76,28 @@ def run(watch: Stopwatch, turns: Turns, mine: int, **how: int) -> None:
             device="cpu",
             out=out,
             progress=False,
-            observers=[watch],
-            **how,
+            observers=[Turns()],
+            **WAYS[way],
         )
 
 
 def measure() -> dict[str, list[float]]:
-    """Seconds of every round, by way."""
-    turns = Turns(len(WAYS))
-    watches = [Stopwatch(turns, mine, how["threads"]) for mine, how in enumerate(WAYS.values())]
-    threads = [
-        threading.Thread(target=run, args=(watch, turns, mine), kwargs=how)
-        for mine, (watch, how) in enumerate(zip(watches, WAYS.values(), strict=True))
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return {way: watch.seconds for way, watch in zip(WAYS, watches, strict=True)}
+    """Seconds of every round, by way: a process for each, and one of them at work."""
+    processes = {
+        way: subprocess.Popen([sys.executable, __file__, "--way", way], stdin=PIPE, stdout=PIPE, text=True, bufsize=1)
+        for way in WAYS
+    }
+    seconds: dict[str, list[float]] = {way: [] for way in WAYS}
+    for number in range(ROUNDS):
+        for way, process in processes.items():
+            assert process.stdin
+            assert process.stdout
+            print("go", file=process.stdin)
+            seconds[way].append(float(process.stdout.readline()))
+            print(f"{way}, round {number}: {seconds[way][-1]:.2f} s", file=sys.stderr)
+    for process in processes.values():
+        process.wait()
+    return seconds
 
 
 def row(way: str, seconds: list[float], base: list[float]) -> dict[str, Any]:
@@ -153,4 +134,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run(sys.argv[2]) if sys.argv[1:2] == ["--way"] else main()

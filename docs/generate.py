@@ -15,10 +15,9 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-import docstring_parser
 import torch
 
-from pluribus.cli import FLAG_GROUPS
+from pluribus.cli import FLAG_GROUPS, explanations
 from pluribus.data import PARTITIONS, load, partition
 from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
@@ -168,7 +167,7 @@ def _flags() -> str:
 
 
 def _flag_table(cls: type, names: Sequence[str]) -> str:
-    helps = {param.arg_name: param.description or "" for param in docstring_parser.parse_from_object(cls).params}
+    helps = explanations(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     rows = [
         (code(flag(name)), "" if defaults[name] is None else code(_spelled(defaults[name])), helps[name].strip())

@@ -30,7 +30,7 @@ from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
-from pluribus.message import Inbox, Rows, decode, encode
+from pluribus.message import Inbox, Kept, Rows, decode, encode
 from pluribus.method import Method, PeerMethod
 from pluribus.optim import Optimiser, Rule
 from pluribus.result import Result
@@ -79,7 +79,7 @@ def _runs_on_fake_tensors(method: Method, client: Client, step: Step, batch: Bat
     mode = FakeTensorMode(allow_non_fake_inputs=True)
     fake = copy.copy(client)
     fake.model, fake.state = _fake_module(client.model, mode), _fake_module(client.state, mode)
-    fake.got, fake.now = _fake(client.got, mode), _fake(client.now, mode)
+    fake.got, fake.now = Kept(_fake(client.got, mode)), _fake(client.now, mode)
     if client.inbox is not None:
         fake.inbox = Inbox(client.inbox.ids, _fake(client.inbox.got, mode))
     images, labels, positions = (mode.from_tensor(value) for value in batch[:3])

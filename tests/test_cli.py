@@ -257,7 +257,7 @@ BAD = {
     "partition": ([*RUN, "--partition", "dirichelt"], "unknown partition 'dirichelt'. Did you mean 'dirichlet'?"),
     "list": (["list", "method"], "unknown list 'method'. Did you mean 'methods'? pluribus list --help shows all."),
     "list nothing": (["list"], "0 arguments where one is needed: pluribus list {methods,"),
-    "list flag": (["list", "methods", "--jsn"], "unknown flag '--jsn'. Did you mean '--json'?"),
+    "list flag": (["list", "models", "--jsn"], "unknown flag '--jsn'. Did you mean '--json'?"),
     "resume nothing": (["resume"], "0 arguments where one is needed: pluribus resume FOLDER"),
     "resume two": (["resume", "a", "b"], "2 arguments where one is needed: pluribus resume FOLDER"),
     "resume flag": (["resume", "--jsn"], "unknown flag '--jsn'. Did you mean '--json'? pluribus resume --help shows"),

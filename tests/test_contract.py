@@ -327,7 +327,7 @@ class TestOwnViews:
         seen = {}
         with client.fork():
             for view in measured:
-                client.model.load_state_dict(hand.server.state.model.state_dict())
+                client.model.load_state_dict(hand.server.state.shared.state_dict())
                 client.begin(0, f"evaluation {view}", {})
                 hand.method.adapt(client, view)
                 x, y = client.data["test"].take(torch.arange(len(client.data["test"])))

@@ -24,9 +24,9 @@ def small_model(seed: int) -> nn.Module:
 def aggregated(uploads: dict[int, Message], samples: dict[int, int]) -> dict[str, torch.Tensor]:
     """The global model after these uploads."""
     server = server_of(task_of(3, 2), samples)
-    server.state.model = small_model(99)
+    server.state.shared = small_model(99)
     FedAvg().aggregate(server, uploads)
-    return dict(server.state.model.state_dict())
+    return dict(server.state.shared.state_dict())
 
 
 def of_constant(value: float, batches: int = 0) -> Message:
@@ -79,7 +79,7 @@ class TestRun:
         FedAvg().setup(server)
         for k in range(4):
             FedAvg().receive(site.client(k), FedAvg().download(server, k))
-            assert equal(dict(site.client(k).model.state_dict()), dict(server.state.model.state_dict()))
+            assert equal(dict(site.client(k).model.state_dict()), dict(server.state.shared.state_dict()))
 
     def test_whole_models_travel(self):
         result = run_tiny("fedavg", models="cnn-16-32", rounds=2)
@@ -105,11 +105,11 @@ class TestRun:
         settings |= {"clients": 1, "rounds": 3, "epochs": 2}
         averaging = federation_of(assemble_tiny("fedavg", **settings))
         alone = federation_of(assemble_tiny("local", **settings))
-        averaging.server.state.model.load_state_dict(alone.engine.site.client(0).model.state_dict())
+        averaging.server.state.shared.load_state_dict(alone.engine.site.client(0).model.state_dict())
         results = run_through(averaging), run_through(alone)
         models = [dict(one.engine.site.client(0).model.state_dict()) for one in (averaging, alone)]
         assert equal(*models)
-        assert equal(dict(averaging.server.state.model.state_dict()), models[1])
+        assert equal(dict(averaging.server.state.shared.state_dict()), models[1])
         figures = [[r["clients"]["0"]["after"] for r in result.history] for result in results]
         assert figures[0] == figures[1]
         assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
@@ -120,7 +120,7 @@ class TestRun:
         site, server = federation.engine.site, federation.server
         for k in range(4):
             trained = {name: value.clone() for name, value in site.client(k).model.state_dict().items()}
-            assert not equal(trained, dict(server.state.model.state_dict()))
+            assert not equal(trained, dict(server.state.shared.state_dict()))
             down = encode(FedAvg().download(server, k), site.wires(k)[0].down, "server")
             assert site.evaluate(0, k, down) == federation.history[0]["clients"][str(k)]
             assert equal(dict(site.client(k).model.state_dict()), trained)

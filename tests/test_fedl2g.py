@@ -19,7 +19,7 @@ from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.errors import ConfigError, MessageError
 from pluribus.folder import RunFolder
-from pluribus.message import Message, Rows, decode, encode
+from pluribus.message import Kept, Message, Rows, decode, encode
 from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits
 from pluribus.models import Split
 from pluribus.models.dropout import Dropout
@@ -109,7 +109,7 @@ def client_for(
 def in_double(client: Client) -> Client:
     client.model.double()
     client.state.double()
-    client.got = {name: value.double() for name, value in client.got.items()}
+    client.got = Kept({name: value.double() for name, value in client.got.items()})
     for name, data in client.data.items():
         client.data[name] = Data(DoubleStore(data.store.x, data.store.y, CPU), data.rows)
     return client

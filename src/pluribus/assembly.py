@@ -48,9 +48,9 @@ def assemble(experiment: Experiment) -> Assembly:
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data)
-    check_needs(method, task, cards, cards.architectures())
     one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
+    check_needs(method, task, cards, cards.architectures(), rule)
     local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last)
     return Assembly(experiment, method, data, manifest, task, cards, local, device, warnings)
 

@@ -42,6 +42,12 @@ FLAG_GROUPS = {
     "this run": "seed device threads workers precision channels_last capture stack checkpoint_every out",
 }
 
+# What the size of messages depends on.
+TASK = (
+    "data partition clients classes_per_client alpha public_fraction image_size "
+    "models width projector rounds batch_size"
+)
+
 # Flags of a command that decide nothing about the run: name, type, default, help.
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
@@ -164,12 +170,21 @@ def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
     """Fields for tyro, with the attribute docstrings as help."""
     from typing import get_type_hints
 
-    import docstring_parser
-
-    helps = {p.arg_name: p.description or "" for p in docstring_parser.parse_from_object(cls).params}
+    helps = explanations(cls)
     hints = get_type_hints(cls)
     hints["models"] = str  # lists and tables of models are for config files and Python
     return [_flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
+
+
+def explanations(cls: type) -> dict[str, str]:
+    """The attribute docstrings of a dataclass by field, those that it inherits too."""
+    import dataclasses
+
+    import docstring_parser
+
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    said = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
+    return {param.arg_name: param.description for param in said if param.description}
 
 
 def _flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
@@ -322,14 +337,46 @@ def _bench(args: list[str]) -> None:
 def _list(args: list[str]) -> None:
     from pluribus.listing import LISTS, print_list
 
-    what, as_json = _one_word("list", f"{{{','.join(LISTS)}}}", "What there is to choose from.", args)
+    if args[:1] == ["methods"]:
+        return _list_methods(args[1:])
+    lists = ["methods", *LISTS]
+    what, as_json = _one_word("list", f"{{{','.join(lists)}}}", "What there is to choose from.", args)
     if what not in LISTS:
-        raise unknown("list", what, LISTS, "pluribus list --help")
+        raise unknown("list", what, lists, "pluribus list --help")
     rows = LISTS[what]()
     if as_json:
         print(json.dumps({what: rows}))
     else:
         print_list(rows)
+
+
+def _list_methods(args: list[str]) -> None:
+    from typing import get_type_hints
+
+    import tyro
+
+    from pluribus.experiment import Experiment, flag
+    from pluribus.listing import method_rows, print_methods
+
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str}
+    groups = {
+        "task": [_flag(name, hints[name] | None, None, helps[name]) for name in TASK.split()],
+        "output": [_flag(*JSON)],
+    }
+    parsed: Any = tyro.cli(
+        _tree(groups),
+        prog="pluribus list methods",
+        description="Every method, what travels, and how much of it: on its own default task, or on the one given.",
+        args=args,
+        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
+    )
+    settings = {name: value for name, value in vars(parsed.task).items() if value is not None}
+    rows = method_rows(settings)
+    if parsed.output.json:
+        print(json.dumps({"methods": rows}))
+    else:
+        given = " ".join(f"{flag(name)} {value}" for name, value in settings.items())
+        print_methods(rows, f"with {given}" if given else "each on its default task")
 
 
 def _one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:

@@ -13,7 +13,7 @@ from torch.func import functional_call
 from pluribus import draws
 from pluribus.batches import Batch, batch_sizes
 from pluribus.data.federated import Data
-from pluribus.message import Field, Inbox, Message, Rows, Schema, Value
+from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
 from pluribus.models.dropout import set_keys, with_keys
 from pluribus.optim import Opt, Optimiser, Rule
@@ -50,7 +50,7 @@ class Client:
         self.local = local
         self.device = device
         self.state = State()
-        self.got: dict[str, Value] = {}
+        self.got = Kept()
         self.inbox: Inbox | None = None  # of a peer method
         self.frozen: tuple[str, ...] = ()  # names of tensors() that begin so never change and are not kept
         self.now: dict[str, Tensor] = {}
@@ -73,7 +73,7 @@ class Client:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimisers = {name: Optimiser(opt, self.local.rule) for name, opt in opts.items()}
-        self.got = {name: _empty(field, self.device) for name, field in down.items() if field.kept}
+        self.got = Kept({name: _empty(field, self.device) for name, field in down.items() if field.kept})
 
     def take_over(self, card: Card, data: dict[str, Data]) -> None:
         """Become another client of the same architecture, but for its tensors."""

@@ -139,7 +139,8 @@ class Federation:
         experiment = self.parts.experiment
         number = max(1, round(experiment.participation * experiment.clients))
         rng = python_rng(experiment.seed, "sample", t)
-        sampled = sorted(rng.sample(range(experiment.clients), number))
+        chosen = self.method.participants(self.parts.task, t)
+        sampled = sorted(rng.sample(range(experiment.clients), number) if chosen is None else chosen)
         present = [k for k in sampled if rng.random() >= experiment.drop_rate]
         return present, {k for k in present if rng.random() < experiment.straggler_rate}
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus.message import Field, Message
+from pluribus.message import Field, Message, payload
 from pluribus.models.layers import Kind, Layer
 from pluribus.task import Task
 
@@ -73,6 +73,11 @@ def fields_of(layers: Sequence[Layer], chosen: Collection[int]) -> dict[str, Fie
     shapes = {f"{at}.weight": layers[at].weight for at in chosen}
     shapes |= {f"{at}.bias": bias for at in chosen if (bias := layers[at].bias)}
     return {name: Field(shape, kept=False, optional=True) for name, shape in shapes.items()}
+
+
+def size(layer: Layer) -> int:
+    """Bytes of a layer in a message."""
+    return payload(fields_of([layer], [0]), 0, {})
 
 
 def packed(layers: Mapping[int, Weights]) -> dict[str, Tensor]:

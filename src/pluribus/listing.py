@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from pluribus.errors import ConfigError
+
 Row = dict[str, Any]
 
 
-def _methods() -> list[Row]:
+def method_rows(settings: Mapping[str, Any]) -> list[Row]:
+    """Every registered method, and what it sends on its own default task or on the one that is set."""
     from pluribus.method import methods
 
     return [
@@ -23,9 +27,23 @@ def _methods() -> list[Row]:
             "down": cls.down,
             "needs": ", ".join(sorted(need.value for need in cls.needs)) or "nothing",
             "paper": cls.paper,
+            **_traffic(name, settings),
         }
         for name, cls in methods().items()
     ]
+
+
+def _traffic(method: str, settings: Mapping[str, Any]) -> Row:
+    """Bytes per client and round on the method's own task, or on the one that is set; or why it cannot run there."""
+    from pluribus.assembly import assemble
+    from pluribus.experiment import experiment
+    from pluribus.traffic import bytes_per_round
+
+    try:
+        found = bytes_per_round(assemble(experiment(method, **settings)))
+    except ConfigError as error:
+        return {"bytes_up": None, "bytes_down": None, "refused": str(error)}
+    return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
 
 
 def _models() -> list[Row]:
@@ -56,7 +74,6 @@ def _partitions() -> list[Row]:
 
 
 LISTS: dict[str, Callable[[], list[Row]]] = {
-    "methods": _methods,
     "models": _models,
     "groups": _groups,
     "data": _data,
@@ -77,3 +94,26 @@ def print_list(rows: list[Row]) -> None:
             line = "   ".join(f"[cyan]{key}[/] {escape(str(value))}" for key, value in more.items())
             table.add_row("", f"[dim]{line}[/]")
         console.print(table)
+
+
+def print_methods(rows: list[Row], task: str) -> None:
+    """Print methods as a table: what travels, what it needs, and what that weighs."""
+    console = Console(highlight=False)
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1))
+    table.add_column("method", style="bold", no_wrap=True)
+    for column in ("up", "down", "needs", "paper"):
+        table.add_column(column, style="dim" if column == "paper" else None)
+    for column in ("bytes up", "bytes down"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for row in rows:
+        words = (escape(row[column]) for column in ("name", "up", "down", "needs", "paper"))
+        table.add_row(*words, *(_spelled(row[column]) for column in ("bytes_up", "bytes_down")))
+    console.print(table)
+    console.print(f"Bytes per client and round at most, headers aside, {escape(task)}.", style="dim")
+    if refused := [row for row in rows if row["refused"]]:
+        names = ", ".join(row["name"] for row in refused)
+        console.print(f"- cannot run there: {names}. First reason: {escape(refused[0]['refused'])}", style="dim")
+
+
+def _spelled(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"

@@ -8,6 +8,7 @@ that only what a party holds is paid for.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
@@ -93,20 +94,40 @@ class Message(Mapping[str, Value]):
 
     def tensor(self, name: str) -> Tensor:
         """A plain tensor field."""
-        value = self._fields[name]
-        assert isinstance(value, Tensor), f"'{name}' is class-keyed: use rows()"
-        return value
+        return _tensor(self._fields, name)
 
     def rows(self, name: str) -> Rows:
         """A class-keyed field."""
-        value = self._fields[name]
-        assert isinstance(value, Rows), f"'{name}' is a plain tensor: use tensor()"
-        return value
+        return _rows(self._fields, name)
 
     def part(self, prefix: str = "") -> dict[str, Tensor]:
         """The plain tensors under a prefix, without it: what `load_state_dict` takes."""
         fields = self._fields.items()
         return {n[len(prefix) :]: v for n, v in fields if n.startswith(prefix) and isinstance(v, Tensor)}
+
+
+class Kept(dict[str, Value]):
+    """What a client keeps of the messages that came down: live buffers of fixed shape."""
+
+    def tensor(self, name: str) -> Tensor:
+        """A plain tensor field."""
+        return _tensor(self, name)
+
+    def rows(self, name: str) -> Rows:
+        """A class-keyed field."""
+        return _rows(self, name)
+
+
+def _tensor(fields: Mapping[str, Value], name: str) -> Tensor:
+    value = fields[name]
+    assert isinstance(value, Tensor), f"'{name}' is class-keyed: use rows()"
+    return value
+
+
+def _rows(fields: Mapping[str, Value], name: str) -> Rows:
+    value = fields[name]
+    assert isinstance(value, Rows), f"'{name}' is a plain tensor: use tensor()"
+    return value
 
 
 def _copy(value: Value) -> Value:
@@ -118,6 +139,21 @@ def _copy(value: Value) -> Value:
 def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
     """The schema of `Message.of(module, prefix)`."""
     return {prefix + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
+
+
+def payload(schema: Schema, rows: int, sizes: Mapping[str, int]) -> int:
+    """Bytes of a message at most, without its header: of class-keyed fields so many rows and their class numbers.
+
+    `sizes` has the run-time sizes that are known by now, by name; of others and of larger ones the bound counts.
+    """
+    total = 0
+    for one in schema.values():
+        shape = [min(n.most, sizes.get(n.name, n.most)) if isinstance(n, Dim) else n for n in one.shape]
+        if one.form == "rows":
+            total += rows * (math.prod(shape[1:]) * one.dtype.itemsize + ID_BYTES)
+        else:
+            total += math.prod(shape) * one.dtype.itemsize
+    return total
 
 
 class Inbox(NamedTuple):
@@ -135,6 +171,7 @@ class Inbox(NamedTuple):
 
 
 IDS = ".ids"  # the wire name of a class-keyed field's class numbers
+ID_BYTES = 4  # a class number is an int32
 METADATA = "__metadata__"  # the format has room for free text; a message has none
 
 

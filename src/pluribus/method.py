@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, TypeVar
@@ -20,9 +20,9 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
 from pluribus.lookup import imported
-from pluribus.message import Inbox, Message, Wire
+from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
-from pluribus.optim import Opt
+from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -35,6 +35,7 @@ class Need(Enum):
     SAME_MODEL = "one model for all"
     PUBLIC_DATA = "public data"
     PRETRAINED = "a pretrained backbone"
+    PLAIN_SGD = "plain SGD"
 
 
 class Exchange(NamedTuple):
@@ -43,6 +44,22 @@ class Exchange(NamedTuple):
     down: str | None = "download"
     work: str = "local_update"
     merge: str | None = "aggregate"
+
+
+class Sizes(NamedTuple):
+    """What the size of a client's messages may depend on besides its model: classes that it holds, classes that anyone
+    holds, and the batch size."""
+
+    held: int
+    known: int
+    batch: int
+
+
+class Traffic(NamedTuple):
+    """Bytes that a client sends and gets in a round."""
+
+    up: float
+    down: float
 
 
 class Method:
@@ -64,6 +81,10 @@ class Method:
     def schema(self, task: Task, card: Card) -> Wire | tuple[Wire, ...]:
         """What may travel: one Wire, or one per exchange. Equal for all clients with one model."""
         return Wire()
+
+    def participants(self, task: Task, t: int) -> Sequence[int] | None:
+        """Who takes part, where the method itself decides, as an asynchronous one; None: as the experiment samples."""
+        return None
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         """Numbers that depend on the round; steps read them from `client.now`."""
@@ -118,6 +139,12 @@ class Method:
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         """Refuse what this method cannot serve, before round 0, beyond `needs`."""
 
+    def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
+        """Bytes per client and round at most, headers aside: what the schema allows, unless a method knows better."""
+        wires, known = self.wires(task, card), {"batch": sizes.batch}
+        up = sum(payload(wire.up, sizes.held, known) for wire in wires)
+        return Traffic(up, sum(payload(wire.down, sizes.known, known) for wire in wires))
+
     def wires(self, task: Task, card: Card) -> tuple[Wire, ...]:
         """`schema`, always as one Wire per exchange."""
         wires = self.schema(task, card)
@@ -147,6 +174,11 @@ class PeerMethod(Method):
     def topology(self, task: Task, t: int, present: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
         """Student to teachers, among those present. All from all unless the paper says otherwise."""
         return {student: tuple(k for k in present if k != student) for student in present}
+
+    def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
+        """What one teaches goes to all of its students."""
+        up = super().traffic(task, card, sizes).up
+        return Traffic(up, up * len(self.topology(task, 0, tuple(range(task.clients)))[card.id]))
 
     def teach(self, client: Client) -> Message | None:
         """Local work, then what peers may see; None: no exchange this round."""
@@ -211,7 +243,9 @@ def hyperparameters(method: Method) -> dict[str, Any]:
     return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
 
 
-def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int]) -> None:
+def check_needs(
+    method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int], rule: Rule
+) -> None:
     """Compare what a method needs with what the clients have; `architectures` maps each one to its first client."""
     label = name_of(type(method))
     firsts = [cards[k] for k in architectures.values()]
@@ -219,7 +253,7 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
     for other in firsts[1:]:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
         if Need.SAME_MODEL in method.needs:
-            special = {Need.SAME_MODEL, Need.PUBLIC_DATA, Need.PRETRAINED}
+            special = {Need.SAME_MODEL, Need.PUBLIC_DATA, Need.PRETRAINED}  # these ask for more than mixed models
             mixed = ", ".join(n for n, m in methods().items() if not m.needs & special)
             raise ConfigError(
                 f"{label} averages whole models, but {pair} differ. "
@@ -244,4 +278,9 @@ def check_needs(method: Method, task: Task, cards: Mapping[int, Card], architect
                 )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")
+    if Need.PLAIN_SGD in method.needs and (rule.name != "sgd" or rule.momentum):
+        raise ConfigError(
+            f"{label} takes the clients' progress for a sum of gradients, which it is under plain SGD alone: use "
+            f"--optimizer sgd --momentum 0."
+        )
     method.check(task, cards)

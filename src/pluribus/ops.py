@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pluribus.client import Client
-from pluribus.message import Rows
+from pluribus.message import Message, Rows
+from pluribus.server import Server
 from pluribus.steps import Map
+
+# ---- classes -------------------------------------------------------------------------------------------------------
 
 
 def onehot(y: Tensor, classes: int) -> Tensor:
@@ -28,6 +32,71 @@ def class_means(client: Client, on: str = "train", rows: Map = Client.features) 
     return Rows(sums / counts.clamp(min=1)[:, None], counts > 0)
 
 
+class Tally(nn.Module):
+    """Sums per class of what a client saw while it trained; lies in `client.state`, and a step adds to it.
+
+    >>> tally = Tally(3, 2)
+    >>> tally.add(torch.tensor([0, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
+    >>> tally.means().value.tolist()
+    [[2.0, 3.0], [0.0, 0.0], [5.0, 6.0]]
+    """
+
+    sums: Tensor
+    counts: Tensor
+
+    def __init__(self, classes: int, width: int) -> None:
+        super().__init__()
+        self.register_buffer("sums", torch.zeros(classes, width))
+        self.register_buffer("counts", torch.zeros(classes))
+
+    def reset(self) -> None:
+        """Forget what was added."""
+        self.sums.zero_()
+        self.counts.zero_()
+
+    def add(self, y: Tensor, values: Tensor) -> None:
+        """Add a row per sample to the sum of its class."""
+        members = onehot(y, len(self.counts))
+        self.sums += members.T @ values.detach().float()
+        self.counts += members.sum(0)
+
+    def means(self) -> Rows:
+        """The mean per class that was seen."""
+        return Rows(self.sums / self.counts.clamp(min=1)[:, None], self.counts > 0)
+
+
+def rows_mean(reports: Sequence[Rows], weights: Sequence[Tensor] | None = None) -> Rows:
+    """Mean per class over those who report it. `weights` has a number per class for each report; all 1 unless given."""
+    held = torch.stack([r.held for r in reports])
+    share = held.float() if weights is None else held * torch.stack(list(weights)).float()
+    total = (torch.stack([r.value for r in reports]) * share[:, :, None]).sum(0)
+    return Rows(total / share.sum(0).where(held.any(0), 1.0)[:, None], held.any(0))
+
+
+def distance_to_rows(values: Tensor, rows: Rows, y: Tensor) -> Tensor:
+    """Mean squared error to the vector of each sample's class. Samples of a class without one count as arrived."""
+    held = rows.held[y, None]
+    return F.mse_loss(values * held, rows.value[y] * held)
+
+
+def nearest(values: Tensor, rows: Rows) -> Tensor:
+    """Scores by nearness: minus the squared distance to each class's vector; classes without one are out."""
+    squared = (values[:, None] - rows.value).square().sum(2)
+    return (-squared).masked_fill(~rows.held, -torch.inf)
+
+
+# ---- logits --------------------------------------------------------------------------------------------------------
+
+
+def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
+    """KL divergence of the student's softmax from the teacher's, for each row of logits: summed over classes."""
+    target, given = (teacher / temperature).log_softmax(1), (student / temperature).log_softmax(1)
+    return F.kl_div(given, target, reduction="none", log_target=True).sum(1)
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
 def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Mean of named tensors over clients. Whole numbers (counters) take the largest, as no mean of them is one."""
     total = sum(weights[k] for k in parts)
@@ -42,12 +111,23 @@ def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[in
     return mean
 
 
+def averaged(
+    server: Server, uploads: Mapping[int, Message], prefix: str = "", uniform: bool = False
+) -> dict[str, Tensor]:
+    """Mean of the weights that clients sent under a prefix, by training samples; `uniform`: each client counts once."""
+    weights = {k: 1 if uniform else server.cards[k].samples for k in uploads}
+    return weighted_mean({k: upload.part(prefix) for k, upload in uploads.items()}, weights)
+
+
 @torch.no_grad()
 def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
     """One plain gradient step on all parameters of a module."""
     parameters = list(module.parameters())
     for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.sub_(g, alpha=lr)
+
+
+# ---- gradients -----------------------------------------------------------------------------------------------------
 
 
 def flatten(grads: Mapping[str, Tensor], parameters: Mapping[str, Tensor]) -> Tensor:

@@ -6,8 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from pluribus import draws
+from pluribus.optim import Opt, Optimiser, Rule
 from pluribus.state import State
 from pluribus.task import Card, Task
 
@@ -19,6 +21,7 @@ class Server:
         self.task = task
         self.cards = cards
         self.state = State()
+        self._optimisers: dict[str, Optimiser] = {}
         self.t = -1
         self.now: Mapping[str, float] = {}
         self.notes: dict[str, Any] = {}
@@ -31,3 +34,17 @@ class Server:
     def draw(self, *key: draws.Key) -> torch.Generator:
         """The server's randomness, by round and key."""
         return draws.generator(self.task.seed, "server", self.t, *key)
+
+    def optimise(self, name: str, of: nn.Module, rule: Rule) -> None:
+        """Give a module of the state an optimiser, in `setup`. What it remembers lies in the state and is saved."""
+        optimiser = Optimiser(Opt(of, rule, life="run"), rule)
+        slots = State()
+        for slot, value in optimiser.slots().items():
+            setattr(slots, slot.replace(".", "/"), value)  # names in a state have no dots
+        setattr(self.state, f"{name}_optimiser", slots)
+        self._optimisers[name] = optimiser
+
+    def descend(self, loss: Tensor, name: str) -> None:
+        """One step of an optimiser down the gradient of a loss."""
+        optimiser = self._optimisers[name]
+        optimiser.apply(torch.autograd.grad(loss, list(optimiser.parameters.values()), allow_unused=True))

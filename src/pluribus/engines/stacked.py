@@ -23,7 +23,7 @@ from pluribus.batches import Batch
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
 from pluribus.engines.capture import Tell, capturing
-from pluribus.message import Rows
+from pluribus.message import Kept, Rows
 from pluribus.method import Method
 from pluribus.optim import Opt, Optimiser
 from pluribus.steps import Fit, Map, Runner
@@ -348,7 +348,8 @@ def _dressed(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
                     if given is not None:
                         before.append((own, name, value))
                         own[name] = given
-    got, client.got = client.got, {name: _dressed_value(name, value, tensors) for name, value in client.got.items()}
+    got = client.got
+    client.got = Kept({name: _dressed_value(name, value, tensors) for name, value in got.items()})
     try:
         yield
     finally:

@@ -6,6 +6,7 @@ as the pipe is closed: no worker outlives its parent.
 
 from __future__ import annotations
 
+import ctypes
 import multiprocessing
 import os
 import pickle
@@ -28,6 +29,8 @@ from pluribus.site import Site, Tensors
 
 NAME = "pluribus worker"
 OPEN, SAVED = "open", "saved"  # verbs beside those of a site
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
+KEPT_BYTES = 2**30
 UNGUARDED = 64  # exit status of a worker that was about to become a parent
 SECONDS_TO_END = 10.0
 SENTENCE = (
@@ -207,9 +210,22 @@ def _work(connection: Connection, shared: list[Tensor], arithmetic: Arithmetic) 
     """What a worker process does."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all processes; the parent decides
     arithmetic.set()
+    _keep_freed_memory()
     desk = _Desk(connection, shared)
     Thread(target=desk.listen, daemon=True).start()
     desk.work()
+
+
+def _keep_freed_memory() -> None:
+    """Hand freed tensors to the next step, not back to the system, which would clear each page anew.
+
+    Every step frees as much as a model holds: for ResNet-18 that is 4,600 page faults, and a tenth of the time. The
+    setting is the process's, so only workers take it, which are ours alone; other C libraries than glibc lack it.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
+        mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
 
 
 class _Desk:

@@ -4,10 +4,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
+from torch import nn
+
 from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, register
-from pluribus.ops import weighted_mean
+from pluribus.models import Split
+from pluribus.ops import averaged
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -24,24 +27,27 @@ class FedAvg(Method):
     views = ("before", "after")  # the global model is what FedAvg returns
     defaults = MappingProxyType({"models": "cnn-16"})
 
+    def part(self, model: Split) -> nn.Module:
+        """What is averaged: here the whole model. Methods that share less of it override this alone."""
+        return model
+
     def schema(self, task: Task, card: Card) -> Wire:
-        model = schema_of(task.shape_of(card.model))
-        return Wire(down=model, up=model)
+        shared = schema_of(self.part(task.shape_of(card.model)))
+        return Wire(down=shared, up=shared)
 
     def setup(self, server: Server) -> None:
-        server.state.model = server.task.build(server.cards[0].model, "global")
+        server.state.shared = self.part(server.task.build(server.cards[0].model, "global"))
 
     def download(self, server: Server, client: int) -> Message:
-        return Message.of(server.state.model)
+        return Message.of(server.state.shared)
 
     def receive(self, client: Client, down: Message) -> None:
-        client.model.load_state_dict(down.part())
+        self.part(client.model).load_state_dict(down.part())
 
     def local_update(self, client: Client) -> Message:
         client.fit(self.step)
-        return Message.of(client.model)
+        return Message.of(self.part(client.model))
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        samples = {k: server.cards[k].samples for k in uploads}
         # Batch-norm statistics are part of the model and are averaged with it.
-        server.state.model.load_state_dict(weighted_mean({k: m.part() for k, m in uploads.items()}, samples))
+        server.state.shared.load_state_dict(averaged(server, uploads))

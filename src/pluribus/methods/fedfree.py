@@ -13,7 +13,7 @@ from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Exchange, Method, register
+from pluribus.method import Exchange, Method, Sizes, Traffic, register
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -88,6 +88,15 @@ class FedFree(Method):
         fitting = {j for at in shared for j in same_kind(mine[at], theirs)}
         down = {"target": Field((), torch.int32, kept=False), **layerwise.fields_of(theirs, sorted(fitting))}
         return Wire(up=layerwise.fields_of(mine, shared)), Wire(down=down)
+
+    def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
+        """The k largest layers up; down the largest one, and whose place it takes."""
+        mine, theirs = layers(task, card.model), layers(task, self.global_model)
+        shared = match(mine, theirs)
+        up = sorted(layerwise.size(mine[at]) for at in shared)[-self.top_k :]
+        return Traffic(
+            sum(up), 4 + max(layerwise.size(theirs[j]) for at in shared for j in same_kind(mine[at], theirs))
+        )
 
     # ---- knowledge extraction (Section 3.3) ------------------------------------------------------------------------
 

@@ -19,8 +19,8 @@ from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, register
-from pluribus.ops import onehot, turn_into_gradients
+from pluribus.method import Method, Need, Sizes, Traffic, register
+from pluribus.ops import onehot, rows_mean, turn_into_gradients
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -28,6 +28,7 @@ Parameters = Mapping[str, Tensor]
 SMALLEST_QUIZ = 2  # batch normalisation has no variance of one sample
 
 
+@dataclass(frozen=True)
 class FedL2G(Method):
     """Algorithm 1. FedL2G-l and FedL2G-f differ in what is guided."""
 
@@ -36,9 +37,12 @@ class FedL2G(Method):
     down = "the guiding vectors"
     defaults = MappingProxyType({"rounds": 40, "lr": 0.05})  # on digits, the paper's 0.01 takes hundreds of rounds
 
-    server_lr: float
-    warmup: int | None
-    quiz: int | None
+    server_lr: float = 0.1
+    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+    warmup: int | None = None
+    """T': first rounds, in which only the guiding vectors learn; counted inside T. Unset: a twentieth of all rounds."""
+    quiz: int | None = None
+    """|D^q|: samples that a client keeps for the quiz. Unset: one batch, but at most half of what the client has."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         """The activations a that the guiding vectors stand beside."""
@@ -69,6 +73,9 @@ class FedL2G(Method):
     def warm_rounds(self, task: Task) -> int:
         """T'; the public code has 50 of 1000."""
         return task.rounds // 20 if self.warmup is None else self.warmup
+
+    def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
+        return super().traffic(task, card, sizes._replace(held=min(sizes.held, sizes.batch)))  # of one batch
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
@@ -126,9 +133,7 @@ class FedL2G(Method):
         return features, client.call(features, theta, "head")
 
     def _guiding_loss(self, client: Client, batch: Batch, features: Tensor, logits: Tensor) -> Tensor:
-        guides = client.got["guides"]
-        assert isinstance(guides, Tensor)
-        return F.mse_loss(self.guided(features, logits), guides[batch.y])
+        return F.mse_loss(self.guided(features, logits), client.got.tensor("guides")[batch.y])
 
     # ---- server ----------------------------------------------------------------------------------------------------
 
@@ -145,10 +150,8 @@ class FedL2G(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Lines 13 and 14: the mean over those who reported a class; a class that nobody reports stays."""
-        reports = [upload.rows("gradient") for upload in uploads.values()]
-        reporters = torch.stack([r.held for r in reports]).sum(0).clamp(min=1)
-        mean = torch.stack([r.value for r in reports]).sum(0) / reporters[:, None]
-        server.state.guides = server.state.guides - self.server_lr * mean
+        mean = rows_mean([upload.rows("gradient") for upload in uploads.values()])
+        server.state.guides = server.state.guides - self.server_lr * mean.value
         start = self._initial(server)
         server.notes["guides_moved"] = float((server.state.guides - start).norm() / start.norm())
 
@@ -157,13 +160,6 @@ class FedL2G(Method):
 @dataclass(frozen=True)
 class FedL2GLogits(FedL2G):
     """Guiding vectors for the logits, learned from quiz gradients: needs only common labels."""
-
-    server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
-    warmup: int | None = None
-    """T': first rounds, in which only the guiding vectors learn; counted inside T. Unset: a twentieth of all rounds."""
-    quiz: int | None = None
-    """|D^q|: samples that a client keeps for the quiz. Unset: one batch, but at most half of what the client has."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return logits
@@ -180,11 +176,6 @@ class FedL2GFeatures(FedL2G):
     needs = frozenset({Need.SAME_WIDTH})
 
     server_lr: float = 100.0
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
-    warmup: int | None = None
-    """T': first rounds, in which only the guiding vectors learn; counted inside T. Unset: a twentieth of all rounds."""
-    quiz: int | None = None
-    """|D^q|: samples that a client keeps for the quiz. Unset: one batch, but at most half of what the client has."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return features
