@@ -87,11 +87,11 @@ def _groups() -> str:
     return table(("group", "from", "models", "K"), rows, ("K",))
 
 
-def _methods() -> str:
+def _methods(folder: str = "methods") -> str:
     rows = []
     for name, cls in methods().items():
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
-        rows.append((f"[`{name}`](methods/{name}.md)", cls.paper, cls.up, cls.down, needs))
+        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.paper, cls.up, cls.down, needs))
     return table(("method", "paper", "up", "down", "needs"), rows)
 
 
@@ -103,7 +103,8 @@ def _hooks() -> str:
     rows = []
     for owner in (Method, PeerMethod):
         for name, function in vars(owner).items():
-            if inspect.isfunction(function) and name not in ("wires", "__init__"):
+            shown = inspect.isfunction(function) and name not in ("wires", "__init__")
+            if shown and not (owner is PeerMethod and hasattr(Method, name)):
                 arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
                 rows.append((code(f"{name}({arguments})"), " ".join((inspect.getdoc(function) or "").split())))
     return table(("hook", "what it is for"), rows)
@@ -186,6 +187,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "models": _models,
     "groups": _groups,
     "methods": _methods,
+    "methods in the readme": lambda: _methods("docs/methods"),
     "hooks": _hooks,
     "needs": _needs,
     "data": _data,

@@ -23,6 +23,7 @@ from pluribus.cli import FLAG_GROUPS, main
 from pluribus.data.datasets import write_npz
 from pluribus.experiment import Experiment
 from pluribus.listing import LISTS
+from pluribus.method import methods
 from processes import start
 
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu"]
@@ -362,6 +363,29 @@ def test_resume_as_text_and_as_json(terminal: Terminal) -> None:
     assert answer.code == 0
     assert f"Saved {result.folder}" in answer.out
     assert terminal("resume", "--help").out.startswith("usage: pluribus resume FOLDER [--json]\n")
+
+
+def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> None:
+    """FedGH's head has 10 x 64 weights and 10 biases; with one class each a client sends 64 numbers and the class."""
+    answer = terminal("list", "methods")
+    assert (answer.code, answer.err) == (0, "")
+    rows = {row["name"]: row for row in terminal("list", "methods", "--json").json["methods"]}
+    assert list(rows) == list(methods())
+    for name, row in rows.items():
+        assert name in answer.out
+        assert row["about"]
+        assert row["refused"] is None
+        assert (row["bytes_up"] == 0) == (row["up"] == "nothing"), name
+    assert rows["fedgh"]["bytes_down"] == 4 * (10 * 64 + 10)
+    task = ["--partition", "pathological", "--classes-per-client", "1", "--clients", "10", "--models", "small"]
+    answer = terminal("list", "methods", *task, "--json")
+    rows = {row["name"]: row for row in answer.json["methods"]}
+    assert rows["fedgh"]["bytes_up"] == 4 * 64 + 4
+    assert rows["fedavg"]["bytes_up"] is None
+    assert "one model" in rows["fedavg"]["refused"]
+    assert "cannot run there: " in terminal("list", "methods", *task).out
+    assert "--classes-per-client" in terminal("list", "methods", "--help").out
+    assert terminal("list", "methods", "--clints", "3").code == 2
 
 
 @pytest.mark.parametrize("what", LISTS)

@@ -31,6 +31,7 @@ from kit import (
     kept,
     numbers,
 )
+from pluribus.assembly import Assembly
 from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.data.datasets import write_npz
@@ -38,9 +39,9 @@ from pluribus.errors import MessageError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.folder import RunFolder
-from pluribus.ledger import Ledger
+from pluribus.ledger import Entry, Ledger
 from pluribus.message import Dim, Field, Message, Schema, tensor_bytes
-from pluribus.method import Method, Need, PeerMethod, find, methods, name_of
+from pluribus.method import Method, Need, PeerMethod, Sizes, find, methods, name_of
 from pluribus.result import Result
 from pluribus.site import Site
 from toys import TOYS
@@ -330,6 +331,29 @@ def _fits(data: bytes, schema: Schema) -> bool:
 
 def _size(field: Field) -> int:
     return int(np.prod([size for size in field.shape if isinstance(size, int)])) * field.dtype.itemsize
+
+
+@every_method
+def test_no_client_sends_or_gets_more_in_a_round_than_the_method_says(name):
+    parts, result = assemble_tiny(name, **fitting(name)), plain_run(name)
+    known = {label for k in parts.cards for label, count in enumerate(parts.data.counts(k)) if count}
+    found: dict[tuple[str, int, int], int] = {}
+    for entry in result.ledger.entries():
+        if entry.tensor != "(header)" and not _enrolled(parts, entry):
+            key = entry.direction, entry.client, entry.round
+            found[key] = found.get(key, 0) + entry.bytes
+    for (direction, k, t), size in found.items():
+        if direction == "evaluation":
+            continue
+        held = sum(count > 0 for count in parts.data.counts(k))
+        most = parts.method.traffic(parts.task, parts.cards[k], Sizes(held, len(known), parts.local.batch))
+        assert size <= getattr(most, direction), f"{direction} {k} in round {t}"
+
+
+def _enrolled(parts: Assembly, entry: Entry) -> bool:
+    """Whether this went up when the client enrolled, which is once."""
+    once = parts.method.wires(parts.task, parts.cards[entry.client])[0].once
+    return entry.direction == "up" and entry.tensor.removesuffix(".ids") in once
 
 
 def leaking(cls: type[Method], function: str) -> type[Method]:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of
 from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, same_bits
-from pluribus.checkpoint import Checkpoint
+from parties import server_of, task_of
+from pluribus.checkpoint import Checkpoint, put_back
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, MessageError
 from pluribus.federation import Federation
@@ -24,7 +25,8 @@ from pluribus.folder import RunFolder
 from pluribus.message import Field, Message, Rows, Wire, decode, encode
 from pluribus.method import Exchange, Method, register
 from pluribus.optim import Opt, Rule
-from toys import Adapted, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady
+from pluribus.server import Server
+from toys import Adapted, Careful, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady, Turns
 
 CLASSES, WIDTH = 10, 64
 
@@ -477,3 +479,56 @@ class TestOptimisers:
         assert_same(straight, pluribus.resume(folder, progress=False))
         monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
         assert_same(straight, run_tiny(method, **settings))
+
+
+class TestTurns:
+    def test_the_method_decides_who_takes_part(self):
+        result = run_tiny(Turns, rounds=8)
+        task = assemble_tiny(Turns, rounds=8).task
+        assert [record["present"] for record in result.history] == [1] * 8
+        drawn = {Turns().participants(task, t)[0] for t in range(8)}
+        assert len(drawn) > 1
+        assert set(Checkpoint(result.folder / "state")._where) == drawn
+
+
+class TestPlainSGD:
+    @pytest.mark.parametrize("settings", [{"momentum": 0.9}, {"optimizer": "adam"}], ids=["momentum", "adam"])
+    def test_anything_else_is_refused(self, settings):
+        with pytest.raises(ConfigError, match="plain SGD alone: use --optimizer sgd --momentum 0"):
+            assemble_tiny(Careful, **settings)
+
+    def test_plain_sgd_is_taken(self):
+        assert assemble_tiny(Careful, weight_decay=0.1, lr_decay=0.9).local.rule.name == "sgd"
+
+
+class TestServerOptimiser:
+    @staticmethod
+    def server() -> Server:
+        server = server_of(task_of(2, 2), {0: 1})
+        server.state.net = nn.Linear(2, 1)
+        with torch.no_grad():
+            server.state.net.weight.fill_(0.5)
+            server.state.net.bias.zero_()
+        server.optimise("net", server.state.net, Rule("adam", lr=0.1))
+        server.state.fix()
+        return server
+
+    @staticmethod
+    def steps(server: Server, number: int) -> None:
+        for _ in range(number):
+            server.descend(server.state.net(torch.ones(1, 2)).square().sum(), "net")
+
+    def test_what_it_remembers_is_saved_and_restored_in_place(self):
+        straight, first, second = (self.server() for _ in range(3))
+        self.steps(straight, 5)
+        self.steps(first, 3)
+        saved = {name: value.clone() for name, value in first.state.state_dict().items()}
+        put_back(second.state.state_dict(), saved, "the server")
+        self.steps(second, 2)
+        assert differing(straight.state.state_dict(), second.state.state_dict()) == []
+        assert any("exp_avg" in name for name in saved)
+
+    def test_the_first_step_of_adam_moves_by_its_rate(self):
+        server = self.server()
+        self.steps(server, 1)
+        torch.testing.assert_close(server.state.net.weight, torch.full((1, 2), 0.4))

@@ -8,9 +8,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from parties import client_of, data_of, flat_split, noise, signs
+from parties import client_of, data_of, equal, flat_split, noise, server_of, signs, task_of
 from pluribus.data.federated import Data
-from pluribus.ops import class_means, onehot, sgd_step, turn_into_gradients, weighted_mean
+from pluribus.message import Message, Rows
+from pluribus.ops import (
+    Tally,
+    averaged,
+    class_means,
+    distance_to_rows,
+    kl,
+    nearest,
+    onehot,
+    rows_mean,
+    sgd_step,
+    turn_into_gradients,
+    weighted_mean,
+)
 
 PIXELS = [[1, 1], [1, -1], [-1, -1], [1, 1], [-1, 1]]
 LABELS = [0, 2, 2, 0, 2]
@@ -152,3 +165,69 @@ class TestTurnIntoGradients:
         turn_into_gradients(lambda: loss(**variables), variables)
         for name, value in expected.items():
             torch.testing.assert_close(variables[name], value)
+
+
+class TestTally:
+    def test_adds_up_over_batches_and_forgets(self):
+        tally = Tally(3, 2)
+        tally.add(torch.tensor([0, 2]), torch.tensor([[1.0, 2.0], [4.0, 4.0]]))
+        tally.add(torch.tensor([0]), torch.tensor([[3.0, 6.0]], requires_grad=True))
+        assert tally.means().value.tolist() == [[2, 4], [0, 0], [4, 4]]
+        assert tally.means().held.tolist() == [True, False, True]
+        assert not tally.sums.requires_grad
+        tally.reset()
+        assert not tally.means().held.any()
+        assert not tally.sums.any()
+
+
+A = Rows(torch.tensor([[1.0, 2.0], [3.0, 4.0], [0.0, 0.0]]), torch.tensor([True, True, False]))
+B = Rows(torch.tensor([[5.0, 6.0], [0.0, 0.0], [0.0, 0.0]]), torch.tensor([True, False, False]))
+
+
+class TestRowsMean:
+    def test_over_those_who_report(self):
+        mean = rows_mean([A, B])
+        assert mean.value.tolist() == [[3, 4], [3, 4], [0, 0]]
+        assert mean.held.tolist() == [True, True, False]
+
+    def test_weighted_per_class(self):
+        """(1 * 1 + 3 * 5) / 4 = 4 and (1 * 2 + 3 * 6) / 4 = 5; a weight of a class that is not held says nothing."""
+        mean = rows_mean([A, B], [torch.tensor([1, 7, 9]), torch.tensor([3, 9, 9])])
+        assert mean.value.tolist() == [[4, 5], [3, 4], [0, 0]]
+
+    def test_equal_weights_are_none(self):
+        twos = torch.full((3,), 2)
+        assert torch.equal(rows_mean([A, B], [twos, twos]).value, rows_mean([A, B]).value)
+
+
+def test_distance_to_rows_skips_classes_without_one():
+    """((2 - 1)^2 + (2 - 2)^2 + 0 + 0) / 4: the second sample has no goal, but counts."""
+    values = torch.tensor([[2.0, 2.0], [9.0, 9.0]], requires_grad=True)
+    distance = distance_to_rows(values, A, torch.tensor([0, 2]))
+    assert distance.item() == 0.25
+    assert torch.autograd.grad(distance, values)[0].tolist() == [[0.5, 0.0], [0.0, 0.0]]
+
+
+def test_nearest_leaves_out_classes_without_a_vector():
+    scores = nearest(torch.tensor([[0.0, 0.0], [3.0, 4.0]]), A)
+    assert scores.tolist() == [[-5.0, -25.0, -torch.inf], [-8.0, 0.0, -torch.inf]]
+
+
+class TestKL:
+    def test_by_hand(self):
+        """Teacher (1/4, 3/4), student (1/2, 1/2): 1/4 ln(1/2) + 3/4 ln(3/2)."""
+        teacher, student = torch.tensor([[1.0, 3.0]]).log(), torch.zeros(1, 2)
+        expected = 0.25 * torch.tensor(0.5).log() + 0.75 * torch.tensor(1.5).log()
+        torch.testing.assert_close(kl(teacher, student), expected[None])
+
+    def test_of_oneself_is_zero_and_temperature_divides_logits(self):
+        logits = torch.tensor([[1.0, -2.0, 0.5], [0.0, 4.0, 1.0]])
+        assert kl(logits, logits).tolist() == [0, 0]
+        torch.testing.assert_close(kl(logits, logits.flip(1), 2.0), kl(logits / 2, logits.flip(1) / 2))
+
+
+def test_averaged_by_samples_or_uniformly_under_a_prefix():
+    server = server_of(task_of(2, 2), {0: 1, 1: 3})
+    uploads = {k: Message({"head.w": torch.tensor([4.0 * k]), "other": torch.ones(1)}) for k in range(2)}
+    assert equal(averaged(server, uploads, "head."), {"w": torch.tensor([3.0])})
+    assert equal(averaged(server, uploads, "head.", uniform=True), {"w": torch.tensor([2.0])})

@@ -359,4 +359,21 @@ class Sampled(Method):
             server.state.sent[k] = n
 
 
+@dataclass(frozen=True)
+class Turns(Method):
+    """An asynchronous method: one client per event, whoever the method draws."""
+
+    paper = "toy"
+
+    def participants(self, task: Task, t: int) -> list[int]:
+        return torch.randint(task.clients, (1,), generator=task.draw("turn", t)).tolist()
+
+
+@dataclass(frozen=True)
+class Careful(FedAvg):
+    """A method that takes progress for gradients."""
+
+    needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
+
+
 TOYS = (Consensus, Mutual, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled)

@@ -101,13 +101,14 @@ def print_methods(rows: list[Row], task: str) -> None:
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("method", style="bold", no_wrap=True)
-    for column in ("up", "down", "needs", "paper"):
-        table.add_column(column, style="dim" if column == "paper" else None)
-    for column in ("bytes up", "bytes down"):
-        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("", style="cyan", no_wrap=True)
+    table.add_column("what travels, what it needs, whose it is")
+    table.add_column("bytes", justify="right", no_wrap=True)
     for row in rows:
-        words = (escape(row[column]) for column in ("name", "up", "down", "needs", "paper"))
-        table.add_row(*words, *(_spelled(row[column]) for column in ("bytes_up", "bytes_down")))
+        for key in ("up", "down", "needs", "paper"):
+            size = _spelled(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""
+            table.add_row(row["name"] if key == "up" else "", key, escape(row[key]), size)
+        table.add_row()
     console.print(table)
     console.print(f"Bytes per client and round at most, headers aside, {escape(task)}.", style="dim")
     if refused := [row for row in rows if row["refused"]]:

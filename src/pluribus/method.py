@@ -178,7 +178,7 @@ class PeerMethod(Method):
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
         """What one teaches goes to all of its students."""
         up = super().traffic(task, card, sizes).up
-        return Traffic(up, up * len(self.topology(task, 0, tuple(range(task.clients)))[card.id]))
+        return Traffic(up, up * len(self.topology(task, 0, tuple(range(task.clients))).get(card.id, ())))
 
     def teach(self, client: Client) -> Message | None:
         """Local work, then what peers may see; None: no exchange this round."""
