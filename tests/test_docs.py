@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 import pluribus
+from pluribus.cli import _begun, _parse
 from pluribus.method import methods
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,6 +124,21 @@ def test_every_method_has_a_page_with_all_its_parts():
 def test_the_readme_has_a_line_about_every_method():
     linked = re.findall(r"^\| \[`([\w-]+)`\]\(docs/methods/\1\.md\)", read(ROOT / "README.md"), re.MULTILINE)
     assert linked == list(methods())
+
+
+@pytest.mark.parametrize(
+    "section", read(ROOT / "docs/papers.md").split("\n## ")[1:], ids=lambda text: text.split(",")[0]
+)
+def test_every_row_of_the_papers_can_be_run(section):
+    """With the settings that a table shares, but for data that is not in the package."""
+    shared = shlex.split(re.search(r"`(--data .*?)`", section, re.DOTALL)[1].replace("\n", " "))
+    rows = re.findall(r"^\| [^`|]+ \| `pluribus run (.*?)` \|$", section, re.MULTILINE)
+    assert len(rows) == section.count("\n| ") - 2  # but for the heading and the rule
+    for row in rows:
+        described, args = _begun([*shlex.split(row), *shared])
+        parsed, _ = _parse("run", described, args, [])
+        assert parsed.build_method() is not None
+        assert parsed.method in methods()
 
 
 def test_partition_tables_are_what_a_run_holds(tmp_path):
