@@ -115,7 +115,7 @@ def deep_head(shape) -> Split:
 
 class TestRefusals:
     def test_heads_of_two_shapes(self):
-        with pytest.raises(ConfigError, match="lg-fedavg shares the head, but the heads of clients 0 .* differ"):
+        with pytest.raises(ConfigError, match=r"lg-fedavg shares the head, but the heads of clients 0 .* differ"):
             assemble_tiny("lg-fedavg", models="mlp-64,test_lgfedavg.deep_head")
 
     def test_features_of_two_widths(self):
