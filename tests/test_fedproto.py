@@ -179,7 +179,7 @@ class TestServer:
         assert self.down(FedProto(), *self.ROUNDS) == {0: [1, 1], 1: [4, 6]}
 
     def test_or_is_forgotten(self):
-        assert self.down(FedProto(keep=False), *self.ROUNDS) == {1: [4, 6]}
+        assert self.down(FedProto(rebuild=True), *self.ROUNDS) == {1: [4, 6]}
 
 
 class TestPredict:
@@ -252,7 +252,7 @@ class TestRun:
         assert result.ledger.by("tensor", "up")["counts"] == 2 * 4 * 4 * C
         assert "counts" not in result.ledger.by("tensor", "down")
 
-    @pytest.mark.parametrize("option", [{"keep": False}, {"last_epoch": True, "epochs": 2}, {"weighting": "samples"}])
+    @pytest.mark.parametrize("option", [{"rebuild": True}, {"last_epoch": True, "epochs": 2}, {"weighting": "samples"}])
     def test_options_run(self, option):
         settings = {"partition": "dirichlet", "participation": 0.5, "rounds": 3}
         assert run_tiny("fedproto", **settings, **option).accuracy is not None

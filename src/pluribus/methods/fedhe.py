@@ -11,7 +11,7 @@ from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.message import Message, Rows
 from pluribus.method import register
-from pluribus.methods.fd import ClassLogits
+from pluribus.methods.fd import ClassLogits, mean_of
 from pluribus.ops import distance_to_rows
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -55,14 +55,13 @@ class FedHe(ClassLogits):
         server.state.uploads = torch.zeros((), dtype=torch.int64)
 
     def download(self, server: Server, client: int) -> Message:
-        logits = super().download(server, client).rows("logits")
-        if self.mode == "async" and server.state.uploads < server.task.clients:  # too early to learn from
-            logits = Rows(torch.zeros_like(logits.value), torch.zeros_like(logits.held))
-        return Message({"logits": logits})
+        state = server.state
+        if self.mode == "async" and state.uploads < server.task.clients:  # too early to learn from
+            return Message({"logits": mean_of(torch.zeros_like(state.sums), torch.zeros_like(state.reports))})
+        return super().download(server, client)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         if self.mode == "sync":
-            server.state.uploads += len(uploads)
             super().aggregate(server, uploads)
             return
         for upload in uploads.values():

@@ -64,8 +64,8 @@ class FedProto(Prototypes):
 
     weighting: Literal["uniform", "samples"] = "uniform"
     """Whether each client that reports a class counts once, or by its samples of the class, which then travel."""
-    keep: bool = True
-    """Keep the last prototype of a class that nobody reports; if not, such a class is unknown until it is reported."""
+    rebuild: bool = False
+    """Forget the prototype of a class that nobody reports in a round; if not, it stays until it is reported again."""
     last_epoch: bool = False
     """Take prototypes from the last local epoch alone, not from all of them."""
 
@@ -103,6 +103,6 @@ class FedProto(Prototypes):
         state, sent = server.state, uploads.values()
         weights = [upload.tensor("counts") for upload in sent] if self.weighting == "samples" else None
         mean = rows_mean([upload.rows("prototypes") for upload in sent], weights)
-        if self.keep:
+        if not self.rebuild:
             mean = Rows(torch.where(mean.held[:, None], mean.value, state.value), mean.held | state.held)
         state.value, state.held = mean.value, mean.held
