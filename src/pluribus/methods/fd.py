@@ -1,0 +1,114 @@
+"""FD (Jeong et al., 2018), also known as FedDistill: clients share the mean logit of each class and learn from it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Rows, Wire
+from pluribus.method import Method, register
+from pluribus.ops import Tally
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+class ClassLogits(Method):
+    """What FD and FedHE share: mean logits per class go up, their mean over clients comes down.
+
+    The server keeps a sum and a number of reports per class; a class has a global logit once it has a report.
+    """
+
+    up = "mean logit of each held class"
+    down = "global logit of each known class"
+
+    def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
+        """What the global logits add to the loss, with its weight."""
+        raise NotImplementedError
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        logits = {"logits": Field((task.classes, task.classes), form="rows")}
+        return Wire(down=logits, up=logits)
+
+    def prepare(self, client: Client) -> None:
+        client.state.seen = Tally(client.task.classes, client.task.classes)
+
+    def local_update(self, client: Client) -> Message:
+        client.state.seen.reset()
+        self.train(client)
+        return Message({"logits": client.state.seen.means()})
+
+    def train(self, client: Client) -> None:
+        """The local training of a round."""
+        client.fit(self.step)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        logits = client.model(batch.x)
+        client.state.seen.add(batch.y, logits)  # as the model stands before the step, in train mode
+        return F.cross_entropy(logits, batch.y) + self.distillation(client, logits, batch.y)
+
+    def setup(self, server: Server) -> None:
+        server.state.sums = torch.zeros(server.task.classes, server.task.classes)
+        server.state.reports = torch.zeros(server.task.classes)
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({"logits": mean_of(server.state.sums, server.state.reports)})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """The mean over those who report a class; a class that nobody reports this time keeps its last one."""
+        state, sent = server.state, [upload.rows("logits") for upload in uploads.values()]
+        reports = torch.stack([rows.held for rows in sent]).sum(0).float()
+        state.sums = torch.where(reports[:, None] > 0, torch.stack([rows.value for rows in sent]).sum(0), state.sums)
+        state.reports = torch.where(reports > 0, reports, state.reports)
+
+
+def mean_of(sums: Tensor, reports: Tensor) -> Rows:
+    """Sums per class over the number of their reports."""
+    return Rows(sums / reports.clamp(min=1)[:, None], reports > 0)
+
+
+@register("fd")
+@dataclass(frozen=True)
+class FD(ClassLogits):
+    """FedDistill: cross-entropy to everyone's mean logit of a sample's class; needs only common labels."""
+
+    paper = "Jeong et al., NeurIPS workshop 2018"
+
+    gamma: float = 1.0
+    """gamma: weight of the distillation loss."""
+    exclude_self: bool = False
+    """Leave a client's own report out of what it learns from. The server then keeps every client's last report."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.gamma < 0:
+            raise ConfigError(f"--gamma must be at least 0, not {self.gamma}.")
+
+    def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
+        target = client.got.rows("logits")
+        apart = F.cross_entropy(logits, target.value[y].softmax(1), reduction="none")
+        return self.gamma * (apart * target.held[y]).mean()  # a class without a target adds nothing
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        if self.exclude_self:  # what of the sums above is whose
+            server.state.own = torch.zeros(server.task.clients, *server.state.sums.shape)
+            server.state.mine = torch.zeros(server.task.clients, server.task.classes)
+
+    def download(self, server: Server, client: int) -> Message:
+        state = server.state
+        if not self.exclude_self:
+            return super().download(server, client)
+        return Message({"logits": mean_of(state.sums - state.own[client], state.reports - state.mine[client])})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        if not self.exclude_self:
+            return
+        state, sent = server.state, {k: upload.rows("logits") for k, upload in uploads.items()}
+        renewed = torch.stack([rows.held for rows in sent.values()]).any(0)
+        state.own[:, renewed], state.mine[:, renewed] = 0, 0
+        for k, rows in sent.items():
+            state.own[k, rows.held], state.mine[k, rows.held] = rows.value[rows.held], 1

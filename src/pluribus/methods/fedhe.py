@@ -1,0 +1,78 @@
+"""FedHe (Chan and Ngai, 2021): class-mean logits as in FD, learnt by squared error; clients take turns."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from pluribus.client import Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message, Rows
+from pluribus.method import register
+from pluribus.methods.fd import ClassLogits, mean_of
+from pluribus.ops import distance_to_rows
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+VOTES = 10  # uploads per client after which all that came before counts as one report
+
+
+@register("fedhe")
+@dataclass(frozen=True)
+class FedHe(ClassLogits):
+    """Squared error to everyone's mean logit of a sample's class, in rounds or by turns; needs only common labels."""
+
+    paper = "Chan and Ngai, MSN 2021"
+
+    pull: float = 0.5
+    """alpha: weight of the distance to the global logits."""
+    mode: Literal["sync", "async"] = "sync"
+    """Rounds of all sampled clients, or asynchronous: a round is one client's turn, of a few batches."""
+    turn_batches: int = 3
+    """Batches of a turn, in asynchronous mode."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.pull < 0:
+            raise ConfigError(f"--pull must be at least 0, not {self.pull}.")
+        if self.turn_batches < 1:
+            raise ConfigError(f"--turn-batches must be at least 1, not {self.turn_batches}.")
+
+    def participants(self, task: Task, t: int) -> Sequence[int] | None:
+        if self.mode == "sync":
+            return None
+        return [int(torch.randint(task.clients, (), generator=task.draw("turn", t)))]
+
+    def train(self, client: Client) -> None:
+        client.fit(self.step, steps=None if self.mode == "sync" else self.turn_batches)
+
+    def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
+        return self.pull * distance_to_rows(logits, client.got.rows("logits"), y)
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.state.uploads = torch.zeros((), dtype=torch.int64)
+
+    def download(self, server: Server, client: int) -> Message:
+        state = server.state
+        if self.mode == "async" and state.uploads < server.task.clients:  # too early to learn from
+            return Message({"logits": mean_of(torch.zeros_like(state.sums), torch.zeros_like(state.reports))})
+        return super().download(server, client)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        if self.mode == "sync":
+            super().aggregate(server, uploads)
+            return
+        for upload in uploads.values():
+            self._count_in(server, upload.rows("logits"))
+
+    def _count_in(self, server: Server, sent: Rows) -> None:
+        """A running mean over all uploads; from time to time what it is worth shrinks to one report."""
+        state = server.state
+        state.sums += sent.value
+        state.reports += sent.held
+        state.uploads += 1
+        if state.uploads % (VOTES * server.task.clients) == 0:
+            state.sums = state.sums / state.reports.clamp(min=1)[:, None]
+            state.reports = state.reports.clamp(max=1)

@@ -1,0 +1,108 @@
+"""FedProto (Tan et al., AAAI 2022): clients share the mean feature of each class, and classify by the nearest one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Rows, Wire
+from pluribus.method import Method, Need, register
+from pluribus.ops import Tally, distance_to_rows, nearest, rows_mean
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@dataclass(frozen=True)
+class Prototypes(Method):
+    """What FedProto and FedTGP do on clients: features are pulled to their class's prototype, the nearest one wins."""
+
+    up = "mean feature of each held class"
+    down = "prototype of each known class"
+    needs = frozenset({Need.SAME_WIDTH})
+    views = ("before", "head")  # the trained features with the newest prototypes, and with the client's own head
+
+    pull: float = 1.0
+    """lambda: weight of the distance to the prototypes."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.pull < 0:
+            raise ConfigError(f"--pull must be at least 0, not {self.pull}.")
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        prototypes = {"prototypes": Field((task.classes, card.width), form="rows")}
+        return Wire(down=prototypes, up=prototypes)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return self.pulled(client, client.features(batch.x), batch.y)
+
+    def pulled(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
+        """Cross-entropy, and lambda times the distance of features to the prototype of their class, where known."""
+        distance = distance_to_rows(z, client.got.rows("prototypes"), y)
+        return F.cross_entropy(client.model.head(z), y) + self.pull * distance
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        """By the nearest prototype; by the head while none is known."""
+        z, prototypes = client.features(x), client.got.rows("prototypes")
+        return torch.where(prototypes.held.any(), nearest(z, prototypes), client.model.head(z))
+
+    def adapt(self, client: Client, view: str) -> None:
+        if view == "head":
+            client.got.rows("prototypes").held.zero_()
+
+
+@register("fedproto")
+@dataclass(frozen=True)
+class FedProto(Prototypes):
+    """Features are pulled to the mean feature of their class over all clients; the nearest mean classifies."""
+
+    paper = "Tan et al., AAAI 2022"
+
+    weighting: Literal["uniform", "samples"] = "uniform"
+    """Whether each client that reports a class counts once, or by its samples of the class, which then travel."""
+    rebuild: bool = False
+    """Forget the prototype of a class that nobody reports in a round; if not, it stays until it is reported again."""
+    last_epoch: bool = False
+    """Take prototypes from the last local epoch alone, not from all of them."""
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        wire = super().schema(task, card)
+        counts = {"counts": Field((task.classes,), torch.int32)} if self.weighting == "samples" else {}
+        return Wire(down=wire.down, up={**wire.up, **counts})
+
+    def prepare(self, client: Client) -> None:
+        client.state.seen = Tally(client.task.classes, client.card.width)
+
+    def local_update(self, client: Client) -> Message:
+        seen, epochs = client.state.seen, client.local.epochs
+        if self.last_epoch and epochs > 1:
+            client.fit(self.step, epochs=epochs - 1)
+            epochs = 1
+        seen.reset()
+        client.fit(self.step, epochs=epochs)
+        counts = {"counts": seen.counts.int()} if self.weighting == "samples" else {}
+        return Message({"prototypes": seen.means(), **counts})
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        z = client.features(batch.x)
+        client.state.seen.add(batch.y, z)  # as the model stands before the step, in train mode
+        return self.pulled(client, z, batch.y)
+
+    def setup(self, server: Server) -> None:
+        server.state.value = torch.zeros(server.task.classes, server.cards[0].width)
+        server.state.held = torch.zeros(server.task.classes, dtype=torch.bool)
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({"prototypes": Rows(server.state.value, server.state.held)})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        state, sent = server.state, uploads.values()
+        weights = [upload.tensor("counts") for upload in sent] if self.weighting == "samples" else None
+        mean = rows_mean([upload.rows("prototypes") for upload in sent], weights)
+        if not self.rebuild:
+            mean = Rows(torch.where(mean.held[:, None], mean.value, state.value), mean.held | state.held)
+        state.value, state.held = mean.value, mean.held

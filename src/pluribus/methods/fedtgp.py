@@ -1,0 +1,99 @@
+"""FedTGP (Zhang et al., AAAI 2024): prototypes that a net on the server learns, kept apart by an adaptive margin."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus import draws
+from pluribus.client import Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message, Rows
+from pluribus.method import register
+from pluribus.methods.fedproto import Prototypes
+from pluribus.ops import class_means, onehot, rows_mean
+from pluribus.optim import Rule
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@register("fedtgp")
+@dataclass(frozen=True)
+class FedTGP(Prototypes):
+    """As FedProto, but with prototypes trained on the server to stay apart by a margin."""
+
+    paper = "Zhang et al., AAAI 2024"
+    down = "trained prototype of each class"
+
+    threshold: float = 100.0
+    """tau: the margin is never above it."""
+    server_epochs: int = 100
+    """S: epochs of the server over the clients' prototypes, each round."""
+    server_batch: int = 10
+    """B: prototypes per step of the server."""
+    server_lr: float = 0.01
+    """eta: learning rate of the server."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        for name, least in (("threshold", 0), ("server_epochs", 0), ("server_batch", 1)):
+            if getattr(self, name) < least:
+                flag = name.replace("_", "-")
+                raise ConfigError(f"--{flag} must be at least {least}, not {getattr(self, name)}.")
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message({"prototypes": class_means(client)})
+
+    def setup(self, server: Server) -> None:
+        classes, width = server.task.classes, server.cards[0].width
+        with draws.seeded(server.task.seed, "trainable prototypes"):
+            server.state.net = nn.Sequential(
+                nn.Embedding(classes, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
+            )
+        server.optimise("net", server.state.net, Rule(lr=self.server_lr))
+        server.state.trained = torch.zeros((), dtype=torch.bool)
+
+    def prototypes(self, server: Server) -> Tensor:
+        """T(c) of all classes."""
+        return server.state.net(torch.arange(server.task.classes))  # type: ignore[no-any-return]
+
+    def download(self, server: Server, client: int) -> Message:
+        """Nothing is held before there was something to learn from."""
+        held = server.state.trained.expand(server.task.classes)
+        return Message({"prototypes": Rows(self.prototypes(server), held)})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        sent = [upload.rows("prototypes") for upload in uploads.values()]
+        points = torch.cat([rows.value[rows.held] for rows in sent])
+        labels = torch.cat([rows.held.nonzero().flatten() for rows in sent])
+        if not len(points):
+            return
+        margin = self.margin(rows_mean(sent))
+        for epoch in range(self.server_epochs):
+            order = torch.randperm(len(points), generator=server.draw("order", epoch))
+            for batch in torch.split(order, self.server_batch):
+                distances = margined(points[batch], self.prototypes(server), labels[batch], margin)
+                server.descend(F.cross_entropy(-distances, labels[batch]), "net")
+        server.state.trained.fill_(True)
+        server.notes["margin"] = margin
+
+    def margin(self, means: Rows) -> float:
+        """delta_t: how far the most remote class lies from its nearest neighbour, at most tau; of one class, tau."""
+        known = means.value[means.held]
+        if len(known) < 2:
+            return self.threshold
+        gaps = distances(known, known).fill_diagonal_(torch.inf).amin(1)
+        return min(float(gaps.max()), self.threshold)
+
+
+def distances(one: Tensor, other: Tensor) -> Tensor:
+    """Euclidean distances between all rows, from their differences. The gradient at distance 0 is 0."""
+    return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist")
+
+
+def margined(points: Tensor, prototypes: Tensor, y: Tensor, margin: float) -> Tensor:
+    """Distances of points to all prototypes, that to the own one longer by the margin."""
+    return distances(points, prototypes) + margin * onehot(y, len(prototypes))
