@@ -3,6 +3,7 @@ representation serves both heads: the private one whole, the shared one by its f
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
@@ -29,6 +30,7 @@ class FedMRL(Auxiliary):
     up = "the small model"
     down = "the mean small model"
     views = ("after", "before")
+    defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     small_width: int | None = None
     """d_1: width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
