@@ -43,7 +43,7 @@ class FedMRL(Auxiliary):
         return super().auxiliary(task)
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.small_weight < 0 or (self.small_width or 1) < 1:
+        if self.small_weight < 0 or (self.small_width is not None and self.small_width < 1):
             raise ConfigError("--small-width must be at least 1, --small-weight at least 0.")
         super().check(task, cards)
         with torch.device("meta"):
