@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -72,6 +72,8 @@ class TestSize:
         assert (r + 1) * (m + n + 1) >= m * n
 
     @given(matrices(), energies)
+    @example(torch.eye(12), 0.9)
+    @example(torch.zeros(12, 12), 0.9)
     @settings(max_examples=40, deadline=None)
     def test_never_more_than_the_matrix(self, matrix, energy):
         arrived, numbers = through(matrix, energy)
