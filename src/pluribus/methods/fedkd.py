@@ -1,0 +1,140 @@
+"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a small shared mentee teach each other, and what
+travels of the mentee is compressed by singular value decomposition, ever more precisely as training goes on."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus import lowrank
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Wire
+from pluribus.method import Sizes, Traffic, register
+from pluribus.methods.fml import Auxiliary
+from pluribus.ops import kl, weighted_mean
+from pluribus.optim import Opt
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@register("fedkd")
+@dataclass(frozen=True)
+class FedKD(Auxiliary):
+    """A private mentor and a small shared mentee distil into each other; the mentee travels in low-rank factors."""
+
+    paper = "Wu et al., Nature Communications 2022"
+    up = "the mentee, in low-rank factors"
+    down = "the mean mentee, in low-rank factors"
+    defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
+
+    mentee_lr: float | None = None
+    """Learning rate of the mentee. Unset: that of the local models."""
+    what: Literal["updates", "parameters"] = "updates"
+    """What is compressed: how the mentee changed since it last came down, or the mentee itself."""
+    energy_start: float = 0.95
+    """T_start: share of a matrix's squared norm that its factors hold in the first round; 1 loses nothing."""
+    energy_end: float = 0.98
+    """T_end: the same towards the last round."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
+            raise ConfigError("--energy-start and --energy-end must be above 0 and at most 1.")
+        if self.mentee_lr is not None and self.mentee_lr <= 0:
+            raise ConfigError(f"--mentee-lr must be above 0, not {self.mentee_lr}.")
+
+    def schedule(self, t: int, rounds: int) -> dict[str, float]:
+        return {"energy": self.energy_start + t / rounds * (self.energy_end - self.energy_start)}
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        with torch.device("meta"):
+            fields = lowrank.fields(self.auxiliary(task).state_dict())
+        version = {"version": Field((), torch.int32, kept=False)} if self.what == "updates" else {}
+        return Wire(down=fields | version, up=fields)
+
+    def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
+        """The mentee as it is: factors travel only where they are smaller."""
+        with torch.device("meta"):
+            size = sum(value.nbytes for value in self.auxiliary(task).state_dict().values())
+        return Traffic(size, size + (4 if self.what == "updates" else 0))
+
+    # ---- client ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, client: Client) -> None:
+        super().prepare(client)
+        own, mentee = client.card.width, client.state.shared
+        client.state.adapter = nn.Linear(mentee.width, own, bias=False)  # W_h
+        nn.init.uniform_(client.state.adapter.weight, -(mentee.width**-0.5), mentee.width**-0.5, client.draw("W_h"))
+        if self.what == "updates":
+            client.state.last = self.auxiliary(client.task).requires_grad_(False)  # as it last came down
+            client.state.version = torch.tensor(-1, dtype=torch.int32)
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        rule = client.local.rule if self.mentee_lr is None else replace(client.local.rule, lr=self.mentee_lr)
+        return {
+            "model": Opt(client.model),
+            "mentee": Opt(client.state.shared, rule),
+            "adapter": Opt(client.state.adapter),
+        }
+
+    def receive(self, client: Client, down: Message) -> None:
+        mentee = client.state.shared.state_dict()
+        if self.what == "parameters":
+            client.state.shared.load_state_dict(lowrank.unpacked(down, mentee, {}))
+            return
+        last = client.state.last
+        if int(client.state.version) != int(down.tensor("version")):  # what came twice changes nothing
+            last.load_state_dict(lowrank.unpacked(down, mentee, last.state_dict()))
+            client.state.version = down.tensor("version")
+        client.state.shared.load_state_dict(last.state_dict())
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        since = client.state.last.state_dict() if self.what == "updates" else {}
+        return Message(lowrank.packed(client.state.shared.state_dict(), float(client.now["energy"]), since))
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        mentor, mentee = client.model, client.state.shared
+        z, z_g = mentor.features(batch.x), mentee.features(batch.x)
+        o, o_g = mentor.head(z), mentee.head(z_g)
+        task_loss, mentee_task_loss = F.cross_entropy(o, batch.y), F.cross_entropy(o_g, batch.y)
+        hidden = F.mse_loss(client.state.adapter(z_g), z)
+        certainty = task_loss + mentee_task_loss  # D: the surer both are, the more they listen to each other
+        loss = task_loss + (kl(o_g, o).mean() + hidden) / certainty
+        mentee_loss = mentee_task_loss + (kl(o, o_g).mean() + hidden) / certainty
+        client.descend(loss + mentee_loss, "model", "mentee", "adapter")
+        return task_loss
+
+    # ---- server ----------------------------------------------------------------------------------------------------
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.state.sent = lowrank.Shelf(server.state.shared.state_dict())
+        server.state.version = torch.tensor(0, dtype=torch.int32)
+        server.state.answered = torch.zeros(server.task.clients, dtype=torch.bool)
+
+    def download(self, server: Server, client: int) -> Message:
+        state = server.state
+        whole = state.shared.state_dict()
+        if self.what == "parameters":
+            return Message(state.sent.get(whole))
+        # who answered last time has the version before this one, and needs what changed; others need the whole
+        return Message({"version": state.version, **(state.sent.get(whole) if state.answered[client] else whole)})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        state = server.state
+        mentee = state.shared.state_dict()
+        since = mentee if self.what == "updates" else {}
+        reported = {k: lowrank.unpacked(upload, mentee, since) for k, upload in uploads.items()}
+        mean = weighted_mean(reported, dict.fromkeys(uploads, 1))
+        sent = Message(lowrank.packed(mean, server.now["energy"], since))
+        state.sent.put(sent.part())
+        state.shared.load_state_dict(lowrank.unpacked(sent, mentee, since))  # the server has what its clients will have
+        state.version += 1
+        state.answered.zero_()
+        state.answered[list(uploads)] = True

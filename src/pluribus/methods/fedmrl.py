@@ -1,0 +1,86 @@
+"""FedMRL (Yi et al., NeurIPS 2024): the features of a small shared model and of a private one are fused, and the fused
+representation serves both heads: the private one whole, the shared one by its first numbers."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message
+from pluribus.method import register
+from pluribus.methods.fml import Auxiliary
+from pluribus.models import Split
+from pluribus.ops import averaged
+from pluribus.optim import Opt
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@register("fedmrl")
+@dataclass(frozen=True)
+class FedMRL(Auxiliary):
+    """Nested representations: a private model learns on features fused with those of a small shared model."""
+
+    paper = "Yi et al., NeurIPS 2024"
+    up = "the small model"
+    down = "the mean small model"
+    views = ("after", "before")
+    defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
+
+    small_width: int | None = None
+    """d_1: width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
+    small_weight: float = 1.0
+    """Weight of the small head's loss; 0 leaves it out."""
+
+    def auxiliary(self, task: Task) -> Split:
+        if self.small_width is not None:
+            task = replace(task, width=self.small_width, projector="pool")
+        return super().auxiliary(task)
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.small_weight < 0 or (self.small_width is not None and self.small_width < 1):
+            raise ConfigError("--small-width must be at least 1, --small-weight at least 0.")
+        super().check(task, cards)
+        with torch.device("meta"):
+            width = self.auxiliary(task).width
+        narrowest = min(cards.values(), key=lambda card: card.width)
+        if width > narrowest.width:
+            raise ConfigError(
+                f"fedmrl cuts the small model's {width} features out of a client's own, but client {narrowest.id} "
+                f"({narrowest.model}) has {narrowest.width}. Use --small-width {narrowest.width} or less."
+            )
+
+    def prepare(self, client: Client) -> None:
+        super().prepare(client)
+        small, own = client.state.shared.width, client.card.width
+        client.state.projector = projector = nn.Linear(small + own, own)  # A
+        bound, draw = (small + own) ** -0.5, client.draw("projector")
+        for value in projector.parameters():
+            nn.init.uniform_(value, -bound, bound, generator=draw)  # as torch's own, by a keyed draw
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        state = client.state
+        return {"model": Opt(client.model), "small": Opt(state.shared), "projector": Opt(state.projector)}
+
+    def fused(self, client: Client, x: Tensor) -> Tensor:
+        """u = A [phi_g(x), phi(x)]."""
+        both = torch.cat([client.state.shared.features(x), client.features(x)], 1)
+        return client.state.projector(both)  # type: ignore[no-any-return]
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        u, small = self.fused(client, batch.x), client.state.shared
+        task_loss = F.cross_entropy(client.model.head(u), batch.y)
+        small_loss = F.cross_entropy(small.head(u[:, : small.width]), batch.y)
+        client.descend(task_loss + self.small_weight * small_loss, "model", "small", "projector")
+        return task_loss
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        return client.model.head(self.fused(client, x))  # type: ignore[no-any-return]
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        server.state.shared.load_state_dict(averaged(server, uploads))

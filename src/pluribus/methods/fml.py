@@ -1,0 +1,96 @@
+"""FML (Shen et al., 2020): every client trains a private model and a small shared one, and the two teach each other."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message, Wire, schema_of
+from pluribus.method import Method, register
+from pluribus.models import Split
+from pluribus.ops import averaged, kl
+from pluribus.optim import Opt
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@dataclass(frozen=True)
+class Auxiliary(Method):
+    """Methods in which a small model of one architecture travels beside private models of any."""
+
+    aux_model: str = "cnn-16"
+    """Architecture of the small model that all clients share."""
+
+    def auxiliary(self, task: Task) -> Split:
+        """The shared model as it begins, alike for all parties."""
+        return task.build(self.aux_model, "auxiliary")
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        with torch.device("meta"):
+            shared = schema_of(self.auxiliary(task))
+        return Wire(down=shared, up=shared)
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        try:
+            with torch.device("meta"):
+                self.auxiliary(task)
+        except ConfigError as error:
+            hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
+            raise ConfigError(f"--aux-model: {error}{hint}") from error
+
+    def prepare(self, client: Client) -> None:
+        client.state.shared = self.auxiliary(client.task)
+
+    def setup(self, server: Server) -> None:
+        server.state.shared = self.auxiliary(server.task)
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message.of(server.state.shared)
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.state.shared.load_state_dict(down.part())
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message.of(client.state.shared)
+
+
+@register("fml")
+@dataclass(frozen=True)
+class FML(Auxiliary):
+    """Mutual distillation between a private model and a small one (the meme model) that is averaged."""
+
+    paper = "Shen et al., arXiv 2020"
+    up = "the meme model"
+    down = "the mean meme model"
+    defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
+
+    label_weight: float = 0.5
+    """alpha: share of the labels in the private model's loss; the rest is what the meme model teaches."""
+    meme_label_weight: float = 0.5
+    """beta: share of the labels in the meme model's loss; the rest is what the private model teaches."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if not (0 <= self.label_weight <= 1 and 0 <= self.meme_label_weight <= 1):
+            raise ConfigError("--label-weight and --meme-label-weight must be from 0 to 1.")
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        return {"model": Opt(client.model), "meme": Opt(client.state.shared)}
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        own, meme = client.model(batch.x), client.state.shared(batch.x)
+        alpha, beta = self.label_weight, self.meme_label_weight
+        task_loss = F.cross_entropy(own, batch.y)
+        private_loss = alpha * task_loss + (1 - alpha) * kl(meme.detach(), own).mean()
+        meme_loss = beta * F.cross_entropy(meme, batch.y) + (1 - beta) * kl(own.detach(), meme).mean()
+        client.descend(private_loss + meme_loss, "model", "meme")  # each loss reaches one model alone
+        return task_loss
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        server.state.shared.load_state_dict(averaged(server, uploads, uniform=True))
