@@ -15,6 +15,8 @@ from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
 from pluribus.task import Card, Task
 
+SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
+
 
 class Border(nn.Module):
     """x + delta: delta (c, H, W) is learnt in a border of some pixels and zero inside it."""
@@ -23,8 +25,8 @@ class Border(nn.Module):
         super().__init__()
         channels, height, across = shape
         self.inside = height - 2 * width, across - 2 * width
-        self.rows = nn.Parameter(torch.randn(channels, 2 * width, across, generator=generator))
-        self.sides = nn.Parameter(torch.randn(channels, self.inside[0], 2 * width, generator=generator))
+        self.rows = nn.Parameter(SPREAD * torch.randn(channels, 2 * width, across, generator=generator))
+        self.sides = nn.Parameter(SPREAD * torch.randn(channels, self.inside[0], 2 * width, generator=generator))
 
     def delta(self) -> Tensor:
         """The prompt as an image."""
@@ -50,7 +52,7 @@ class PFedPT(FedAvg):
     """s: width in pixels of the learnt border."""
     prompt_epochs: int = 1
     """Epochs on the border, with the model frozen, before the --epochs on the model, with the border frozen."""
-    prompt_lr: float = 1.0
+    prompt_lr: float = 0.1
     """Learning rate of the border, by plain SGD."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
