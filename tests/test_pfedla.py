@@ -75,9 +75,7 @@ class TestServer:
     def test_mix_by_hand(self):
         """Layer a: (1, 3) / 4; layer b: all of client 1. Both tensors of a layer are mixed alike."""
         nets = [net_of(0, [[1.0, 3.0], [0.0, 2.0]]), net_of(1, [[1.0, 0.0], [1.0, 1.0]])]
-        server = server_with(
-            nets, a__weight=[[0.0, 0.0], [4.0, 8.0]], a__bias=[[8.0], [0.0]], b__weight=[[1.0], [5.0]]
-        )
+        server = server_with(nets, a__weight=[[0.0, 0.0], [4.0, 8.0]], a__bias=[[8.0], [0.0]], b__weight=[[1.0], [5.0]])
         first, second = (PFedLA().download(server, k) for k in (0, 1))
         assert {n: v.tolist() for n, v in first.items()} == {"a.weight": [3, 6], "a.bias": [2], "b.weight": [5]}
         assert {n: v.tolist() for n, v in second.items()} == {"a.weight": [0, 0], "a.bias": [8], "b.weight": [3]}
@@ -103,7 +101,7 @@ class TestServer:
         parts = assemble_tiny("pfedla", models="cnn-16-32", clients=3)
         server, method = ByHand(parts).server, PFedLA(hyper_lr=0.01)
         generator = torch.Generator().manual_seed(0)
-        for name, value in server.state.weights.named_buffers():
+        for _, value in server.state.weights.named_buffers():
             value.copy_(torch.randn(value.shape, generator=generator) * (0.1 if value.dim() > 2 else 1))
         sent = method.download(server, 1)
         up = Message({n: v + 1e-2 if v.is_floating_point() else v for n, v in sent.items()})
@@ -143,7 +141,7 @@ class TestServer:
 
     def test_statistics_are_mixed_and_counters_are_the_clients_own(self):
         server = ByHand(assemble_tiny("pfedla", models="cnn-16-32")).server
-        for name, value in server.state.statistics.named_buffers():
+        for _, value in server.state.statistics.named_buffers():
             value.copy_(torch.arange(4).view(4, *[1] * (value.dim() - 1)).expand_as(value))
         down = PFedLA().download(server, 2)
         alpha = server.state.nets[2]()
@@ -253,5 +251,7 @@ class TestRefusals:
     def test_more_models_than_fit_into_memory(self):
         parts = assemble_tiny("pfedla")
         many = replace(parts.task, clients=20_000)
-        with pytest.raises(ConfigError, match=r"20000 of 'cnn-16' would take \d+\.\d GiB, above 4. Use fewer --clients"):
+        with pytest.raises(
+            ConfigError, match=r"20000 of 'cnn-16' would take \d+\.\d GiB, above 4. Use fewer --clients"
+        ):
             parts.method.check(many, parts.cards)
