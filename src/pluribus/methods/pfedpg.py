@@ -69,8 +69,8 @@ class PFedPG(Method):
     """Attention heads of the generator."""
     head_width: int = 64
     """Width of each head."""
-    server_lr: float = 5e-3
-    """eta_s: learning rate of the generator."""
+    server_lr: float = 0.1
+    """eta_s: learning rate of the generator; AdamW wants less, such as 0.001."""
     server_optimizer: Literal["sgd", "adamw"] = "sgd"
     """How the generator moves: plain SGD, or AdamW."""
 
