@@ -56,8 +56,8 @@ class PFedPT(FedAvg):
     """Learning rate of the border, by plain SGD."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
-        slow = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
-        return {"prompt": Opt(client.state.prompt, slow), "model": Opt(client.model)}
+        plain = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
+        return {"prompt": Opt(client.state.prompt, plain), "model": Opt(client.model)}
 
     def prepare(self, client: Client) -> None:
         client.state.prompt = Border(client.task.shape, self.border, client.draw("prompt"))
