@@ -1,0 +1,135 @@
+"""pFedPG (Yang et al., ICCV 2023): a generator on the server makes each client's prompts for a frozen transformer."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.client import Client
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Wire
+from pluribus.method import Method, Need, register
+from pluribus.models import Split
+from pluribus.models.prompts import Prompting, is_transformer, prompts_of
+from pluribus.optim import Rule
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+class Generator(nn.Module):
+    """P_i = P_base + CrossAttn(Q = v_i; K, V = P_base): what client i's descriptor finds is added to every token."""
+
+    def __init__(self, base: Tensor, clients: int, heads: int, head_width: int, draws: torch.Generator) -> None:
+        super().__init__()
+        self.heads = heads
+        width, inner = base.shape[1], heads * head_width
+        self.base = nn.Parameter(base.detach().clone())
+        # one by one: an optimiser leaves those alone who did not take part
+        self.descriptors = nn.ParameterList(torch.randn(width, generator=draws) for _ in range(clients))
+        self.query, self.key, self.value = (_uniform(inner, width, fan_in=width, draws=draws) for _ in range(3))
+        self.out = _uniform(width, inner, fan_in=inner, draws=draws)
+        self.out_bias = _uniform(width, fan_in=inner, draws=draws)
+
+    def forward(self, client: int) -> Tensor:
+        """P_i (n, d)."""
+        q = self._heads(self.descriptors[client][None], self.query)
+        k, v = self._heads(self.base, self.key), self._heads(self.base, self.value)
+        found = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)  # (1, inner)
+        return self.base + F.linear(found, self.out, self.out_bias)
+
+    def _heads(self, tokens: Tensor, weight: Tensor) -> Tensor:
+        """(heads, tokens, head_width)."""
+        return F.linear(tokens, weight).view(len(tokens), self.heads, -1).transpose(0, 1)
+
+
+def _uniform(*shape: int, fan_in: int, draws: torch.Generator) -> nn.Parameter:
+    """The usual initial weights of a linear layer."""
+    return nn.Parameter((torch.rand(shape, generator=draws) * 2 - 1) / fan_in**0.5)
+
+
+@register("pfedpg")
+@dataclass(frozen=True)
+class PFedPG(Method):
+    """Prompts for a frozen pretrained transformer, made for each client by a generator that learns from theirs."""
+
+    paper = "Yang et al., ICCV 2023"
+    up = "trained prompts"
+    down = "the client's own prompts"
+    needs = frozenset({Need.SAME_MODEL, Need.PRETRAINED})
+    views = ("after", "before")
+    defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "batch_size": 16, "momentum": 0.9})
+
+    prompts: int = 10
+    """n: prompts before the first block."""
+    heads: int = 8
+    """Attention heads of the generator."""
+    head_width: int = 64
+    """Width of each head."""
+    server_lr: float = 0.1
+    """eta_s: learning rate of the generator; AdamW wants less, such as 0.001."""
+    server_optimizer: Literal["sgd", "adamw"] = "sgd"
+    """How the generator moves: plain SGD, or AdamW."""
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        tokens = prompts_of(self._prompted(task.shape_of(card.model), task))["tokens"]
+        prompts = {"prompts": Field(tuple(tokens.shape), kept=False)}
+        return Wire(down=prompts, up=prompts)
+
+    def prepare(self, client: Client) -> None:
+        self._prompting().attach(client.model, client.task.shape).to(client.device)
+        client.frozen = ("model.features.backbone.net.",)  # rebuilt from where it came, not saved
+
+    def setup(self, server: Server) -> None:
+        model = server.task.build(server.cards[0].model, "global")
+        frozen = self._prompting().attach(model, server.task.shape)
+        frozen.draw(server.draw("base"))
+        base = frozen.prompts()["tokens"]
+        draws = server.draw("generator")
+        server.state.generator = Generator(base, len(server.cards), self.heads, self.head_width, draws)
+        server.optimise("generator", server.state.generator, Rule(self.server_optimizer, lr=self.server_lr))
+
+    @torch.no_grad()
+    def download(self, server: Server, client: int) -> Message:
+        return Message({"prompts": server.state.generator(client)})
+
+    @torch.no_grad()
+    def receive(self, client: Client, down: Message) -> None:
+        prompts_of(client.model)["tokens"].copy_(down.tensor("prompts"))
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message({"prompts": prompts_of(client.model)["tokens"]})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        # The gradient is sum_i (dP_i / dphi)^T (P_sent - P_trained): downhill, P_i moves to what client i made of it.
+        loss = torch.zeros(())
+        for i, upload in uploads.items():
+            sent = server.state.generator(i)
+            loss = loss + (sent * (sent.detach() - upload.tensor("prompts"))).sum()
+        server.descend(loss, "generator")
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        for name in ("prompts", "heads", "head_width", "server_lr"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name)}.")
+        model = cards[0].model
+        built = task.shape_of(model)
+        if not is_transformer(getattr(built.features, "backbone", nn.Identity())):
+            raise ConfigError(
+                f"pfedpg puts prompts among the tokens of a transformer with a class token, and '{model}' is none. "
+                f"Use one that is, such as --models tiny-vit-32."
+            )
+        self._prompting().skeleton(built, task.shape, model)
+
+    def _prompting(self) -> Prompting:
+        return Prompting("shallow", self.prompts, 0)
+
+    def _prompted(self, model: Split, task: Task) -> Split:
+        """A model on the meta device with its prompts."""
+        with torch.device("meta"):
+            self._prompting().attach(model, task.shape)
+        return model

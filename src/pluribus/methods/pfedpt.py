@@ -1,0 +1,94 @@
+"""pFedPT (Li et al., 2023): a private border of learnt pixels on every image, before a model that all average."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message
+from pluribus.method import register
+from pluribus.methods.fedavg import FedAvg
+from pluribus.optim import Opt, Rule
+from pluribus.task import Card, Task
+
+SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
+
+
+class Border(nn.Module):
+    """x + delta: delta (c, H, W) is learnt in a border of some pixels and zero inside it."""
+
+    def __init__(self, shape: tuple[int, int, int], width: int, generator: torch.Generator) -> None:
+        super().__init__()
+        channels, height, across = shape
+        self.inside = height - 2 * width, across - 2 * width
+        self.rows = nn.Parameter(SPREAD * torch.randn(channels, 2 * width, across, generator=generator))
+        self.sides = nn.Parameter(SPREAD * torch.randn(channels, self.inside[0], 2 * width, generator=generator))
+
+    def delta(self) -> Tensor:
+        """The prompt as an image."""
+        top, bottom = self.rows.chunk(2, 1)
+        left, right = self.sides.chunk(2, 2)
+        inside = left.new_zeros(len(left), *self.inside)
+        return torch.cat([top, torch.cat([left, inside, right], 2), bottom], 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Every image with the same prompt."""
+        return x + self.delta()
+
+
+@register("pfedpt")
+@dataclass(frozen=True)
+class PFedPT(FedAvg):
+    """The mean of whole models, each of which sees its client's images under a private learnt border."""
+
+    paper = "Li et al., arXiv 2023"
+    views = ("after", "before")
+
+    border: int = 2
+    """s: width in pixels of the learnt border."""
+    prompt_epochs: int = 1
+    """Epochs on the border, with the model frozen, before the --epochs on the model, with the border frozen."""
+    prompt_lr: float = 0.1
+    """Learning rate of the border, by plain SGD."""
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        plain = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
+        return {"prompt": Opt(client.state.prompt, plain), "model": Opt(client.model)}
+
+    def prepare(self, client: Client) -> None:
+        client.state.prompt = Border(client.task.shape, self.border, client.draw("prompt"))
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.tune, epochs=self.prompt_epochs)
+        client.fit(self.step)
+        return Message.of(client.model)
+
+    def tune(self, client: Client, batch: Batch) -> Tensor:
+        """Stage 1: a step of the border. The model stays as it is, batch-norm statistics included."""
+        logits = client.call(client.state.prompt(batch.x), client.parameters())
+        loss = F.cross_entropy(logits, batch.y)
+        client.descend(loss, "prompt")
+        return loss
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        """Stage 2: the model learns images with their border."""
+        return F.cross_entropy(self.predict(client, batch.x), batch.y)
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        return client.model(client.state.prompt(x))  # type: ignore[no-any-return]
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        _, height, width = task.shape
+        if not 0 < self.border < min(height, width) / 2:
+            raise ConfigError(
+                f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, so that "
+                f"something is left inside it, not {self.border}."
+            )
+        if self.prompt_lr <= 0:
+            raise ConfigError(f"--prompt-lr must be above 0, not {self.prompt_lr}.")
+        if self.prompt_epochs < 0:
+            raise ConfigError(f"--prompt-epochs must be at least 0, not {self.prompt_epochs}.")
