@@ -73,7 +73,8 @@ def fitting(name: str, **settings: Any) -> dict[str, Any]:
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
         small["public_fraction"] = 0.2
     if Need.PRETRAINED in cls.needs and "models" in settings:
-        settings["models"] = PRETRAINED[settings["models"]]
+        alone = Need.SAME_MODEL in cls.needs and settings["models"] != "small"
+        settings["models"] = cls.defaults["models"] if alone else PRETRAINED[settings["models"]]
     return small | settings
 
 
