@@ -1,0 +1,58 @@
+"""FedBABU (Oh et al., ICLR 2022): only the body is trained and averaged; the head stays random until fine-tuning."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor, nn
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.method import register
+from pluribus.methods.fedavg import FedAvg
+from pluribus.models import Split
+from pluribus.optim import Opt
+from pluribus.task import Card, Task
+
+
+@register("fedbabu")
+@dataclass(frozen=True)
+class FedBABU(FedAvg):
+    """The mean of bodies under one random head that nobody trains; each client fine-tunes before it is tested."""
+
+    paper = "Oh et al., ICLR 2022"
+    up = "the body"
+    down = "the global body"
+    views = ("finetuned", "before")
+
+    finetune_epochs: int = 10
+    """tau: epochs of fine-tuning before a client is tested."""
+    finetune: Literal["model", "head"] = "model"
+    """What is fine-tuned: the whole model or its head."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if self.finetune_epochs < 0:
+            raise ConfigError(f"--finetune-epochs must be at least 0, not {self.finetune_epochs}.")
+
+    def part(self, model: Split) -> nn.Module:
+        return model.features
+
+    def prepare(self, client: Client) -> None:
+        """Everyone derives the same random head from the common seed: it never travels."""
+        common = client.task.build(client.card.model, "global")
+        client.model.head.load_state_dict(common.head.state_dict())
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        body = nn.ModuleDict({"features": client.model.features})
+        return {"model": Opt(body), "finetune": Opt(client.model if self.finetune == "model" else client.model.head)}
+
+    def adapt(self, client: Client, view: str) -> None:
+        if view == "finetuned":
+            client.fit(self.finetune_step, epochs=self.finetune_epochs)
+
+    def finetune_step(self, client: Client, batch: Batch) -> Tensor:
+        """The same loss, descended by what is fine-tuned."""
+        loss = self.loss(client, batch)
+        client.descend(loss, "finetune")
+        return loss

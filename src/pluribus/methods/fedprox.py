@@ -1,0 +1,44 @@
+"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are held near the global model that they started from."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Wire, schema_of
+from pluribus.method import register
+from pluribus.methods.fedavg import FedAvg
+from pluribus.task import Card, Task
+
+
+@register("fedprox")
+@dataclass(frozen=True)
+class FedProx(FedAvg):
+    """The mean of whole models, each trained with a pull towards the global one."""
+
+    paper = "Li et al., MLSys 2020"
+
+    mu: float = 0.01
+    """mu: weight of the squared distance to the global model. 0 is FedAvg."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if self.mu < 0:
+            raise ConfigError(f"--mu must be at least 0, not {self.mu}.")
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        shared = self.part(task.shape_of(card.model))
+        return Wire(down=schema_of(shared, kept=True), up=schema_of(shared))
+
+    def anchor(self, client: Client) -> Mapping[str, Tensor]:
+        """w^t, the global model as it came down."""
+        return {name: client.got.tensor(name) for name in client.got}
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        anchor = self.anchor(client)
+        parameters = self.part(client.model).named_parameters()
+        drift = torch.stack([(p - anchor[name]).square().sum() for name, p in parameters])
+        return super().loss(client, batch) + self.mu / 2 * drift.sum()  # h_k(w; w^t)

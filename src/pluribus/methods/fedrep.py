@@ -1,0 +1,55 @@
+"""FedRep (Collins et al., ICML 2021): clients share a body and keep a head each, trained in turns."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message
+from pluribus.method import register
+from pluribus.methods.fedavg import FedAvg
+from pluribus.models import Split
+from pluribus.optim import Opt
+from pluribus.task import Card, Task
+
+
+@register("fedrep")
+@dataclass(frozen=True)
+class FedRep(FedAvg):
+    """The mean of bodies; each client fits a head of its own to the body, then the body to that head."""
+
+    paper = "Collins et al., ICML 2021"
+    up = "the body"
+    down = "the global body"
+    views = ("after", "before")
+
+    head_epochs: int = 10
+    """tau: epochs on the head in each round, before --epochs on the body."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if self.head_epochs < 1:
+            raise ConfigError(f"--head-epochs must be at least 1, not {self.head_epochs}.")
+
+    def part(self, model: Split) -> nn.Module:
+        return model.features
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        return {"head": Opt(client.model.head), "model": Opt(nn.ModuleDict({"features": client.model.features}))}
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.head_step, epochs=self.head_epochs)
+        client.fit(self.step)  # its optimiser has the body alone
+        return Message.of(self.part(client.model))
+
+    def head_step(self, client: Client, batch: Batch) -> Tensor:
+        """One step of the head on a body that stands still, its batch-norm statistics too."""
+        with torch.no_grad():
+            features = client.call(batch.x, {}, "features")
+        loss = F.cross_entropy(client.model.head(features), batch.y)
+        client.descend(loss, "head")
+        return loss

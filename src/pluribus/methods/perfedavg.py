@@ -1,0 +1,101 @@
+"""Per-FedAvg (Fallah et al., NeurIPS 2020): a global model that is good after one gradient step on a client's data."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.errors import ConfigError
+from pluribus.message import Message
+from pluribus.method import register
+from pluribus.methods.fedavg import FedAvg
+from pluribus.optim import Opt, Rule
+from pluribus.task import Card, Task
+
+Parameters = Mapping[str, Tensor]
+
+
+@register("per-fedavg")
+@dataclass(frozen=True)
+class PerFedAvg(FedAvg):
+    """FedAvg on the loss after one step of adaptation: a start from which each client gets far in one step."""
+
+    paper = "Fallah et al., NeurIPS 2020"
+    views = ("adapted", "before")  # the method answers with the global model after one step on the client's data
+
+    inner_lr: float = 0.01
+    """alpha: learning rate of the adaptation step. The rate beta of the outer step is --lr."""
+    variant: Literal["first-order", "hessian-free"] = "first-order"
+    """Leave the Hessian out, or take its product with the gradient by a difference of gradients on a third batch."""
+    difference: float = 1e-3
+    """delta: how far apart the gradients of the hessian-free variant lie."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        super().check(task, cards)
+        if self.inner_lr < 0:
+            raise ConfigError(f"--inner-lr must be at least 0, not {self.inner_lr}.")
+        if self.difference <= 0:
+            raise ConfigError(f"--difference must be above 0, not {self.difference}.")
+
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        return {"model": Opt(client.model), "inner": Opt(client.model, Rule("sgd", self.inner_lr))}
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step, batch=self._parts * client.local.batch)
+        return Message.of(self.part(client.model))
+
+    @property
+    def _parts(self) -> int:
+        return 2 if self.variant == "first-order" else 3
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        first, second, *third = split(batch, self._parts)
+        theta = {name: p.detach() for name, p in client.parameters().items()}
+        loss = self.loss(client, first)  # with the client's own forward: batch-norm statistics follow theta
+        adapted = moved(theta, client.grads(loss), -self.inner_lr)
+        outer = gradient(client, adapted, second)
+        for part in third:  # (I - alpha Hessian) outer
+            ahead = gradient(client, moved(theta, outer, self.difference), part)
+            behind = gradient(client, moved(theta, outer, -self.difference), part)
+            product = {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in outer}
+            outer = moved(outer, product, -self.inner_lr)
+        client.apply(outer)
+        return loss
+
+    def adapt(self, client: Client, view: str) -> None:
+        """One step on a batch of the client's training data, the first of a shuffle."""
+        if view == "adapted":
+            client.fit(self.inner_step, steps=1)
+
+    def inner_step(self, client: Client, batch: Batch) -> Tensor:
+        """theta - alpha grad f_i(theta)."""
+        loss = self.loss(client, batch)
+        client.descend(loss, "inner")
+        return loss
+
+
+def split(batch: Batch, parts: int) -> list[Batch]:
+    """Disjoint parts of a batch. Where one would have fewer than two samples, each is the whole batch."""
+    if batch.n < 2 * parts:
+        return [batch] * parts
+    sizes = [batch.n // parts] * (parts - 1)
+    sizes.append(batch.n - sum(sizes))
+    pieces = zip(*(torch.split(value, sizes) for value in batch[:3]), sizes, strict=True)
+    return [Batch(x, y, i, n) for x, y, i, n in pieces]
+
+
+def moved(theta: Parameters, direction: Parameters, rate: float) -> dict[str, Tensor]:
+    """theta + rate * direction; what has no direction stays."""
+    return {n: value + rate * direction[n] if n in direction else value for n, value in theta.items()}
+
+
+def gradient(client: Client, theta: Parameters, batch: Batch) -> dict[str, Tensor]:
+    """The gradient of the loss at other parameters; nothing of the client changes."""
+    theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
+    loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
+    found = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+    return {name: g for name, g in zip(theta, found, strict=True) if g is not None}

@@ -1,0 +1,96 @@
+"""SCAFFOLD (Karimireddy et al., ICML 2020): control variates correct each local step for the drift between clients."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import torch
+from torch import Tensor
+
+from pluribus.client import Batch, Client, trainable
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Wire, schema_of
+from pluribus.method import Method, Need, register
+from pluribus.models import Split
+from pluribus.ops import averaged, flatten, unflatten
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+@register("scaffold")
+@dataclass(frozen=True)
+class Scaffold(Method):
+    """Local steps are corrected by the difference between everyone's mean gradient and the client's own."""
+
+    paper = "Karimireddy et al., ICML 2020"
+    up = "progress of the model and of the client's control variate"
+    down = "the global model and its control variate"
+    needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
+    views = ("before", "after")  # the global model is what the algorithm returns
+    defaults = MappingProxyType({"models": "cnn-16"})
+
+    server_lr: float = 1.0
+    """eta_g: how far the server follows the clients' mean progress."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        if self.server_lr <= 0:
+            raise ConfigError(f"--server-lr must be above 0, not {self.server_lr}.")
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        """Weights and control variates travel as vectors; buffers, such as batch-norm statistics, as they are."""
+        model = task.shape_of(card.model)
+        vector = Field((trainable(model),))
+        buffers = {name: f for name, f in schema_of(model, "model.").items() if name in _buffers(model)}
+        return Wire(
+            down=schema_of(model, "model.") | {"control": vector},
+            up={"progress": vector, "control": vector} | buffers,
+        )
+
+    def setup(self, server: Server) -> None:
+        server.state.model = server.task.build(server.cards[0].model, "global")  # x
+        server.state.control = torch.zeros(trainable(server.state.model))  # c
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({**Message.of(server.state.model, "model."), "control": server.state.control})
+
+    def prepare(self, client: Client) -> None:
+        client.state.control = torch.zeros(trainable(client.model))  # c_i
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.load_state_dict(down.part("model."))  # y_i <- x
+
+    def local_update(self, client: Client) -> Message:
+        start, c_i = _weights(client), client.state.control.clone()
+        steps = client.fit(self.step)  # K
+        moved = start - _weights(client)  # x - y_i
+        new = c_i - client.got.tensor("control") + moved / (max(steps, 1) * client.now["lr"])  # option II
+        client.state.control = new if steps else c_i
+        return Message({"progress": -moved, "control": client.state.control - c_i, **_buffers(client.model)})
+
+    def step(self, client: Client, batch: Batch) -> Tensor:
+        loss, y = self.loss(client, batch), client.parameters()
+        gradient = flatten(client.grads(loss), y)
+        client.apply(unflatten(gradient - client.state.control + client.got.tensor("control"), y))
+        return loss
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """x <- x + eta_g mean of progress; c <- c + |S| / N mean of its change. Each client counts once."""
+        mean, model = averaged(server, uploads, uniform=True), server.state.model
+        share = len(uploads) / server.task.clients
+        server.state.control = server.state.control + share * mean.pop("control")
+        x = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        progress = unflatten(mean.pop("progress"), x)
+        moved = {name: p + self.server_lr * progress[name] for name, p in x.items()}
+        model.load_state_dict(moved | {name.removeprefix("model."): value for name, value in mean.items()})
+
+
+def _weights(client: Client) -> Tensor:
+    """The trainable parameters as one vector, a copy."""
+    weights = {name: p.detach() for name, p in client.parameters().items()}
+    return flatten(weights, weights)
+
+
+def _buffers(model: Split) -> dict[str, Tensor]:
+    """What the model has besides trainable parameters, by its name in a message."""
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    return {f"model.{name}": value for name, value in model.state_dict().items() if name not in trained}
