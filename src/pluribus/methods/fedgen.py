@@ -104,7 +104,7 @@ class FedGen(Method):
     def prepare(self, client: Client) -> None:
         classes = client.task.classes
         with seeded(client.task.seed, "generator"):
-            client.state.generator = Frozen(self.noise, classes, self.hidden, client.card.width)
+            client.state.generator = Frozen(self.noise, classes, self.hidden, client.card.width).eval()
         client.state.edges = torch.arange(1, classes + 1, dtype=torch.float64)  # of p(y), summed up
         client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no generator of its own
 
@@ -196,4 +196,4 @@ def label_at(edges: Tensor, u: Tensor) -> Tensor:
     >>> label_at(torch.tensor([0.0, 0.25, 0.25, 1.0]), torch.tensor([0.0, 0.2, 0.25, 0.9]))
     tensor([1, 1, 3, 3])
     """
-    return (u[..., None].double() * edges[-1] >= edges).sum(-1)
+    return (u[..., None].double() * edges[-1] >= edges).sum(-1).clamp(max=len(edges) - 1)
