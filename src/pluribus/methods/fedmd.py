@@ -106,8 +106,8 @@ class FedMD(Method):
 def alignment(client: Client, size: int) -> Data:
     """This round's public samples, each class by its share: everyone derives them from the common seed.
 
-    Of n samples of a class, in a random order, the r-th has the rank (r + 1/2) / n. The lowest ranks are taken; of equal
-    ones those that come first in that order.
+    Of n samples of a class, in a random order, the r-th has the rank (r + 1/2) / n. The lowest ranks are taken, and of
+    equal ones those that come first in that order.
     """
     pool = client.data["pool"]
     order = torch.randperm(len(pool), generator=client.task.draw("align", client.t)).to(client.device)
