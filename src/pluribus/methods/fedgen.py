@@ -1,0 +1,199 @@
+"""FedGen (Zhu et al., ICML 2021): the server learns to generate features from labels, and clients train on those too.
+
+The form for mixed models: feature extractors stay private, and only the heads behind them are averaged.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+from torch.func import functional_call, vmap
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.draws import seeded
+from pluribus.errors import ConfigError
+from pluribus.message import Field, Message, Wire, schema_of
+from pluribus.method import Method, Need, register
+from pluribus.models.dropout import uniform_bits
+from pluribus.ops import averaged, kl, onehot
+from pluribus.optim import Rule
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+class Generator(nn.Module):
+    """G(y, eps): a feature for a label."""
+
+    def __init__(self, noise: int, classes: int, hidden: int, width: int) -> None:
+        super().__init__()
+        self.classes = classes
+        self.inner, self.outer = nn.Linear(noise + classes, hidden), nn.Linear(hidden, width)
+        self.norm = nn.BatchNorm1d(hidden)
+
+    def forward(self, eps: Tensor, y: Tensor) -> Tensor:
+        hidden = self.norm(self.inner(torch.cat([eps, onehot(y, self.classes)], 1)))
+        return self.outer(F.relu(hidden))  # type: ignore[no-any-return]
+
+
+class Frozen(Generator):
+    """A generator in the hands of a client: always in eval mode, also where everything around it trains."""
+
+    def train(self, mode: bool = True) -> Self:
+        self.requires_grad_(False)
+        return super().train(False)
+
+
+@register("fedgen")
+@dataclass(frozen=True)
+class FedGen(Method):
+    """Averaged heads, and a generator of features that the server trains against everyone's head."""
+
+    paper = "Zhu et al., ICML 2021"
+    up = "the head; once: training samples per class"
+    down = "the mean head, the generator, share of each class"
+    needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})
+    enrols = True
+    views = ("after", "before")
+
+    teach: float = 10.0
+    """alpha: weight of the cross-entropy of the head on generated features."""
+    guide: float = 10.0
+    """beta: weight of the divergence of predictions from those for a generated feature of the same label."""
+    fade: float = 0.98
+    """What alpha and beta are multiplied by after every round."""
+    diversity: float = 1.0
+    """eta: weight of the generator's diversity loss."""
+    noise: int = 32
+    """d_eps: width of the generator's noise."""
+    hidden: int = 256
+    """H: width of the generator's hidden layer."""
+    generator_lr: float = 3e-4
+    """Learning rate of the generator (Adam)."""
+    generator_steps: int = 50
+    """Steps of the generator per round."""
+    generator_batch: int = 32
+    """Features that the generator makes in a step on the server."""
+
+    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+        least = {"teach": 0, "guide": 0, "diversity": 0, "noise": 1, "hidden": 1, "generator_steps": 1}
+        least["generator_batch"] = 2  # batch normalisation has no variance of one sample
+        for name, low in least.items():
+            if getattr(self, name) < low:
+                raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(self, name)}.")
+        if not 0 < self.fade <= 1:
+            raise ConfigError(f"--fade must be in (0, 1], not {self.fade}.")
+        if self.generator_lr <= 0:
+            raise ConfigError(f"--generator-lr must be above 0, not {self.generator_lr}.")
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        head = schema_of(task.shape_of(card.model).head, "head.")
+        with torch.device("meta"):
+            made = schema_of(Generator(self.noise, task.classes, self.hidden, card.width), "generator.")
+        shares = {"shares": Field((task.classes,), kept=False)}
+        return Wire(down=head | made | shares, up=head, once={"counts": Field((task.classes,), torch.int32)})
+
+    def schedule(self, t: int, rounds: int) -> dict[str, float]:
+        now = self.fade**t if t else 0.0  # before the first aggregation nothing is known
+        return {"alpha": self.teach * now, "beta": self.guide * now}
+
+    # ---- client ----------------------------------------------------------------------------------------------------
+
+    def prepare(self, client: Client) -> None:
+        classes = client.task.classes
+        with seeded(client.task.seed, "generator"):
+            client.state.generator = Frozen(self.noise, classes, self.hidden, client.card.width).eval()
+        client.state.edges = torch.arange(1, classes + 1, dtype=torch.float64)  # of p(y), summed up
+        client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no generator of its own
+
+    def enrol(self, client: Client) -> Message:
+        return Message({"counts": onehot(client.data["train"].labels(), client.task.classes).sum(0).int()})
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.head.load_state_dict(down.part("head."))
+        client.state.generator.load_state_dict(down.part("generator."))
+        client.state.edges = down.tensor("shares").double().cumsum(0)
+
+    def local_update(self, client: Client) -> Message:
+        client.state.key = torch.randint(2**62, (), generator=client.draw("noise"))
+        client.fit(self.step)
+        return Message.of(client.model.head, "head.")
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        head, generator, logits = client.model.head, client.state.generator, client.model(batch.x)
+        ours, theirs, u = torch.split(self._drawn(client, batch.n), [self.noise, self.noise, 1], 1)
+        labels = label_at(client.state.edges, u[:, 0])
+        taught = F.cross_entropy(head(generator(theirs, labels)), labels)
+        guided = kl(head(generator(ours, batch.y)).detach(), logits).mean()
+        return F.cross_entropy(logits, batch.y) + client.now["alpha"] * taught + client.now["beta"] * guided
+
+    def _drawn(self, client: Client, rows: int) -> Tensor:
+        """Numbers in [0, 1), new ones in every step."""
+        columns = 2 * self.noise + 1
+        bits = uniform_bits(client.state.key, rows * columns, client.device).view(rows, columns)
+        client.state.key += 1
+        return bits / 2**24
+
+    # ---- server ----------------------------------------------------------------------------------------------------
+
+    def setup(self, server: Server) -> None:
+        task, state = server.task, server.state
+        state.head = task.build(server.cards[0].model, "global").head.eval()
+        with seeded(task.seed, "generator"):
+            state.generator = Generator(self.noise, task.classes, self.hidden, server.cards[0].width)
+        server.optimise("generator", state.generator, Rule("adam", self.generator_lr))
+        state.counts = torch.zeros(task.classes, dtype=torch.float64)  # pooled over all who ever answered
+        state.counted = torch.zeros(task.clients, dtype=torch.bool)
+
+    def download(self, server: Server, client: int) -> Message:
+        state = server.state
+        counts = state.counts if state.counts.any() else torch.ones_like(state.counts)
+        shares = {"shares": (counts / counts.sum()).float()}
+        return Message({**Message.of(state.head, "head."), **Message.of(state.generator, "generator."), **shares})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        state = server.state
+        counts = torch.stack([_counts(server, k) for k in uploads])
+        new = torch.tensor([not state.counted[k] for k in uploads])
+        state.counts += counts[new].sum(0)
+        state.counted[list(uploads)] = True
+        self._train_generator(server, [upload.part("head.") for upload in uploads.values()], counts)
+        state.head.load_state_dict(averaged(server, uploads, "head."))
+
+    def _train_generator(self, server: Server, heads: Sequence[Mapping[str, Tensor]], counts: Tensor) -> None:
+        """Some steps against these heads, each of which has seen so many samples of each class."""
+        state = server.state
+        psi = {name: torch.stack([head[name] for head in heads]) for name in heads[0]}
+        weights = (counts / counts.sum(0).clamp(min=1)).float()  # w_i^(y), over those who answered
+        shape = self.generator_steps, self.generator_batch
+        labels = label_at(state.counts.cumsum(0), torch.rand(shape, generator=server.draw("labels")))
+        for eps, y in zip(torch.rand(*shape, self.noise, generator=server.draw("noise")), labels, strict=True):
+            made = state.generator(eps, y)
+            logits = vmap(lambda one: functional_call(state.head, one, (made,)))(psi)  # noqa: B023 (used at once)
+            ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(heads)), reduction="none").view(len(heads), -1)
+            loss = (weights[:, y] * ce).sum(0).mean() + self.diversity * alikeness(eps, made)
+            server.descend(loss, "generator")
+        server.notes["generator_loss"] = float(loss.detach())
+
+
+def _counts(server: Server, client: int) -> Tensor:
+    enrolled = server.cards[client].enrolled
+    assert enrolled is not None
+    return enrolled.tensor("counts").double()
+
+
+def alikeness(eps: Tensor, made: Tensor) -> Tensor:
+    """The diversity loss: near 1 where features are alike although their noise is not, near 0 where they differ."""
+    apart = (eps[:, None] - eps).square().mean(2) * (made[:, None] - made).abs().mean(2)
+    return (-apart.mean()).exp()
+
+
+def label_at(edges: Tensor, u: Tensor) -> Tensor:
+    """Labels by their shares, summed up, from numbers in [0, 1). A label without a share is never drawn.
+
+    >>> label_at(torch.tensor([0.0, 0.25, 0.25, 1.0]), torch.tensor([0.0, 0.2, 0.25, 0.9]))
+    tensor([1, 1, 3, 3])
+    """
+    return (u[..., None].double() * edges[-1] >= edges).sum(-1).clamp(max=len(edges) - 1)
