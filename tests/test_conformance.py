@@ -72,6 +72,8 @@ def fitting(name: str, **settings: Any) -> dict[str, Any]:
     }
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
         small["public_fraction"] = 0.2
+    if "matched_batch" in {field.name for field in dataclasses.fields(cls)}:
+        small["matched_batch"] = 10**6  # a bandwidth that pays for a model every round, also in the shortest run
     if Need.PRETRAINED in cls.needs and "models" in settings:
         alone = Need.SAME_MODEL in cls.needs and settings["models"] != "small"
         settings["models"] = cls.defaults["models"] if alone else PRETRAINED[settings["models"]]

@@ -111,8 +111,8 @@ class Method:
     def receive(self, client: Client, down: Message) -> None:
         """Install what came down. Runs before the work of an exchange, and in evaluation of every view but `after`."""
 
-    def local_update(self, client: Client) -> Message:
-        """Train, and say what goes up."""
+    def local_update(self, client: Client) -> Message | None:
+        """Train, and say what goes up; None: nothing this time."""
         client.fit(self.step)
         return Message({})
 

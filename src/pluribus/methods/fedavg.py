@@ -38,13 +38,13 @@ class FedAvg(Method):
     def setup(self, server: Server) -> None:
         server.state.shared = self.part(server.task.build(server.cards[0].model, "global"))
 
-    def download(self, server: Server, client: int) -> Message:
+    def download(self, server: Server, client: int) -> Message | None:
         return Message.of(server.state.shared)
 
     def receive(self, client: Client, down: Message) -> None:
         self.part(client.model).load_state_dict(down.part())
 
-    def local_update(self, client: Client) -> Message:
+    def local_update(self, client: Client) -> Message | None:
         client.fit(self.step)
         return Message.of(self.part(client.model))
 

@@ -194,7 +194,7 @@ class Ind(Method):
     def prepare(self, client: Client) -> None:
         client.data["local"] = own_and_public(client, everyones=False)
 
-    def local_update(self, client: Client) -> Message:
+    def local_update(self, client: Client) -> Message | None:
         client.fit(self.step, on="local", steps=1)
         return Message({})
 

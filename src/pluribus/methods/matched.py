@@ -81,7 +81,7 @@ class FedAvgMatched(Ind, FedAvg):
         super().receive(client, down)
         client.state.shared.load_state_dict(down.part())
 
-    def local_update(self, client: Client) -> Message | None:  # type: ignore[override]
+    def local_update(self, client: Client) -> Message | None:
         super().local_update(client)  # one step on private and own public data
         due = self.synchronises(client.task, client.card, client.t)
         return Message.of(self.part(client.model)) if due else None
@@ -96,7 +96,7 @@ class FedAvgMatched(Ind, FedAvg):
         super().setup(server)
         server.state.averaged_in = torch.tensor(-1)  # the round
 
-    def download(self, server: Server, client: int) -> Message | None:  # type: ignore[override]
+    def download(self, server: Server, client: int) -> Message | None:
         """The global model in the round after it changed; and in the evaluation of the round in which it did."""
         return super().download(server, client) if int(server.state.averaged_in) >= server.t - 1 else None
 
