@@ -79,7 +79,7 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
     assert_same(pluribus.resume(tmp_path / "run", progress=False), run("fedgh", device="cuda", rounds=4, momentum=0.9))
 
 
-@pytest.mark.parametrize("name", ["local", "fedgh", "fedavg"])
+@pytest.mark.parametrize("name", ["local", "fedgh", "fedavg", "fedprox", "fd", "fedproto", "fedrep"])
 def test_stacked_clients_train_as_alone(name):
     settings = {"clients": 9, "models": "cnn-16-32", "momentum": 0.9, "precision": "float32", "min_samples": 4}
     alone, stacked = captured(name, **settings), run(name, device="cuda", rounds=4, **settings)

@@ -243,6 +243,20 @@ def hyperparameters(method: Method) -> dict[str, Any]:
     return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
 
 
+def at_least(method: Method, **least: float) -> None:
+    """Refuse hyper-parameters below these values; one that is not set passes."""
+    for name, low in least.items():
+        if (value := getattr(method, name)) is not None and not value >= low:
+            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {value}.")
+
+
+def above(method: Method, **bounds: float) -> None:
+    """Refuse hyper-parameters that are not above these values; one that is not set passes."""
+    for name, bound in bounds.items():
+        if (value := getattr(method, name)) is not None and not value > bound:
+            raise ConfigError(f"--{name.replace('_', '-')} must be above {bound}, not {value}.")
+
+
 def check_needs(
     method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int], rule: Rule
 ) -> None:
@@ -253,11 +267,9 @@ def check_needs(
     for other in firsts[1:]:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
         if Need.SAME_MODEL in method.needs:
-            special = {Need.SAME_MODEL, Need.PUBLIC_DATA, Need.PRETRAINED}  # these ask for more than mixed models
-            mixed = ", ".join(n for n, m in methods().items() if not m.needs & special)
             raise ConfigError(
-                f"{label} averages whole models, but {pair} differ. "
-                f"Use one model (--models {one.model}) or a method for mixed models: {mixed}."
+                f"{label} averages whole models, but {pair} differ. Use one model (--models {one.model}) or a method "
+                f"for mixed models, such as fedgh, fedproto or local: pluribus list methods shows all."
             )
         if Need.SAME_WIDTH in method.needs and one.width != other.width:
             raise ConfigError(

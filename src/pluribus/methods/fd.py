@@ -8,9 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, register
+from pluribus.method import Method, at_least, register
 from pluribus.ops import Tally
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -83,8 +82,7 @@ class FD(ClassLogits):
     """Leave a client's own report out of what it learns from. The server then keeps every client's last report."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.gamma < 0:
-            raise ConfigError(f"--gamma must be at least 0, not {self.gamma}.")
+        at_least(self, gamma=0)
 
     def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
         target = client.got.rows("logits")

@@ -7,8 +7,7 @@ from typing import Literal
 from torch import Tensor, nn
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.models import Split
 from pluribus.optim import Opt
@@ -32,8 +31,7 @@ class FedBABU(FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        if self.finetune_epochs < 0:
-            raise ConfigError(f"--finetune-epochs must be at least 0, not {self.finetune_epochs}.")
+        at_least(self, finetune_epochs=0)
 
     def part(self, model: Split) -> nn.Module:
         return model.features

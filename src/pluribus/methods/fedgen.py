@@ -16,7 +16,7 @@ from pluribus.client import Batch, Client
 from pluribus.draws import seeded
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire, schema_of
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models.dropout import uniform_bits
 from pluribus.ops import averaged, kl, onehot
 from pluribus.optim import Rule
@@ -78,15 +78,11 @@ class FedGen(Method):
     """Features that the generator makes in a step on the server."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        least = {"teach": 0, "guide": 0, "diversity": 0, "noise": 1, "hidden": 1, "generator_steps": 1}
-        least["generator_batch"] = 2  # batch normalisation has no variance of one sample
-        for name, low in least.items():
-            if getattr(self, name) < low:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {getattr(self, name)}.")
+        at_least(self, teach=0, guide=0, diversity=0, noise=1, hidden=1, generator_steps=1)
+        at_least(self, generator_batch=2)  # batch normalisation has no variance of one sample
+        above(self, generator_lr=0)
         if not 0 < self.fade <= 1:
             raise ConfigError(f"--fade must be in (0, 1], not {self.fade}.")
-        if self.generator_lr <= 0:
-            raise ConfigError(f"--generator-lr must be above 0, not {self.generator_lr}.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         head = schema_of(task.shape_of(card.model).head, "head.")

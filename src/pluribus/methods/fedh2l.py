@@ -17,7 +17,7 @@ from pluribus.client import Batch, Client, trainable
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
-from pluribus.method import Method, Need, PeerMethod, register
+from pluribus.method import Method, Need, PeerMethod, above, at_least, register
 from pluribus.ops import flatten, project, unflatten
 from pluribus.optim import Opt
 from pluribus.task import Card, Task
@@ -70,8 +70,8 @@ class FedH2L(PeerMethod):
     """eta: learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.every < 1:
-            raise ConfigError(f"--every must be at least 1, not {self.every}.")
+        at_least(self, every=1)
+        above(self, lesson_lr=0)
         if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
             raise ConfigError(
                 "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
@@ -80,8 +80,6 @@ class FedH2L(PeerMethod):
             raise ConfigError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
         if min(self.margin, self.eps) < 0 or (self.conflict != "project" and max(self.margin, self.eps) > 0):
             raise ConfigError("--margin and --eps must be at least 0, and above 0 only with --conflict project.")
-        if self.lesson_lr is not None and self.lesson_lr <= 0:
-            raise ConfigError(f"--lesson-lr must be above 0, not {self.lesson_lr}.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(len(data) for data in task.public.values()))

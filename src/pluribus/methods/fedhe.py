@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError
 from pluribus.message import Message, Rows
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fd import ClassLogits, mean_of
 from pluribus.ops import distance_to_rows
 from pluribus.server import Server
@@ -34,10 +33,7 @@ class FedHe(ClassLogits):
     """Batches of a turn, in asynchronous mode."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.pull < 0:
-            raise ConfigError(f"--pull must be at least 0, not {self.pull}.")
-        if self.turn_batches < 1:
-            raise ConfigError(f"--turn-batches must be at least 1, not {self.turn_batches}.")
+        at_least(self, pull=0, turn_batches=1)
 
     def participants(self, task: Task, t: int) -> Sequence[int] | None:
         if self.mode == "sync":

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError
 from pluribus.message import Dim, Field, Message, Rows, Value, Wire
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, above, register
 from pluribus.models import Split
 from pluribus.models.prompts import Prompting, prompts_of
 from pluribus.ops import kl, onehot, weighted_mean
@@ -155,9 +155,7 @@ class FedHPL(Method):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         if self.upload == "none" and (self.share_prompts or self.share_head):
             raise ConfigError("--upload none exchanges nothing: leave out --share-prompts and --share-head.")
-        for name in ("prompts", "padding", "temperature"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name} must be above 0, not {getattr(self, name)}.")
+        above(self, prompts=0, padding=0, temperature=0)
         for card in _firsts(cards):
             self._prompting().skeleton(task.shape_of(card.model), task.shape, card.model)
 

@@ -14,7 +14,7 @@ from pluribus import lowrank
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Sizes, Traffic, register
+from pluribus.method import Sizes, Traffic, above, register
 from pluribus.methods.fml import Auxiliary
 from pluribus.ops import kl, weighted_mean
 from pluribus.optim import Opt
@@ -45,8 +45,7 @@ class FedKD(Auxiliary):
         super().check(task, cards)
         if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
             raise ConfigError("--energy-start and --energy-end must be above 0 and at most 1.")
-        if self.mentee_lr is not None and self.mentee_lr <= 0:
-            raise ConfigError(f"--mentee-lr must be above 0, not {self.mentee_lr}.")
+        above(self, mentee_lr=0)
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         return {"energy": self.energy_start + t / rounds * (self.energy_end - self.energy_start)}

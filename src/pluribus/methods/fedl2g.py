@@ -19,7 +19,7 @@ from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, Sizes, Traffic, register
+from pluribus.method import Method, Need, Sizes, Traffic, at_least, register
 from pluribus.ops import onehot, rows_mean, turn_into_gradients
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -59,10 +59,9 @@ class FedL2G(Method):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         if self.warm_rounds(task) >= task.rounds:
             raise ConfigError(f"no model would train: --warmup {self.warmup} takes all of --rounds {task.rounds}.")
+        at_least(self, quiz=SMALLEST_QUIZ)
         if self.quiz is None:
             return
-        if self.quiz < SMALLEST_QUIZ:
-            raise ConfigError(f"--quiz must be at least {SMALLEST_QUIZ}, not {self.quiz}.")
         for card in cards.values():
             if card.samples <= self.quiz:
                 raise ConfigError(

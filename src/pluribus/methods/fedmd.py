@@ -12,7 +12,7 @@ from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Exchange, Method, Need, register
+from pluribus.method import Exchange, Method, Need, at_least, register
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -45,10 +45,8 @@ class FedMD(Method):
     """Epochs on its own data after that."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        least = {"align": 1, "digest_epochs": 0, "digest_steps": 0, "revisit_steps": 0}
-        for name, low in (least | {"pretrain_public": 0, "pretrain_private": 0}).items():
-            if (value := getattr(self, name)) is not None and value < low:
-                raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {value}.")
+        at_least(self, align=1, digest_epochs=0, digest_steps=0, revisit_steps=0)
+        at_least(self, pretrain_public=0, pretrain_private=0)
         if not self._aligned(task):
             raise ConfigError("no client has enough data to give a public sample: use a larger --public-fraction.")
 

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError
 from pluribus.message import Message
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fml import Auxiliary
 from pluribus.models import Split
 from pluribus.ops import averaged
@@ -43,8 +43,7 @@ class FedMRL(Auxiliary):
         return super().auxiliary(task)
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.small_weight < 0 or (self.small_width is not None and self.small_width < 1):
-            raise ConfigError("--small-width must be at least 1, --small-weight at least 0.")
+        at_least(self, small_width=1, small_weight=0)
         super().check(task, cards)
         with torch.device("meta"):
             width = self.auxiliary(task).width

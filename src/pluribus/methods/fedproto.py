@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, at_least, register
 from pluribus.ops import Tally, distance_to_rows, nearest, rows_mean
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -30,8 +29,7 @@ class Prototypes(Method):
     """lambda: weight of the distance to the prototypes."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.pull < 0:
-            raise ConfigError(f"--pull must be at least 0, not {self.pull}.")
+        at_least(self, pull=0)
 
     def schema(self, task: Task, card: Card) -> Wire:
         prototypes = {"prototypes": Field((task.classes, card.width), form="rows")}

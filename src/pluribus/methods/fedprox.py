@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
 from pluribus.message import Wire, schema_of
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.task import Card, Task
 
@@ -26,8 +25,7 @@ class FedProx(FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        if self.mu < 0:
-            raise ConfigError(f"--mu must be at least 0, not {self.mu}.")
+        at_least(self, mu=0)
 
     def schema(self, task: Task, card: Card) -> Wire:
         shared = self.part(task.shape_of(card.model))

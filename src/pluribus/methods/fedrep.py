@@ -8,9 +8,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
 from pluribus.message import Message
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.models import Split
 from pluribus.optim import Opt
@@ -32,8 +31,7 @@ class FedRep(FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        if self.head_epochs < 1:
-            raise ConfigError(f"--head-epochs must be at least 1, not {self.head_epochs}.")
+        at_least(self, head_epochs=1)
 
     def part(self, model: Split) -> nn.Module:
         return model.features

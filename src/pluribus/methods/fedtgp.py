@@ -9,9 +9,8 @@ from torch.nn import functional as F
 
 from pluribus import draws
 from pluribus.client import Client
-from pluribus.errors import ConfigError
 from pluribus.message import Message, Rows
-from pluribus.method import register
+from pluribus.method import at_least, register
 from pluribus.methods.fedproto import Prototypes
 from pluribus.ops import class_means, onehot, rows_mean
 from pluribus.optim import Rule
@@ -38,10 +37,7 @@ class FedTGP(Prototypes):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        for name, least in (("threshold", 0), ("server_epochs", 0), ("server_batch", 1)):
-            if getattr(self, name) < least:
-                flag = name.replace("_", "-")
-                raise ConfigError(f"--{flag} must be at least {least}, not {getattr(self, name)}.")
+        at_least(self, threshold=0, server_epochs=0, server_batch=1)
 
     def local_update(self, client: Client) -> Message:
         client.fit(self.step)

@@ -14,7 +14,7 @@ from torch import Tensor
 from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.message import Message, Wire, payload
-from pluribus.method import Need, Sizes, Traffic, register
+from pluribus.method import Need, Sizes, Traffic, at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedh2l import SETTINGS, Ind
 from pluribus.methods.fedprox import FedProx
@@ -40,8 +40,7 @@ class FedAvgMatched(Ind, FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        if self.matched_batch < 1:
-            raise ConfigError(f"--matched-batch must be at least 1, not {self.matched_batch}.")
+        at_least(self, matched_batch=1)
         if not self.synchronisations(task, cards[0]):
             raise ConfigError(
                 f"what FedH2L sends in {task.rounds} rounds does not pay for one upload of {cards[0].model}: use "

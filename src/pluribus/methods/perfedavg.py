@@ -9,9 +9,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
 from pluribus.message import Message
-from pluribus.method import register
+from pluribus.method import above, at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
 from pluribus.task import Card, Task
@@ -36,10 +35,8 @@ class PerFedAvg(FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
-        if self.inner_lr < 0:
-            raise ConfigError(f"--inner-lr must be at least 0, not {self.inner_lr}.")
-        if self.difference <= 0:
-            raise ConfigError(f"--difference must be above 0, not {self.difference}.")
+        at_least(self, inner_lr=0)
+        above(self, difference=0)
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "inner": Opt(client.model, Rule("sgd", self.inner_lr))}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, above, register
 from pluribus.ops import sgd_step
 from pluribus.server import Server
 from pluribus.state import State
@@ -118,8 +118,7 @@ class PFedLA(Method):
                     stored[i] = theta[name]
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.hyper_lr <= 0:
-            raise ConfigError(f"--hyper-lr must be above 0, not {self.hyper_lr}.")
+        above(self, hyper_lr=0)
         model = task.shape_of(cards[0].model).state_dict()
         layers = len({name.rpartition(".")[0] for name in model})
         if not 0 <= self.keep_local <= layers:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, above, register
 from pluribus.models import Split
 from pluribus.models.prompts import Prompting, is_transformer, prompts_of
 from pluribus.optim import Rule
@@ -113,9 +113,7 @@ class PFedPG(Method):
         server.descend(loss, "generator")
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        for name in ("prompts", "heads", "head_width", "server_lr"):
-            if getattr(self, name) <= 0:
-                raise ConfigError(f"--{name.replace('_', '-')} must be above 0, not {getattr(self, name)}.")
+        above(self, prompts=0, heads=0, head_width=0, server_lr=0)
         model = cards[0].model
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):

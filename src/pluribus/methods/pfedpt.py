@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError
 from pluribus.message import Message
-from pluribus.method import register
+from pluribus.method import above, at_least, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
 from pluribus.task import Card, Task
@@ -88,7 +88,5 @@ class PFedPT(FedAvg):
                 f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, so that "
                 f"something is left inside it, not {self.border}."
             )
-        if self.prompt_lr <= 0:
-            raise ConfigError(f"--prompt-lr must be above 0, not {self.prompt_lr}.")
-        if self.prompt_epochs < 0:
-            raise ConfigError(f"--prompt-epochs must be at least 0, not {self.prompt_epochs}.")
+        above(self, prompt_lr=0)
+        at_least(self, prompt_epochs=0)

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Batch, Client, trainable
-from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire, schema_of
-from pluribus.method import Method, Need, register
+from pluribus.method import Method, Need, above, register
 from pluribus.models import Split
 from pluribus.ops import averaged, flatten, unflatten
 from pluribus.server import Server
@@ -33,8 +32,7 @@ class Scaffold(Method):
     """eta_g: how far the server follows the clients' mean progress."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if self.server_lr <= 0:
-            raise ConfigError(f"--server-lr must be above 0, not {self.server_lr}.")
+        above(self, server_lr=0)
 
     def schema(self, task: Task, card: Card) -> Wire:
         """Weights and control variates travel as vectors; buffers, such as batch-norm statistics, as they are."""
