@@ -12,6 +12,7 @@ import pytest
 
 import pluribus
 from conftest import few_digits, new_folder, tiny
+from pluribus.assembly import assemble
 from pluribus.cli import main
 from pluribus.errors import ConfigError
 from pluribus.experiment import Experiment, experiment, flag, from_toml
@@ -204,3 +205,10 @@ def test_an_experiment_does_not_change_with_what_it_was_made_of() -> None:
     described = Experiment(hyper=hyper)
     hyper["server_lr"] = 0.25
     assert described.build_method() == FedGH(0.5)
+
+
+@pytest.mark.parametrize(("data", "kind"), [("digits", "dirichlet"), ("rotated-digits", "domain")])
+def test_a_partition_by_what_the_data_set_has(data: str, kind: str) -> None:
+    parts = assemble(experiment("ind", data=data))
+    assert parts.manifest.kind == kind
+    assert bool(parts.task.exams) == (kind == "domain")

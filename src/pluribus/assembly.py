@@ -72,10 +72,17 @@ def _device(experiment: Experiment) -> torch.device:
     return device
 
 
+def _kind(experiment: Experiment, dataset: Dataset) -> str:
+    """The partition's name; `auto` is a choice by what the data set has."""
+    if experiment.partition != "auto":
+        return experiment.partition
+    return "dirichlet" if dataset.domain is None else "domain"
+
+
 def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
     rows = dataset.official if experiment.test == "official" else None  # everyone is tested on the rest
     return partition(
-        experiment.partition,
+        _kind(experiment, dataset),
         dataset.y[:rows].numpy(),
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
@@ -92,7 +99,7 @@ def _partition_parameters(experiment: Experiment) -> dict[str, Any]:
 def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
     parameters = _partition_parameters(experiment)
     classes = len(dataset.classes)
-    return Manifest.of(experiment.partition, parameters, experiment.seed, dataset.y.numpy(), parts, classes)
+    return Manifest.of(_kind(experiment, dataset), parameters, experiment.seed, dataset.y.numpy(), parts, classes)
 
 
 def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
@@ -120,7 +127,7 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Ta
     models = assign(experiment.models, experiment.clients)
     channels, height, width = dataset.x.shape[1:]
     domain_of = {}
-    if experiment.partition == "domain":
+    if _kind(experiment, dataset) == "domain":
         domain_of = {k: k % len(dataset.domains) for k in range(experiment.clients)}
     task = Task(
         classes=len(dataset.classes),

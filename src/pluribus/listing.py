@@ -70,7 +70,8 @@ def _data() -> list[Row]:
 def _partitions() -> list[Row]:
     from pluribus.data import PARTITIONS
 
-    return [{"name": name, "about": entry.about} for name, entry in PARTITIONS.items()]
+    auto = {"name": "auto", "about": "domain where the data set has domains, otherwise dirichlet"}
+    return [*({"name": name, "about": entry.about} for name, entry in PARTITIONS.items()), auto]
 
 
 LISTS: dict[str, Callable[[], list[Row]]] = {

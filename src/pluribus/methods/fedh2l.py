@@ -26,7 +26,7 @@ from pluribus.task import Card, Task
 SETTINGS = MappingProxyType(
     {
         "data": "rotated-digits",
-        "partition": "domain",
+        "partition": "auto",  # by domain, where there are domains
         "clients": 4,
         "val_fraction": 0.1,
         "test_fraction": 0.15,
