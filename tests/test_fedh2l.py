@@ -837,7 +837,7 @@ class TestDomains:
     def test_the_defaults_are_the_papers_on_embedded_digits(self):
         for name in ("fedh2l", "ind", "agg"):
             chosen = experiment(name)
-            assert (chosen.data, chosen.partition, chosen.clients) == ("rotated-digits", "domain", 4)
+            assert (chosen.data, chosen.partition, chosen.clients) == ("rotated-digits", "auto", 4)
             assert (chosen.val_fraction, chosen.test_fraction, chosen.public_fraction) == (0.1, 0.15, 0.1)
             assert (chosen.optimizer, chosen.lr, chosen.weight_decay) == ("amsgrad", 1e-3, 1e-4)
             assert (chosen.batch_size, chosen.evaluate_every) == (32, 50)
