@@ -36,12 +36,12 @@ class Assembly:
     warnings: list[str]
 
 
-def assemble(experiment: Experiment, dataset: Dataset | None = None) -> Assembly:
+def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Method | None = None) -> Assembly:
     """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change.
 
-    A data set that is given stands for the one that the experiment names, as its loader gave it.
+    A data set and a method that are given stand for those that the experiment names, where their names mean nothing.
     """
-    method = experiment.build_method()
+    method = method or experiment.build_method()
     device = _device(experiment)
     dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
     if experiment.workers > 1 and experiment.engine != "ray":

@@ -30,6 +30,7 @@ from pluribus.engines.workers import kind_of, parameters_of
 from pluribus.errors import ConfigError, HostLostError
 from pluribus.experiment import Experiment
 from pluribus.message import Parcel, tensor_bytes
+from pluribus.method import Method
 from pluribus.site import Limits, Reply, Tensors
 
 try:
@@ -120,7 +121,7 @@ class Ray:
         described = replace(experiment, device="cuda" if experiment.gpu_share else "cpu", workers=1, engine="auto")
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Host).options(num_cpus=cores, num_gpus=experiment.gpu_share)
-        self._actors = [make.remote(described, data, Arithmetic.here()) for _ in range(number)]
+        self._actors = [make.remote(described, self._parts.method, data, Arithmetic.here()) for _ in range(number)]
 
     def _everywhere(self, function: str, *args: Any) -> list[Any]:
         asked = [getattr(actor, function).remote(*args) for actor in self._actors]
@@ -157,11 +158,11 @@ class Ray:
 class Host:
     """An actor: the client half of a federation, for some of its clients."""
 
-    def __init__(self, experiment: Experiment, data: _Arrays, arithmetic: Arithmetic) -> None:
+    def __init__(self, experiment: Experiment, method: Method, data: _Arrays, arithmetic: Arithmetic) -> None:
         from pluribus.engines import local_engine, site_of  # where this module is known too
 
         arithmetic.set()
-        parts = assemble(experiment, data.dataset())
+        parts = assemble(experiment, data.dataset(), method)
         # There is no disk here to leave clients on: whoever gives up its place keeps its state in memory.
         limits = Limits.of(parts.device)._replace(away=math.inf)
         self._told: list[str] = []
