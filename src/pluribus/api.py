@@ -15,13 +15,15 @@ from torch import nn
 from pluribus.assembly import Assembly, assemble
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, WorkerError
+from pluribus.errors import CheckpointError, ConfigError, HostLostError, NotFiniteError, WorkerError
 from pluribus.experiment import Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
 from pluribus.method import Method
 from pluribus.result import Result
 from pluribus.track.console import Progress
+
+MOST_LOSSES = 2  # of hosts, from one checkpoint to the next: more are no accident
 
 
 def run(
@@ -90,13 +92,29 @@ def _label(described: Experiment) -> str:
 def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:
     try:
         if not progress:
-            return Federation(parts, folder, observers).run()
+            return _run_on(parts, folder, observers)
         with Progress() as bar:
-            return Federation(parts, folder, [*observers, bar]).run()
+            return _run_on(parts, folder, [*observers, bar])
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:
         raise WorkerError(f"{error} Go on with: pluribus resume {folder.path}") from error
+
+
+def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
+    """Run, and where clients were lost with their host, go on from the last checkpoint: the numbers stay the same."""
+    lost: list[str] = []
+    since = 0  # the last checkpoint
+    while True:
+        latest = folder.checkpoint.latest
+        try:
+            return Federation(replace(parts, warnings=[*parts.warnings, *lost]), folder, observers).run()
+        except HostLostError as error:
+            since = since + 1 if folder.checkpoint.latest == latest else 1
+            if since > MOST_LOSSES:
+                raise
+            at = "the beginning" if folder.checkpoint.latest is None else f"round {folder.checkpoint.latest + 1}"
+            lost.append(f"{error} Went on from {at}.")
 
 
 def _described(folder: RunFolder) -> Experiment:

@@ -26,6 +26,7 @@ class Assembly:
 
     experiment: Experiment
     method: Method
+    dataset: Dataset
     data: Federated
     manifest: Manifest
     task: Task
@@ -35,12 +36,15 @@ class Assembly:
     warnings: list[str]
 
 
-def assemble(experiment: Experiment) -> Assembly:
-    """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change."""
-    method = experiment.build_method()
+def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Method | None = None) -> Assembly:
+    """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change.
+
+    A data set and a method that are given stand for those that the experiment names, where their names mean nothing.
+    """
+    method = method or experiment.build_method()
     device = _device(experiment)
-    dataset = load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
-    if experiment.workers > 1:
+    dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
+    if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
     parts = _partition(experiment, dataset)
     manifest = _manifest(experiment, dataset, parts)
@@ -52,11 +56,13 @@ def assemble(experiment: Experiment) -> Assembly:
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     check_needs(method, task, cards, cards.architectures(), rule)
     local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last)
-    return Assembly(experiment, method, data, manifest, task, cards, local, device, warnings)
+    return Assembly(experiment, method, dataset, data, manifest, task, cards, local, device, warnings)
 
 
 def _device(experiment: Experiment) -> torch.device:
     name = experiment.device
+    if experiment.engine == "ray":
+        return torch.device("cpu")  # of this process, which only merges; actors have their own
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:

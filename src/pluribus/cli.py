@@ -39,7 +39,8 @@ FLAG_GROUPS = {
     "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay",
     "participation": "participation drop_rate straggler_rate",
     "evaluation": "evaluate evaluate_every",
-    "this run": "seed device threads workers precision channels_last capture stack checkpoint_every out",
+    "this run": "seed device threads workers engine ray_address gpu_share precision channels_last "
+    "capture stack checkpoint_every out",
 }
 
 # What the size of messages depends on.

@@ -34,6 +34,10 @@ class WorkerError(PluribusError):
     """A worker process ended before its work was done."""
 
 
+class HostLostError(WorkerError):
+    """Clients were lost with the machine or process that held them; they can be had again from the last checkpoint."""
+
+
 def unknown(kind: str, name: str, known: Iterable[str], look: str) -> ConfigError:
     """The error for a mistyped name, with the nearest known one.
 

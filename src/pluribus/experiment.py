@@ -100,7 +100,13 @@ class Experiment:
     threads: int | None = None
     """CPU threads, of each worker. Equal numbers are promised for equal threads. Unset: as many as cores, in all."""
     workers: int = 1
-    """CPU processes that clients are spread over."""
+    """CPU processes, or actors of Ray, that clients are spread over."""
+    engine: Literal["auto", "ray"] = "auto"
+    """Where clients run: on this machine (auto), or on actors of Ray, here or on a cluster."""
+    ray_address: str | None = None
+    """A running Ray cluster: its address, or auto. Unset: one is started on this machine."""
+    gpu_share: float = 0.0
+    """Share of a GPU that each Ray actor takes; above 0 clients train on it."""
     precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
     """Arithmetic of clients: float32, but TF32 in convolutions on a GPU, as torch does; float32 alone; or bfloat16."""
     channels_last: bool | None = None
@@ -131,6 +137,10 @@ class Experiment:
         for name in ("drop_rate", "straggler_rate", "val_fraction", "test_fraction", "public_fraction"):
             if not 0 <= getattr(self, name) < 1:
                 raise ConfigError(f"{flag(name)} must be in [0, 1), not {getattr(self, name)}.")
+        if not 0 <= self.gpu_share < math.inf:
+            raise ConfigError(f"--gpu-share must be at least 0, not {self.gpu_share}.")
+        if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
+            raise ConfigError("--ray-address and --gpu-share are for --engine ray.")
         if not 0 < self.participation <= 1:
             raise ConfigError(f"--participation must be in (0, 1], not {self.participation}.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:

@@ -68,6 +68,7 @@ class Federation:
 
     def _restore(self) -> None:
         checkpoint = self.folder.checkpoint
+        self.parts.cards.enrolled.clear()  # whoever did after the last checkpoint does so again
         self.history, traffic = self.folder.history(checkpoint.latest)
         for line in traffic:
             self.ledger.replay(line)
@@ -169,7 +170,7 @@ class Federation:
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
                 if k not in late:
                     answered.append(k)
-                if reply.up is not None:
+                if isinstance(reply.up, bytes):
                     with self.clock("communication"):
                         upload = decode(reply.up, self.wires(k)[stage].up, f"round {t}, client {k}")
                     self._book(t, stage, k, "up", reply.up)

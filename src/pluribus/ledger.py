@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from pluribus.message import tensor_bytes
+from pluribus.message import Parcel, tensor_bytes
 
 
 class Entry(NamedTuple):
@@ -43,15 +43,15 @@ class Ledger:
         self._fresh: list[dict[str, Any]] = []
         self.total = {"up": 0, "down": 0, "evaluation": 0}
 
-    def add(self, round: int, exchange: int, client: int, direction: str, data: bytes) -> None:
+    def add(self, round: int, exchange: int, client: int, direction: str, data: bytes | Parcel) -> None:
         """Book one serialised message."""
-        layout = tensor_bytes(data)
+        layout = data.layout if isinstance(data, Parcel) else tensor_bytes(data)
         key = tuple(layout.items())
         if key not in self._known:
             self._known[key] = len(self.layouts)
             self.layouts.append(layout)
             self._fresh.append({"layout": self._known[key], "tensors": layout})
-        self._book(_Transfer(round, exchange, client, direction, self._known[key]), len(data))
+        self._book(_Transfer(round, exchange, client, direction, self._known[key]), sum(layout.values()))
 
     def _book(self, transfer: _Transfer, size: int) -> None:
         self._transfers.append(transfer)

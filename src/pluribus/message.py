@@ -106,6 +106,12 @@ class Message(Mapping[str, Value]):
         return {n[len(prefix) :]: v for n, v in fields if n.startswith(prefix) and isinstance(v, Tensor)}
 
 
+class Parcel:
+    """A serialised message that lies elsewhere: only what it weighs is known here, by tensor."""
+
+    layout: dict[str, int]
+
+
 class Kept(dict[str, Value]):
     """What a client keeps of the messages that came down: live buffers of fixed shape."""
 

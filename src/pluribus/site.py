@@ -19,7 +19,7 @@ from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
 from pluribus.evaluate import Figures, figures
-from pluribus.message import Inbox, Message, Wire, decode, encode
+from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.snapshot import Snapshot
 from pluribus.task import Card, Cards, Task
@@ -39,26 +39,27 @@ MOMENTA = "momenta."
 
 @dataclass(frozen=True)
 class Reply:
-    """What a client answers: its encoded message (None: nothing to send), its mean training loss, and where the time
-    went: seconds of work, and seconds of reading and writing messages."""
+    """What a client answers: its encoded message (None: nothing to send; for peers perhaps where it lies), its mean
+    training loss, and where the time went: seconds of work, and seconds of reading and writing messages."""
 
-    up: bytes | None
+    up: bytes | Parcel | None
     loss: float | None
     compute: float = 0.0
     communication: float = 0.0
 
 
 class Limits(NamedTuple):
-    """How many clients may stay in a site's memory between rounds, and how many bytes of them."""
+    """How many clients may be at hand in a site's memory, how many bytes of them, and of those that are put away."""
 
     clients: int
     bytes: int
+    away: float
 
     @classmethod
     def of(cls, device: torch.device, sites: int = 1) -> Limits:
         """An equal share for each of several sites on a device."""
         most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
-        return cls(max(1, MOST_CLIENTS // sites), most_bytes // sites)
+        return cls(max(1, MOST_CLIENTS // sites), most_bytes // sites, most_bytes // sites)
 
 
 class Away(NamedTuple):
@@ -251,7 +252,7 @@ class Site:
         """Let go of those away for longest, if they are saved and together weigh too much."""
         taken = sum(away.saved.nbytes for away in self._away.values())
         for k in [k for k in self._away if k not in self._changed]:
-            if taken <= self._limits.bytes:
+            if taken <= self._limits.away:
                 return
             taken -= self._away.pop(k).saved.nbytes
 

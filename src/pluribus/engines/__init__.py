@@ -8,7 +8,8 @@ from typing import Any, Protocol
 from pluribus.assembly import Assembly
 from pluribus.engines.serial import Serial
 from pluribus.engines.workers import Workers
-from pluribus.site import Site, Tensors
+from pluribus.experiment import Experiment
+from pluribus.site import Limits, Site, Tensors
 
 Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the site's verb
 
@@ -29,17 +30,28 @@ class Engine(Protocol):
         """Let go of processes and threads."""
 
 
-def site_of(parts: Assembly, load: Callable[[int], Tensors | None]) -> Site:
+def site_of(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Site:
     """A site that can host every client of a federation; `load` gives what was saved of one."""
-    same_init = parts.experiment.same_init
-    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
+    where = parts.data, parts.local, parts.device, load
+    return Site(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)
 
 
 def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
     """The engine that an experiment asks for. It says through `tell` what it could not do as fast as it would."""
-    if parts.device.type == "cuda":
+    if parts.experiment.engine == "ray":
+        from pluribus.engines.ray import Ray
+
+        return Ray(parts, load, tell)
+    workers = min(parts.experiment.workers, parts.experiment.clients)
+    if workers > 1:
+        return Workers(parts, load, workers)
+    return local_engine(site_of(parts, load), parts.experiment, tell)
+
+
+def local_engine(site: Site, experiment: Experiment, tell: Callable[[str], None]) -> Engine:
+    """The engine for a site in this process."""
+    if site.device.type == "cuda":
         from pluribus.engines.cuda import Cuda
 
-        return Cuda(site_of(parts, load), tell, parts.experiment.capture, parts.experiment.stack)
-    workers = min(parts.experiment.workers, parts.experiment.clients)
-    return Workers(parts, load, workers) if workers > 1 else Serial(site_of(parts, load))
+        return Cuda(site, tell, experiment.capture, experiment.stack)
+    return Serial(site)

@@ -261,7 +261,7 @@ class _Desk:
             try:
                 value, error = self._do(verb, args), None
             except BaseException as failure:
-                value, error = None, _portable(failure)
+                value, error = None, portable(failure)
             self._say(Answer(value, error, time.perf_counter() - started))
 
     def _do(self, verb: str, args: tuple[Any, ...]) -> Any:
@@ -292,7 +292,7 @@ class _Desk:
             os._exit(0)
 
 
-def _portable(error: BaseException) -> BaseException:
+def portable(error: BaseException) -> BaseException:
     """The error, fit to be raised by the parent; one that nobody foresaw says where it came from."""
     if not isinstance(error, PluribusError):
         error.add_note("In a worker process: " + "".join(traceback.format_exception(error)))

@@ -38,7 +38,7 @@ class Workers:
         self._number = number
         self._workers: list[Worker] = []
         self._owner: dict[int, int] = {}  # client -> the worker that holds it
-        self._parameters = cache(partial(_parameters, parts))
+        self._parameters = cache(partial(parameters_of, parts))
         self._costs = Costs(self._size)
 
     def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
@@ -47,7 +47,7 @@ class Workers:
         if not todo:
             return
         self._start()
-        clients, kind = list(todo), _kind(verb, todo)
+        clients, kind = list(todo), kind_of(verb, todo)
         self._settle(assign(self._costs.of(kind, clients), self._owner, self._number))
         turn = self._turn((self._owner[k], verb, todo.pop(k)) for k in clients)
         for place, k in enumerate(clients):
@@ -161,13 +161,14 @@ class _Turn:
             self._at_work[number].append(place)
 
 
-def _kind(verb: str, jobs: Mapping[int, tuple[Any, ...]]) -> tuple[Any, ...]:
+def kind_of(verb: str, jobs: Mapping[int, tuple[Any, ...]]) -> tuple[Any, ...]:
     """What costs alike: exchanges of a round may differ as much as verbs do."""
     args = next(iter(jobs.values()))
     return (verb, args[1]) if verb == "work" else (verb,)
 
 
-def _parameters(parts: Assembly, model: str) -> int:
+def parameters_of(parts: Assembly, model: str) -> int:
+    """Weights of an architecture."""
     return sum(parameter.numel() for parameter in parts.task.shape_of(model).parameters())
 
 

@@ -51,6 +51,9 @@ class Progress:
         self._view = federation.method.views[0]
         done, rounds = len(federation.history), federation.parts.task.rounds
         self.bar.start()
+        if self._task is not None:  # a run that starts again
+            self.bar.remove_task(self._task)
+            self._warned = 0
         name = f"{federation.parts.experiment.method:10}"
         columns: dict[str, Any] = {"accuracy": "     ", **_traffic(federation.ledger)}
         self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)

@@ -1,0 +1,268 @@
+"""Clients spread over Ray actors, on this machine or on a cluster, with the same bits as one after the other.
+
+An actor owns clients: their weights, their state, their rows of the data. A round asks each actor once, for all of its
+clients. What peers teach each other goes from actor to actor; this process hears only what it weighs.
+
+Ray pickles what it carries, and has no login by default: it is for simulation, among machines that trust each other.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache, partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from pluribus.assembly import Assembly, assemble
+from pluribus.data import Dataset
+from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.engines.worker import Answer, Arithmetic, portable
+from pluribus.engines.workers import kind_of, parameters_of
+from pluribus.errors import ConfigError, HostLostError
+from pluribus.experiment import Experiment
+from pluribus.message import Parcel, tensor_bytes
+from pluribus.method import Method
+from pluribus.site import Limits, Reply, Tensors
+
+try:
+    import ray
+    from ray import ObjectRef
+    from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
+except ImportError as error:
+    raise ConfigError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
+
+Job = tuple[int, tuple[Any, ...]]
+Load = Callable[[int], Tensors | None]
+LOST = (ActorDiedError, ActorUnavailableError, ObjectLostError)
+
+
+class Ray:
+    """The engine behind `--engine ray`. Its actors start with the first job."""
+
+    def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
+        self._parts = parts
+        self._load = load
+        self._tell = tell
+        self._actors: list[Any] = []
+        self._owner: dict[int, int] = {}  # client -> the actor that holds it
+        self._parameters = cache(partial(parameters_of, parts))
+        self._costs = Costs(self._size)
+        self._ours = False  # whether Ray itself was started here
+
+    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do a site's verb for clients; answers in the order of jobs."""
+        todo = dict(jobs)
+        if not todo:
+            return
+        self._start()
+        kind, clients = kind_of(verb, todo), list(todo)
+        self._settle(assign(self._costs.of(kind, clients), self._owner, len(self._actors)))
+        by_actor: dict[int, list[Job]] = {}
+        for k in clients:
+            by_actor.setdefault(self._owner[k], []).append((k, todo.pop(k)))
+        asked = {number: self._actors[number].do.remote(verb, own) for number, own in by_actor.items()}
+        heard: dict[int, Answer] = {}
+        for k in clients:
+            if (number := self._owner[k]) in asked:
+                answers, told = self._got(asked.pop(number))
+                heard |= answers
+                for sentence in told:
+                    self._tell(sentence)
+            answer = heard.pop(k)
+            if answer.error is not None:
+                raise answer.error
+            self._costs.note(kind, k, answer.seconds)
+            yield k, answer.value
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call."""
+        states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
+        return dict(sorted(states.items()))
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+        return sum(self._everywhere("pending"))
+
+    def close(self) -> None:
+        """Let the actors go, and Ray itself where it was started here."""
+        actors, self._actors = self._actors, []
+        for actor in actors:
+            ray.kill(actor)
+        if self._ours:
+            ray.shutdown()
+
+    # ---- actors ----------------------------------------------------------------------------------------------------
+
+    def _start(self) -> None:
+        if self._actors:
+            return
+        experiment = self._parts.experiment
+        if not ray.is_initialized():
+            self._ours = True
+            _connect(experiment)
+        cores, number = torch.get_num_threads(), min(experiment.workers, experiment.clients)
+        resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        needed = {"CPU": cores * number, "GPU": experiment.gpu_share * number}
+        for name, amount in needed.items():
+            if (there := resources.get(name, 0)) < amount:
+                raise ConfigError(
+                    f"{number} workers take {amount:g} {name}s, and the cluster has {there:g}: use fewer --workers"
+                    f"{', fewer --threads' if name == 'CPU' else ' or a smaller --gpu-share'}, or more machines."
+                )
+        described = replace(experiment, device="cuda" if experiment.gpu_share else "cpu", workers=1, engine="auto")
+        data = ray.put(_Arrays.of(self._parts.dataset))
+        make = ray.remote(Host).options(num_cpus=cores, num_gpus=experiment.gpu_share)
+        self._actors = [make.remote(described, self._parts.method, data, Arithmetic.here()) for _ in range(number)]
+
+    def _everywhere(self, function: str, *args: Any) -> list[Any]:
+        asked = [getattr(actor, function).remote(*args) for actor in self._actors]
+        return [self._got(one) for one in asked]
+
+    def _got(self, asked: ObjectRef[Any]) -> Any:
+        try:
+            return ray.get(asked)
+        except LOST as error:
+            raise HostLostError(f"a Ray actor was lost ({type(error).__name__}).") from error
+        except RayError as error:
+            raise HostLostError(f"a Ray actor could not answer ({error}).") from error
+
+    # ---- who works where -------------------------------------------------------------------------------------------
+
+    def _settle(self, plan: Mapping[int, int]) -> None:
+        """Bring clients to the actors of a plan: with what they hold, or with what was saved of them."""
+        moving = [k for k, actor in plan.items() if self._owner.get(k, actor) != actor]
+        released = [self._actors[self._owner[k]].release.remote(k) for k in moving]
+        states = {k: self._got(one) for k, one in zip(moving, released, strict=True)}
+        unsaved = {k: state for k, state in states.items() if state is not None}
+        saved = [k for k in plan if k not in self._owner or (k in states and k not in unsaved)]
+        asked = [self._actors[plan[k]].adopt.remote(k, state) for k, state in unsaved.items()]
+        asked += [self._actors[plan[k]].restore.remote(k, self._load(k)) for k in saved]
+        for one in asked:
+            self._got(one)
+        self._owner.update(plan)
+
+    def _size(self, k: int) -> Size:
+        card = self._parts.cards[k]
+        return Size(card.model, self._parameters(card.model) * max(1, card.samples))
+
+
+class Host:
+    """An actor: the client half of a federation, for some of its clients."""
+
+    def __init__(self, experiment: Experiment, method: Method, data: _Arrays, arithmetic: Arithmetic) -> None:
+        from pluribus.engines import local_engine, site_of  # where this module is known too
+
+        arithmetic.set()
+        parts = assemble(experiment, data.dataset(), method)
+        # There is no disk here to leave clients on: whoever gives up its place keeps its state in memory.
+        limits = Limits.of(parts.device)._replace(away=math.inf)
+        self._told: list[str] = []
+        self._saved: dict[int, Tensors | None] = {}
+        self._site = site_of(parts, self._saved.pop, limits)
+        self._engine = local_engine(self._site, experiment, self._told.append)
+
+    def do(self, verb: str, jobs: list[Job]) -> tuple[dict[int, Answer], list[str]]:
+        """One verb for all of this actor's clients in a round, and what there is to tell."""
+        if verb == "learn":
+            jobs = [(k, (t, k, _opened(inbox))) for k, (t, _, inbox) in jobs]
+        answers: dict[int, Answer] = {}
+        started = time.perf_counter()
+        try:
+            for k, value in self._engine.each(verb, jobs):
+                seconds, started = time.perf_counter() - started, time.perf_counter()
+                answers[k] = Answer(_sealed(value) if verb == "teach" else value, None, seconds)
+        except BaseException as failure:
+            answers |= {k: Answer(None, portable(failure), 0.0) for k, _ in jobs if k not in answers}
+        told, self._told[:] = list(self._told), []
+        return answers, told
+
+    def process(self) -> int:
+        """The number of its process, for whoever wants to look at it."""
+        return os.getpid()
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call."""
+        return self._engine.changed()
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+        return self._engine.pending()
+
+    def restore(self, k: int, tensors: Tensors | None) -> None:
+        """What was saved of a client that will come to life here."""
+        self._saved[k] = tensors
+
+    def release(self, k: int) -> Tensors | None:
+        """Let go of a client that moves to another actor; None if nothing of it is unsaved."""
+        self._saved.pop(k, None)
+        return self._site.release(k)
+
+    def adopt(self, k: int, tensors: Tensors) -> None:
+        """Host a client that another actor released."""
+        self._site.adopt(k, tensors)
+
+
+# ---- what travels ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Arrays:
+    """A data set as Ray shares it among the actors of a machine: arrays in its object store, copied once."""
+
+    described: dict[str, Any]
+    columns: dict[str, np.ndarray]
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> _Arrays:
+        columns = {name: value.numpy() for name, value in vars(dataset).items() if isinstance(value, Tensor)}
+        return cls({name: value for name, value in vars(dataset).items() if name not in columns}, columns)
+
+    def dataset(self) -> Dataset:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nor is it written to
+            tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in self.columns.items()}
+        return Dataset(**self.described, **tensors)
+
+
+@dataclass(frozen=True)
+class _Sealed(Parcel):
+    """What a client taught, where its actor put it."""
+
+    layout: dict[str, int]
+    place: list[ObjectRef[bytes]]  # in a list, or Ray would fetch it for whoever carries it
+
+
+def _sealed(reply: Reply) -> Reply:
+    if not isinstance(reply.up, bytes):
+        return reply
+    return replace(reply, up=_Sealed(tensor_bytes(reply.up), [ray.put(reply.up)]))
+
+
+def _opened(inbox: Mapping[int, _Sealed]) -> dict[int, bytes]:
+    return dict(zip(inbox, ray.get([sealed.place[0] for sealed in inbox.values()]), strict=True))
+
+
+def _connect(experiment: Experiment) -> None:
+    """Join a running cluster, or start one on this machine with as many cores as the workers shall have."""
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    where: dict[str, Any] = {"address": experiment.ray_address}
+    if experiment.ray_address is None:
+        where = {
+            "address": "local",
+            "num_cpus": torch.get_num_threads() * experiment.workers,
+            "include_dashboard": False,
+        }
+    try:
+        ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
+    except (ConnectionError, ValueError, RuntimeError) as error:
+        first = str(error).strip().splitlines()[0]
+        raise ConfigError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}") from error
