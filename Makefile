@@ -9,7 +9,7 @@ run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n 2 --cov=pluribus --cov-report=term
+	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=pluribus --cov-report=term
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

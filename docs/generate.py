@@ -197,6 +197,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),
     "result workers": lambda: _result("workers"),
+    "result ray": lambda: _result("ray"),
     **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
     **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
 }

@@ -18,9 +18,10 @@ from torch import nn
 
 import pluribus
 from conftest import assemble_tiny, new_folder, run_tiny, tiny
-from kit import timeless
+from kit import assert_same, timeless
 from pluribus.checkpoint import Checkpoint
-from pluribus.errors import ConfigError, MessageError
+from pluribus.engines.serial import Serial
+from pluribus.errors import ConfigError, HostLostError, MessageError, WorkerError
 from pluribus.experiment import experiment
 from pluribus.methods.fedgh import FedGH
 from pluribus.result import Result
@@ -253,3 +254,31 @@ def test_public_names_are_there() -> None:
         assert getattr(pluribus, name) is not None
     with pytest.raises(AttributeError, match="module 'pluribus' has no attribute 'runn'"):
         _ = pluribus.runn
+
+
+@pytest.mark.parametrize(
+    ("losses", "ends"), [((0, 1), True), ((0, 0), True), ((0, 0, 0), False), ((0, 1, 1, 2, 2), True)]
+)
+def test_lost_hosts_are_forgiven_unless_they_are_lost_again_and_again(losses, ends, monkeypatch):
+    """Rounds in which a host is lost; after every one that ends there is a checkpoint."""
+    todo, each = list(losses), Serial.each
+
+    def faulty(engine, verb, jobs):
+        jobs = list(jobs)
+        if verb == "work" and todo and jobs[0][1][0] == todo[0]:
+            todo.pop(0)
+            raise HostLostError("a host was lost.")
+        return each(engine, verb, jobs)
+
+    monkeypatch.setattr(Serial, "each", faulty)
+    settings = {"rounds": 3, "checkpoint_every": 1}
+    if not ends:
+        with pytest.raises(WorkerError, match=r"a host was lost\. Go on with: pluribus resume"):
+            run_tiny("fedgh", **settings)
+        return
+    result = run_tiny("fedgh", **settings)
+    monkeypatch.undo()
+    assert_same(run_tiny("fedgh", **settings), result)
+    assert [sentence for sentence in result.warnings if "lost" in sentence] == [
+        f"a host was lost. Went on from {'the beginning' if t == 0 else f'round {t}'}." for t in losses
+    ]

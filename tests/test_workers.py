@@ -162,9 +162,13 @@ def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 7)
     monkeypatch.setattr("pluribus.site.MOST_BYTES", 1000)
     cpu = torch.device("cpu")
-    assert [tuple(Limits.of(cpu, sites)) for sites in (1, 3, 10)] == [(7, 1000), (2, 333), (1, 100)]
+    assert [tuple(Limits.of(cpu, sites)) for sites in (1, 3, 10)] == [
+        (7, 1000, 1000),
+        (2, 333, 333),
+        (1, 100, 100),
+    ]
     site = Workers(assemble_tiny(), lambda k: None, 3)._site()(load=lambda k: None)
-    assert site._limits == Limits(2, 333)
+    assert site._limits == Limits(2, 333, 333)
 
 
 def test_workers_are_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

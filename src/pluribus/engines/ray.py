@@ -11,6 +11,8 @@ from __future__ import annotations
 import logging
 import math
 import os
+import socket
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -30,18 +32,18 @@ from pluribus.engines.workers import kind_of, parameters_of
 from pluribus.errors import ConfigError, HostLostError
 from pluribus.experiment import Experiment
 from pluribus.message import Parcel, tensor_bytes
-from pluribus.method import Method
 from pluribus.site import Limits, Reply, Tensors
 
 try:
     import ray
-    from ray import ObjectRef
+    from ray import ObjectRef, cloudpickle
     from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
 except ImportError as error:
     raise ConfigError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
 
 Job = tuple[int, tuple[Any, ...]]
 Load = Callable[[int], Tensors | None]
+SECONDS_TO_ANSWER = 5.0
 LOST = (ActorDiedError, ActorUnavailableError, ObjectLostError)
 
 
@@ -118,10 +120,12 @@ class Ray:
                     f"{number} workers take {amount:g} {name}s, and the cluster has {there:g}: use fewer --workers"
                     f"{', fewer --threads' if name == 'CPU' else ' or a smaller --gpu-share'}, or more machines."
                 )
-        described = replace(experiment, device="cuda" if experiment.gpu_share else "cpu", workers=1, engine="auto")
+        device = "cuda" if experiment.gpu_share else "cpu"
+        alone = replace(experiment, device=device, workers=1, engine="auto", ray_address=None, gpu_share=0.0)
+        described = cloudpickle.dumps((alone, self._parts.method))  # type: ignore[no-untyped-call]
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Host).options(num_cpus=cores, num_gpus=experiment.gpu_share)
-        self._actors = [make.remote(described, self._parts.method, data, Arithmetic.here()) for _ in range(number)]
+        self._actors = [make.remote(described, sys.path, data, Arithmetic.here()) for _ in range(number)]
 
     def _everywhere(self, function: str, *args: Any) -> list[Any]:
         asked = [getattr(actor, function).remote(*args) for actor in self._actors]
@@ -158,10 +162,12 @@ class Ray:
 class Host:
     """An actor: the client half of a federation, for some of its clients."""
 
-    def __init__(self, experiment: Experiment, method: Method, data: _Arrays, arithmetic: Arithmetic) -> None:
+    def __init__(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
         from pluribus.engines import local_engine, site_of  # where this module is known too
 
         arithmetic.set()
+        sys.path += [folder for folder in path if folder not in sys.path]  # where a script's own modules lie
+        experiment, method = cloudpickle.loads(described)
         parts = assemble(experiment, data.dataset(), method)
         # There is no disk here to leave clients on: whoever gives up its place keeps its state in memory.
         limits = Limits.of(parts.device)._replace(away=math.inf)
@@ -256,13 +262,23 @@ def _connect(experiment: Experiment) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where: dict[str, Any] = {"address": experiment.ray_address}
     if experiment.ray_address is None:
-        where = {
-            "address": "local",
-            "num_cpus": torch.get_num_threads() * experiment.workers,
-            "include_dashboard": False,
-        }
+        cores = torch.get_num_threads() * experiment.workers
+        where = {"address": "local", "num_cpus": cores, "include_dashboard": False}
+    else:
+        _knock(experiment.ray_address)
     try:
         ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ConfigError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}") from error
+
+
+def _knock(address: str) -> None:
+    """Whether anyone is there; Ray itself would go on asking for minutes."""
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not (host and port.isdecimal()):
+        return  # auto, or another word that Ray knows
+    try:
+        socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
+    except OSError as error:
+        raise ConfigError(f"no Ray cluster answers at {address} ({error.strerror or error}).") from error
