@@ -21,8 +21,9 @@ from pluribus.engines.stacked import Gang, stackable
 from pluribus.errors import ConfigError
 from pluribus.folder import RunFolder
 from pluribus.message import Message, encode
-from pluribus.methods.fedgen import FedGen, Frozen, Generator, alikeness, label_at
+from pluribus.methods.fedgen import FedGen
 from pluribus.models import Split
+from pluribus.models.generator import Frozen, Generator, alikeness, label_at
 from pluribus.server import Server
 from test_stacked import OneThread
 

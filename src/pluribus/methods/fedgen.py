@@ -5,10 +5,9 @@ The form for mixed models: feature extractors stay private, and only the heads b
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
@@ -18,32 +17,11 @@ from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models.dropout import uniform_bits
+from pluribus.models.generator import Frozen, Generator, alikeness, label_at
 from pluribus.ops import averaged, kl, onehot
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
-
-
-class Generator(nn.Module):
-    """G(y, eps): a feature for a label."""
-
-    def __init__(self, noise: int, classes: int, hidden: int, width: int) -> None:
-        super().__init__()
-        self.classes = classes
-        self.inner, self.outer = nn.Linear(noise + classes, hidden), nn.Linear(hidden, width)
-        self.norm = nn.BatchNorm1d(hidden)
-
-    def forward(self, eps: Tensor, y: Tensor) -> Tensor:
-        hidden = self.norm(self.inner(torch.cat([eps, onehot(y, self.classes)], 1)))
-        return self.outer(F.relu(hidden))  # type: ignore[no-any-return]
-
-
-class Frozen(Generator):
-    """A generator in the hands of a client: always in eval mode, also where everything around it trains."""
-
-    def train(self, mode: bool = True) -> Self:
-        self.requires_grad_(False)
-        return super().train(False)
 
 
 @register("fedgen")
@@ -178,18 +156,3 @@ def _counts(server: Server, client: int) -> Tensor:
     enrolled = server.cards[client].enrolled
     assert enrolled is not None
     return enrolled.tensor("counts").double()
-
-
-def alikeness(eps: Tensor, made: Tensor) -> Tensor:
-    """The diversity loss: near 1 where features are alike although their noise is not, near 0 where they differ."""
-    apart = (eps[:, None] - eps).square().mean(2) * (made[:, None] - made).abs().mean(2)
-    return (-apart.mean()).exp()
-
-
-def label_at(edges: Tensor, u: Tensor) -> Tensor:
-    """Labels by their shares, summed up, from numbers in [0, 1). A label without a share is never drawn.
-
-    >>> label_at(torch.tensor([0.0, 0.25, 0.25, 1.0]), torch.tensor([0.0, 0.2, 0.25, 0.9]))
-    tensor([1, 1, 3, 3])
-    """
-    return (u[..., None].double() * edges[-1] >= edges).sum(-1).clamp(max=len(edges) - 1)
