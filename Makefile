@@ -3,12 +3,15 @@ PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test lint clean
+.PHONY: run test coverage lint clean
 
 run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
 
 test: .venv/installed-test lint
+	$(BIN)/python -m pytest -n 2 --dist loadgroup
+
+coverage: .venv/installed-test
 	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=pluribus --cov-report=term
 
 lint: .venv/installed-test

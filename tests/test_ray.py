@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -123,9 +125,9 @@ def test_more_than_the_cluster_has() -> None:
 def test_a_running_cluster_by_its_address() -> None:
     """From a process that knows nothing of this one."""
     address, folder = ray.get_runtime_context().gcs_address, new_folder()
-    flags = ["--rounds", "2", "--threads", "1", "--checkpoint-every", "1"]
-    process = start("run", "fedgh", *flags, "--out", folder, "--engine", "ray", "--ray-address", address)
-    assert process.wait() == 0, process.err
+    flags = ["--rounds", "2", "--threads", "1", "--checkpoint-every", "1", "--ray-address", address, "--out", folder]
+    command = [sys.executable, "-m", "pluribus", "run", "fedgh", "--engine", "ray", *flags]
+    subprocess.run(command, check=True, capture_output=True, timeout=120)  # in this home, where Ray keeps its token
     result = pluribus.run("fedgh", rounds=2, threads=1, checkpoint_every=1, out=new_folder(), progress=False)
     assert_same(result, pluribus.resume(folder, progress=False))
 
