@@ -377,6 +377,8 @@ def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> 
         assert row["refused"] is None
         assert (row["bytes_up"] == 0) == (row["up"] == "nothing"), name
     assert rows["fedgh"]["bytes_down"] == 4 * (10 * 64 + 10)
+    posteriors = 4 * (32 * 10 + 1)  # of a batch, and an accuracy, from each of three teachers
+    assert (rows["fedh2l"]["bytes_up"], rows["fedh2l"]["bytes_down"]) == (posteriors, 3 * posteriors)
     task = ["--partition", "pathological", "--classes-per-client", "1", "--clients", "10", "--models", "small"]
     answer = terminal("list", "methods", *task, "--json")
     rows = {row["name"]: row for row in answer.json["methods"]}

@@ -28,7 +28,11 @@ def class_means(client: Client, on: str = "train", rows: Map = Client.features) 
     A matrix product, not `index_add_`: its order of summation is fixed on every device.
     """
     members = onehot(client.data[on].labels(), client.task.classes)
-    sums, counts = members.T @ client.sweep(rows, on), members.sum(0)
+    return row_means(members.T @ client.sweep(rows, on), members.sum(0))
+
+
+def row_means(sums: Tensor, counts: Tensor) -> Rows:
+    """Sums per class over their number; a class that nothing was counted of has no mean."""
     return Rows(sums / counts.clamp(min=1)[:, None], counts > 0)
 
 
@@ -62,7 +66,7 @@ class Tally(nn.Module):
 
     def means(self) -> Rows:
         """The mean per class that was seen."""
-        return Rows(self.sums / self.counts.clamp(min=1)[:, None], self.counts > 0)
+        return row_means(self.sums, self.counts)
 
 
 def rows_mean(reports: Sequence[Rows], weights: Sequence[Tensor] | None = None) -> Rows:

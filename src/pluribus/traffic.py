@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 from pluribus.assembly import Assembly
 from pluribus.method import Sizes, Traffic
 
@@ -16,14 +14,11 @@ def bytes_per_round(parts: Assembly) -> Traffic:
     held = {k: [count > 0 for count in parts.data.counts(k)] for k in clients}
     known = sum(map(any, zip(*held.values(), strict=True)))
 
-    @cache
-    def alike(model: str, classes: int, first: int) -> Traffic:
-        sizes = Sizes(classes, known, parts.local.batch)
-        return parts.method.traffic(parts.task, parts.cards[first], sizes)
-
-    firsts: dict[tuple[str, int], int] = {}
-    found = []
+    alike: dict[tuple[str, int], Traffic] = {}
     for k in clients:
         kind = parts.cards[k].model, sum(held[k])
-        found.append(alike(*kind, firsts.setdefault(kind, k)))
+        if kind not in alike:
+            sizes = Sizes(kind[1], known, parts.local.batch)
+            alike[kind] = parts.method.traffic(parts.task, parts.cards[k], sizes)
+    found = [alike[parts.cards[k].model, sum(held[k])] for k in clients]
     return Traffic(sum(one.up for one in found) / len(found), sum(one.down for one in found) / len(found))

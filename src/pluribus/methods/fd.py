@@ -8,9 +8,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.message import Field, Message, Rows, Wire
+from pluribus.message import Field, Message, Wire
 from pluribus.method import Method, at_least, register
-from pluribus.ops import Tally
+from pluribus.ops import Tally, row_means
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -54,7 +54,7 @@ class ClassLogits(Method):
         server.state.reports = torch.zeros(server.task.classes)
 
     def download(self, server: Server, client: int) -> Message:
-        return Message({"logits": mean_of(server.state.sums, server.state.reports)})
+        return Message({"logits": row_means(server.state.sums, server.state.reports)})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """The mean over those who report a class; a class that nobody reports this time keeps its last one."""
@@ -62,11 +62,6 @@ class ClassLogits(Method):
         reports = torch.stack([rows.held for rows in sent]).sum(0).float()
         state.sums = torch.where(reports[:, None] > 0, torch.stack([rows.value for rows in sent]).sum(0), state.sums)
         state.reports = torch.where(reports > 0, reports, state.reports)
-
-
-def mean_of(sums: Tensor, reports: Tensor) -> Rows:
-    """Sums per class over the number of their reports."""
-    return Rows(sums / reports.clamp(min=1)[:, None], reports > 0)
 
 
 @register("fd")
@@ -99,7 +94,7 @@ class FD(ClassLogits):
         state = server.state
         if not self.exclude_self:
             return super().download(server, client)
-        return Message({"logits": mean_of(state.sums - state.own[client], state.reports - state.mine[client])})
+        return Message({"logits": row_means(state.sums - state.own[client], state.reports - state.mine[client])})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)

@@ -10,8 +10,8 @@ from torch import Tensor
 from pluribus.client import Client
 from pluribus.message import Message, Rows
 from pluribus.method import at_least, register
-from pluribus.methods.fd import ClassLogits, mean_of
-from pluribus.ops import distance_to_rows
+from pluribus.methods.fd import ClassLogits
+from pluribus.ops import distance_to_rows, row_means
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -53,7 +53,7 @@ class FedHe(ClassLogits):
     def download(self, server: Server, client: int) -> Message:
         state = server.state
         if self.mode == "async" and state.uploads < server.task.clients:  # too early to learn from
-            return Message({"logits": mean_of(torch.zeros_like(state.sums), torch.zeros_like(state.reports))})
+            return Message({"logits": row_means(torch.zeros_like(state.sums), torch.zeros_like(state.reports))})
         return super().download(server, client)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

@@ -15,7 +15,7 @@ from pluribus.message import Dim, Field, Message, Rows, Value, Wire
 from pluribus.method import Method, Need, above, register
 from pluribus.models import Split
 from pluribus.models.prompts import Prompting, prompts_of
-from pluribus.ops import kl, onehot, weighted_mean
+from pluribus.ops import kl, onehot, row_means, weighted_mean
 from pluribus.server import Server
 from pluribus.state import State
 from pluribus.task import Card, Cards, Task
@@ -135,9 +135,8 @@ class FedHPL(Method):
         if self.upload == "full":
             return known | {"logits": logits[chosen], "labels": labels[chosen].int()}
         sent = members * chosen[:, None]
-        sums, counts = sent.T @ logits, sent.sum(0)
-        means = Rows(sums / counts.clamp(min=1)[:, None], counts > 0)  # Eq. 10
-        return known | {"logits": means, "counts": counts.int()}
+        counts = sent.sum(0)
+        return known | {"logits": row_means(sent.T @ logits, counts), "counts": counts.int()}  # Eq. 10
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         state, widths = server.state, server.state.widths.tolist()

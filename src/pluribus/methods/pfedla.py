@@ -1,7 +1,7 @@
 """pFedLA (Ma et al., CVPR 2022): every client gets its own mix of all models, layer by layer, by learnt weights."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import torch
@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from pluribus.client import Client
 from pluribus.errors import ConfigError
-from pluribus.message import Field, Message, Wire
+from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, above, register
 from pluribus.ops import sgd_step
 from pluribus.server import Server
@@ -63,10 +63,8 @@ class PFedLA(Method):
     """k: layers with the largest weight on the client itself that stay local and are not sent down (HeurpFedLA)."""
 
     def schema(self, task: Task, card: Card) -> Wire:
-        model = task.shape_of(card.model).state_dict()
-        up = {n: Field(tuple(v.shape), v.dtype, kept=False) for n, v in model.items()}
-        down = {n: Field(f.shape, f.dtype, kept=False, optional=self.keep_local > 0) for n, f in up.items()}
-        return Wire(down=down, up=up)
+        model = schema_of(task.shape_of(card.model))
+        return Wire(down={n: replace(f, optional=self.keep_local > 0) for n, f in model.items()}, up=model)
 
     def prepare(self, client: Client) -> None:
         common = client.task.build(client.card.model, "global")  # one initial model for all: layers kept local need it
