@@ -17,6 +17,7 @@ from conftest import few_digits, new_folder, run_tiny
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.errors import ConfigError, NotFiniteError
 from pluribus.method import name_of
+from pluribus.models import zoo
 from pluribus.result import Result
 from processes import start
 from toys import Counted
@@ -67,7 +68,7 @@ def test_clients_move_with_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> No
         plans.append({k: (k + len(plans)) % workers for k in costs})
         return plans[-1]
 
-    monkeypatch.setattr("pluribus.engines.ray.assign", turning)
+    monkeypatch.setattr("pluribus.engines.spread.assign", turning)
     settings = {"momentum": 0.9, "rounds": 4}
     folder = new_folder()
     with pytest.raises(StoppedError):
@@ -110,6 +111,13 @@ def test_a_killed_actor_costs_time_but_no_numbers() -> None:
 def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
     with pytest.raises(NotFiniteError, match=r"holds NaN or infinity\. Lower --lr"):
         run("a prototype method", engine="ray", workers=2, lr=1e30)
+
+
+def test_what_actors_do_not_know_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that only this process knows: no actor is lost for it, and none is tried again."""
+    monkeypatch.setitem(zoo._entries, "only-here", zoo._entries["mlp-64"])
+    with pytest.raises(ConfigError, match="unknown model or group 'only-here'"):
+        run("a prototype method", engine="ray", models="only-here")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_the_same_bits_when_everyone_moves_all_the_time(name: str, monkeypatch: 
         moves.extend(k for k in plan if k in owner and owner[k] != plan[k])
         return plan
 
-    monkeypatch.setattr(workers_module, "assign", restless)
+    monkeypatch.setattr("pluribus.engines.spread.assign", restless)
     moved = run(name, workers=2, checkpoint_every=2)
     assert moves
     assert_same(serial(name), moved)

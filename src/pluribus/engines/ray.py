@@ -3,7 +3,7 @@
 An actor owns clients: their weights, their state, their rows of the data. A round asks each actor once, for all of its
 clients. What peers teach each other goes from actor to actor; this process hears only what it weighs.
 
-Ray pickles what it carries, and has no login by default: it is for simulation, among machines that trust each other.
+Ray pickles what it carries: it is for simulation, among machines that trust each other.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -26,9 +25,8 @@ from torch import Tensor
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
-from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.engines.spread import Spread
 from pluribus.engines.worker import Answer, Arithmetic, portable
-from pluribus.engines.workers import kind_of, parameters_of
 from pluribus.errors import ConfigError, HostLostError
 from pluribus.experiment import Experiment
 from pluribus.message import Parcel, tensor_bytes
@@ -37,27 +35,23 @@ from pluribus.site import Limits, Reply, Tensors
 try:
     import ray
     from ray import ObjectRef, cloudpickle
-    from ray.exceptions import ActorDiedError, ActorUnavailableError, ObjectLostError, RayError
+    from ray.exceptions import RayError
 except ImportError as error:
     raise ConfigError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
 
 Job = tuple[int, tuple[Any, ...]]
 Load = Callable[[int], Tensors | None]
 SECONDS_TO_ANSWER = 5.0
-LOST = (ActorDiedError, ActorUnavailableError, ObjectLostError)
 
 
-class Ray:
+class Ray(Spread):
     """The engine behind `--engine ray`. Its actors start with the first job."""
 
     def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._load = load
         self._tell = tell
         self._actors: list[Any] = []
-        self._owner: dict[int, int] = {}  # client -> the actor that holds it
-        self._parameters = cache(partial(parameters_of, parts))
-        self._costs = Costs(self._size)
         self._ours = False  # whether Ray itself was started here
 
     def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
@@ -66,8 +60,8 @@ class Ray:
         if not todo:
             return
         self._start()
-        kind, clients = kind_of(verb, todo), list(todo)
-        self._settle(assign(self._costs.of(kind, clients), self._owner, len(self._actors)))
+        clients, (kind, plan) = list(todo), self._planned(verb, todo, len(self._actors))
+        self._settle(plan)
         by_actor: dict[int, list[Job]] = {}
         for k in clients:
             by_actor.setdefault(self._owner[k], []).append((k, todo.pop(k)))
@@ -84,15 +78,6 @@ class Ray:
                 raise answer.error
             self._costs.note(kind, k, answer.seconds)
             yield k, answer.value
-
-    def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call."""
-        states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
-        return dict(sorted(states.items()))
-
-    def pending(self) -> int:
-        """How many clients wait to be saved."""
-        return sum(self._everywhere("pending"))
 
     def close(self) -> None:
         """Let the actors go, and Ray itself where it was started here."""
@@ -125,25 +110,26 @@ class Ray:
         described = cloudpickle.dumps((alone, self._parts.method))  # type: ignore[no-untyped-call]
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Host).options(num_cpus=cores, num_gpus=experiment.gpu_share)
-        self._actors = [make.remote(described, sys.path, data, Arithmetic.here()) for _ in range(number)]
+        self._actors = [make.remote() for _ in range(number)]
+        for error in self._everywhere("open", described, sys.path, data, Arithmetic.here()):
+            if error is not None:
+                raise error
 
-    def _everywhere(self, function: str, *args: Any) -> list[Any]:
-        asked = [getattr(actor, function).remote(*args) for actor in self._actors]
+    def _everywhere(self, verb: str, *args: Any) -> list[Any]:
+        asked = [getattr(actor, verb).remote(*args) for actor in self._actors]
         return [self._got(one) for one in asked]
 
     def _got(self, asked: ObjectRef[Any]) -> Any:
         try:
             return ray.get(asked)
-        except LOST as error:
+        except RayError as error:  # an actor tells of its own mistakes; what Ray tells of is lost
             raise HostLostError(f"a Ray actor was lost ({type(error).__name__}).") from error
-        except RayError as error:
-            raise HostLostError(f"a Ray actor could not answer ({error}).") from error
 
     # ---- who works where -------------------------------------------------------------------------------------------
 
     def _settle(self, plan: Mapping[int, int]) -> None:
         """Bring clients to the actors of a plan: with what they hold, or with what was saved of them."""
-        moving = [k for k, actor in plan.items() if self._owner.get(k, actor) != actor]
+        moving = self._moving(plan)
         released = [self._actors[self._owner[k]].release.remote(k) for k in moving]
         states = {k: self._got(one) for k, one in zip(moving, released, strict=True)}
         unsaved = {k: state for k, state in states.items() if state is not None}
@@ -154,15 +140,19 @@ class Ray:
             self._got(one)
         self._owner.update(plan)
 
-    def _size(self, k: int) -> Size:
-        card = self._parts.cards[k]
-        return Size(card.model, self._parameters(card.model) * max(1, card.samples))
-
 
 class Host:
     """An actor: the client half of a federation, for some of its clients."""
 
-    def __init__(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
+    def open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> BaseException | None:
+        """Make ready to host clients; what is wrong is told, not died of."""
+        try:
+            self._open(described, path, data, arithmetic)
+        except BaseException as failure:
+            return portable(failure)
+        return None
+
+    def _open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
         from pluribus.engines import local_engine, site_of  # where this module is known too
 
         arithmetic.set()
@@ -198,10 +188,6 @@ class Host:
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call."""
         return self._engine.changed()
-
-    def pending(self) -> int:
-        """How many clients wait to be saved."""
-        return self._engine.pending()
 
     def restore(self, k: int, tensors: Tensors | None) -> None:
         """What was saved of a client that will come to life here."""

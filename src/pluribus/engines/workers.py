@@ -12,13 +12,13 @@ import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache, partial
+from functools import partial
 from multiprocessing.connection import wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from pluribus.assembly import Assembly
-from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.engines.spread import Spread
 from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed
 from pluribus.errors import ConfigError
 from pluribus.site import Limits, Site, Tensors
@@ -29,17 +29,14 @@ Load = Callable[[int], Tensors | None]
 Request = tuple[int, str, tuple[Any, ...]]  # the number of a worker, a verb of its site, and the verb's arguments
 
 
-class Workers:
+class Workers(Spread):
     """The engine behind `--workers`. Its processes start with the first job."""
 
     def __init__(self, parts: Assembly, load: Load, number: int) -> None:
-        self._parts = parts
+        super().__init__(parts)
         self._load = load
         self._number = number
         self._workers: list[Worker] = []
-        self._owner: dict[int, int] = {}  # client -> the worker that holds it
-        self._parameters = cache(partial(parameters_of, parts))
-        self._costs = Costs(self._size)
 
     def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
         """Do a site's verb for clients; answers in the order of jobs."""
@@ -47,22 +44,13 @@ class Workers:
         if not todo:
             return
         self._start()
-        clients, kind = list(todo), kind_of(verb, todo)
-        self._settle(assign(self._costs.of(kind, clients), self._owner, self._number))
+        clients, (kind, plan) = list(todo), self._planned(verb, todo, self._number)
+        self._settle(plan)
         turn = self._turn((self._owner[k], verb, todo.pop(k)) for k in clients)
         for place, k in enumerate(clients):
             answer = turn.answer(place)
             self._costs.note(kind, k, answer.seconds)
             yield k, answer.value
-
-    def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call."""
-        states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
-        return dict(sorted(states.items()))
-
-    def pending(self) -> int:
-        """How many clients wait to be saved."""
-        return sum(self._everywhere("pending"))
 
     def close(self) -> None:
         """End the processes."""
@@ -104,7 +92,7 @@ class Workers:
 
     def _settle(self, plan: Mapping[int, int]) -> None:
         """Bring clients to the workers of a plan."""
-        moving = [k for k, worker in plan.items() if self._owner.get(k, worker) != worker]
+        moving = self._moving(plan)
         released = self._turn((self._owner[k], "release", (k,)) for k in moving)
         states = {k: released.answer(place).value for place, k in enumerate(moving)}
         unsaved = [k for k in moving if states[k] is not None]
@@ -112,10 +100,6 @@ class Workers:
         for place in range(len(unsaved)):
             adopted.answer(place)
         self._owner.update(plan)
-
-    def _size(self, k: int) -> Size:
-        card = self._parts.cards[k]
-        return Size(card.model, self._parameters(card.model) * max(1, card.samples))
 
 
 class _Turn:
@@ -159,17 +143,6 @@ class _Turn:
             place, verb, args = self._waiting[number].popleft()
             self._workers[number].send(verb, *args)
             self._at_work[number].append(place)
-
-
-def kind_of(verb: str, jobs: Mapping[int, tuple[Any, ...]]) -> tuple[Any, ...]:
-    """What costs alike: exchanges of a round may differ as much as verbs do."""
-    args = next(iter(jobs.values()))
-    return (verb, args[1]) if verb == "work" else (verb,)
-
-
-def parameters_of(parts: Assembly, model: str) -> int:
-    """Weights of an architecture."""
-    return sum(parameter.numel() for parameter in parts.task.shape_of(model).parameters())
 
 
 def _context() -> ForkServerContext | SpawnContext:

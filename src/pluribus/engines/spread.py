@@ -1,0 +1,63 @@
+"""What engines share whose clients are spread over several hosts: who holds whom, what jobs cost, who is unsaved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache, partial
+from typing import Any
+
+from pluribus.assembly import Assembly
+from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.site import Tensors
+
+Kind = tuple[Any, ...]
+
+
+class Spread:
+    """Base of such engines. A host is a process of this machine or of another, with a site of its own."""
+
+    def __init__(self, parts: Assembly) -> None:
+        self._parts = parts
+        self._owner: dict[int, int] = {}  # client -> the host that holds it
+        self._unsaved: set[int] = set()  # who worked since the last save
+        self._parameters = cache(partial(_parameters, parts))
+        self._costs = Costs(self._size)
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call."""
+        self._unsaved.clear()
+        states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
+        return dict(sorted(states.items()))
+
+    def pending(self) -> int:
+        """How many clients wait to be saved. Known here: every round asks, and no host need be asked."""
+        return len(self._unsaved)
+
+    def _everywhere(self, verb: str, *args: Any) -> list[Any]:
+        """What every host answers."""
+        raise NotImplementedError
+
+    def _planned(self, verb: str, jobs: Mapping[int, tuple[Any, ...]], hosts: int) -> tuple[Kind, dict[int, int]]:
+        """The kind of these jobs, by which their cost is noted, and a host for every client."""
+        if verb != "evaluate":  # which leaves no trace
+            self._unsaved |= jobs.keys()
+        kind = _kind(verb, jobs)
+        return kind, assign(self._costs.of(kind, jobs), self._owner, hosts)
+
+    def _moving(self, plan: Mapping[int, int]) -> list[int]:
+        """Who has a host already, and shall go to another."""
+        return [k for k, host in plan.items() if self._owner.get(k, host) != host]
+
+    def _size(self, k: int) -> Size:
+        card = self._parts.cards[k]
+        return Size(card.model, self._parameters(card.model) * max(1, card.samples))
+
+
+def _kind(verb: str, jobs: Mapping[int, tuple[Any, ...]]) -> Kind:
+    """What costs alike: exchanges of a round may differ as much as verbs do."""
+    args = next(iter(jobs.values()))
+    return (verb, args[1]) if verb == "work" else (verb,)
+
+
+def _parameters(parts: Assembly, model: str) -> int:
+    return sum(parameter.numel() for parameter in parts.task.shape_of(model).parameters())
