@@ -387,7 +387,10 @@ def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> 
     assert "one model" in rows["fedavg"]["refused"]
     assert "cannot run there: " in terminal("list", "methods", *task).out
     assert "--classes-per-client" in terminal("list", "methods", "--help").out
-    assert terminal("list", "methods", "--clints", "3").code == 2
+    mistyped = terminal("list", "methods", "--clints", "3", "--json")
+    assert mistyped.code == 2
+    assert "--clients" in mistyped.err
+    assert "error" in mistyped.json
 
 
 @pytest.mark.parametrize("what", LISTS)

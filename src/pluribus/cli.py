@@ -138,8 +138,6 @@ def _parse(
     """Flags over an experiment's own values, and those of the command itself."""
     import dataclasses
 
-    import tyro
-
     from pluribus.method import find, hyperparameters
 
     cls = find(described.method)
@@ -149,11 +147,23 @@ def _parse(
     if hyper:
         groups[described.method] = _flags(cls, list(hyper), hyper)
     groups["output"] = [_flag(*one) for one in output]
+    description = f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}"
+    parsed = _understood(groups, f"pluribus {command} {described.method}", description, args)
+    flat = {k: v for name in groups for k, v in vars(getattr(parsed, _identifier(name))).items()}
+    chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
+    hyper = {k: flat[k] for k in hyper}
+    return dataclasses.replace(described, **chosen, hyper=hyper), {name: flat[name] for name, *_ in output}
+
+
+def _understood(groups: dict[str, list[Any]], command: str, about: str, args: list[str]) -> Any:
+    """The flags of a command, by group."""
+    import tyro
+
     try:
-        parsed: Any = tyro.cli(
+        return tyro.cli(
             _tree(groups),
-            prog=f"pluribus {command} {described.method}",
-            description=f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}",
+            prog=command,
+            description=about,
             args=args,
             config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
         )
@@ -161,10 +171,6 @@ def _parse(
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
             print(json.dumps({"error": "the flags are not understood; standard error says which."}))
         raise
-    flat = {k: v for name in groups for k, v in vars(getattr(parsed, _identifier(name))).items()}
-    chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
-    hyper = {k: flat[k] for k in hyper}
-    return dataclasses.replace(described, **chosen, hyper=hyper), {name: flat[name] for name, *_ in output}
 
 
 def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
@@ -354,8 +360,6 @@ def _list(args: list[str]) -> None:
 def _list_methods(args: list[str]) -> None:
     from typing import get_type_hints
 
-    import tyro
-
     from pluribus.experiment import Experiment, flag
     from pluribus.listing import method_rows, print_methods
 
@@ -364,13 +368,8 @@ def _list_methods(args: list[str]) -> None:
         "task": [_flag(name, hints[name] | None, None, helps[name]) for name in TASK.split()],
         "output": [_flag(*JSON)],
     }
-    parsed: Any = tyro.cli(
-        _tree(groups),
-        prog="pluribus list methods",
-        description="Every method, what travels, and how much of it: on its own default task, or on the one given.",
-        args=args,
-        config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-    )
+    about = "Every method, what travels, and how much of it: on its own default task, or on the one given."
+    parsed = _understood(groups, "pluribus list methods", about, args)
     settings = {name: value for name, value in vars(parsed.task).items() if value is not None}
     rows = method_rows(settings)
     if parsed.output.json:
