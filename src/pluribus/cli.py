@@ -422,12 +422,15 @@ def _keys(args: list[str]) -> None:
 
     import tyro
 
-    folder = tyro.conf.arg(help="Where the keys are, or shall be.", metavar="FOLDER")
+    def flag(kind: Any, metavar: str, about: str, hint: str) -> Any:
+        return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
+
+    reached = "Host names and IP addresses by which sites reach the server."
     flags: list[Any] = [
-        ("folder", Annotated[tyro.conf.Positional[str], folder]),
-        _flag("server", str, "", "Host names and IP addresses by which sites reach the server, separated by commas."),
-        _flag("sites", str, "", "Names of sites that shall have a key, separated by commas."),
-        _flag("days", int, 825, "How long a new certificate of the server is valid."),
+        ("folder", flag(tyro.conf.Positional[str], "FOLDER", "Where the keys are, or shall be.", "(required)")),
+        ("server", flag(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
+        ("sites", flag(str, "NAME[,NAME...]", "Sites that shall have a key.", "(default: none)"), ""),
+        ("days", flag(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"), 825),
     ]
     given: Any = tyro.cli(
         dataclasses.make_dataclass("Keys", flags), prog="pluribus keys", description=ABOUT_KEYS, args=args
