@@ -44,13 +44,21 @@ PATHS = frozenset(
     )
 )
 
-# Any other header could be meant for us, for a proxy, or to pass for someone else (x-forwarded-for).
-HEADERS_IN = (b"accept", b"content-type", b"content-length", b"flwr-")
-HEADERS_OUT = (b"content-type", b"content-length")
+# With those that begin with flwr-. Others are of one connection only, or lie: the SuperLink believes x-forwarded-for.
+HEADERS_IN = frozenset((b"accept", b"content-type", b"content-length"))
+HEADERS_OUT = frozenset((b"content-type", b"content-length"))
 
 LARGEST = 2 * 1024**3  # bytes of a body; protobuf allows no more
 PATIENCE = 60  # seconds for the next piece of a request or of an answer
 REUSE = 4  # seconds that a connection to the SuperLink is used again, which itself hangs up after 5
+
+
+class RefusedError(Exception):
+    """A request that gets a status and nothing more; the reason is for the log."""
+
+    def __init__(self, status: int, reason: str = "") -> None:
+        super().__init__(reason)
+        self.status = status
 
 
 class Gate:
@@ -62,61 +70,63 @@ class Gate:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        status, reason = self._refusal(scope)
-        if not status:
-            status, reason = await self._forward(scope, receive, send)
-        if status:
-            method = _shown(scope["method"].encode(), 20)
-            _log(status, scope["client"], f"{method} {_shown(scope['raw_path'])}{reason}")
-            # what is left of the request is not to be taken for another one
-            close = (b"connection", b"close"), (b"content-length", b"0")
-            await send({"type": "http.response.start", "status": status, "headers": close})
-            await send({"type": "http.response.body"})
-
-    def _refusal(self, scope: Scope) -> tuple[int, str]:
-        """The status of a request that is not forwarded, and why if that does not show."""
-        headers = dict(scope["headers"])
-        if scope["method"] != "POST" or scope["raw_path"] not in PATHS or scope["query_string"]:
-            return 404, ""
-        if b"transfer-encoding" in headers or b"content-length" not in headers:  # no SuperNode does that
-            return 411, " without a length"
-        if int(headers[b"content-length"]) > self._largest:
-            return 413, f" with {int(headers[b'content-length'])} bytes"
-        return 0, ""
-
-    async def _forward(self, scope: Scope, receive: Receive, send: Send) -> tuple[int, str]:
-        """Pass a request on and its answer back; if there is none to pass back, a status and why."""
-        headers = [(name, value) for name, value in scope["headers"] if name.startswith(HEADERS_IN)]
-        path = scope["raw_path"].decode("ascii")
-        request = self._superlink.build_request("POST", path, headers=headers, content=_body(receive))
         try:
-            answer = await self._superlink.send(request, stream=True)
+            self._check(scope)
+            answer = await self._forward(scope, receive)
         except ConnectionError:
-            return 0, ""  # nobody is there to be told
-        except TimeoutError:
-            return 408, " stopped half way"
-        except httpx.HTTPError as error:
-            return 502, f": the SuperLink does not answer ({_shown(str(error).encode())})"
+            return  # nobody is there to be answered
+        except RefusedError as refusal:
+            _log(refusal.status, scope["client"], f"{_request_line(scope)} {refusal}")
+            await _refuse(refusal.status, send)
+            return
         try:
             await _pass_back(answer, send)
         except (TimeoutError, httpx.HTTPError) as error:
-            # its status has been sent: all that is left is to hang up, which uvicorn does if an answer is not whole
-            _log(answer.status_code, scope["client"], f"{path}: the answer broke off ({type(error).__name__})")
+            # its status has gone out: all that is left is to hang up, which uvicorn does if an answer is not whole
+            _log(answer.status_code, scope["client"], f"{_request_line(scope)} broke off ({type(error).__name__})")
         finally:
             await answer.aclose()
-        return 0, ""
+
+    def _check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        if scope["method"] != "POST" or scope["raw_path"] not in PATHS or scope["query_string"]:
+            raise RefusedError(404)
+        # a SuperNode always tells the length; with one way only to tell it, no request can hide in another
+        if b"transfer-encoding" in headers or b"content-length" not in headers:
+            raise RefusedError(411, "without a length")
+        if int(headers[b"content-length"]) > self._largest:
+            raise RefusedError(413, f"with {int(headers[b'content-length'])} bytes")
+
+    async def _forward(self, scope: Scope, receive: Receive) -> httpx.Response:
+        path = scope["raw_path"].decode("ascii")
+        headers = [(name, value) for name, value in scope["headers"] if name in HEADERS_IN or name.startswith(b"flwr-")]
+        request = self._superlink.build_request("POST", path, headers=headers, content=_body(receive))
+        try:
+            return await self._superlink.send(request, stream=True)
+        except httpx.HTTPError as error:
+            raise RefusedError(502, f"is not answered by the SuperLink: {_shown(str(error).encode())}") from error
 
 
 async def _body(receive: Receive) -> AsyncIterator[bytes]:
     """A request's body as it arrives."""
     more = True
     while more:
-        async with asyncio.timeout(PATIENCE):
-            message = await receive()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                message = await receive()
+        except TimeoutError as error:
+            raise RefusedError(408, "stopped half way") from error
         if message["type"] == "http.disconnect":
             raise ConnectionError
         more = message["more_body"]
         yield message["body"]
+
+
+async def _refuse(status: int, send: Send) -> None:
+    # hang up, lest the rest of this request be taken for another one
+    headers = [(b"connection", b"close"), (b"content-length", b"0")]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body"})
 
 
 async def _pass_back(answer: httpx.Response, send: Send) -> None:
@@ -130,7 +140,11 @@ async def _pass_back(answer: httpx.Response, send: Send) -> None:
 
 def _log(status: int, peer: tuple[str, int] | None, what: str) -> None:
     host = peer[0] if peer else "-"
-    print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {status} {host} {what}", file=sys.stderr, flush=True)
+    print(f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ} {status} {host} {what.rstrip()}", file=sys.stderr, flush=True)
+
+
+def _request_line(scope: Scope) -> str:
+    return f"{_shown(scope['method'].encode(), 20)} {_shown(scope['raw_path'])}"
 
 
 def _shown(text: bytes, longest: int = 100) -> str:
@@ -229,7 +243,10 @@ def _bind(listen: str) -> socket.socket:
     host, port = _address("--listen", listen)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     with _usable(f"--listen {listen}"):
-        return socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+        door = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+    # asyncio does not do it for a socket that it has not made, and then every answer waits 40 ms for the kernel
+    door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return door
 
 
 def _address(flag: str, text: str) -> tuple[str, int]:
