@@ -1,4 +1,4 @@
-"""The gate in front of a SuperLink: through it sites reach what they need of Flower, and nobody reaches the rest.
+r"""The gate in front of a SuperLink: through it sites reach what they need of Flower, and nobody reaches the rest.
 
 Flower 1.41 serves all its interfaces on one port, and the one that starts runs knows no login: whoever reaches it runs
 code at every site. So the SuperLink listens on loopback, and the network sees this: TLS, POST, ten paths, and 404.
