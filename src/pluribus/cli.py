@@ -1,4 +1,4 @@
-"""The command line: run, resume, bench, list. The experiment's fields and the method's hyper-parameters are its flags.
+"""The command line: run, resume, bench, list, keys. An experiment's fields and its method's settings are its flags.
 
 torch takes seconds to import, so commands import what they need when they run, and `pluribus --help` answers at once.
 """
@@ -27,6 +27,7 @@ Pluribus: heterogeneous federated learning.
   pluribus resume FOLDER           go on with a stopped run
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
+  pluribus keys FOLDER [flags]     certificates and keys for a federation of real sites
 
   pluribus run METHOD --help       every flag, with the paper's symbols and the defaults
 """
@@ -63,6 +64,21 @@ cross-entropy, backward, step, and the same forward passes of evaluation. How ma
 the framework costs, and whatever the method does besides a step of cross-entropy.
 """
 
+ABOUT_KEYS = """\
+Certificates and keys for a federation of real sites: a CA of your own, a certificate for the server, a key per site.
+
+  pluribus keys keys --server fl.example.org,10.0.0.5 --sites berlin,paris
+
+  keys/ca.crt, ca.key   the CA. ca.key signs the server's certificate: keep it offline, it is needed for nothing else
+  keys/server/          server.pem and server.key, for the server
+  keys/sites/berlin/    berlin.key, berlin.pub and ca.crt: hand this folder to the site, by a way that you trust
+  keys/sites.toml       the public key of each site, for the server: who may join
+
+What is there stays as it is. To add a site, run it again with --sites rome. To renew the server's certificate, or to
+change its names, remove keys/server first: the CA stays, and sites notice nothing. To give a site a new key, remove its
+folder and its line in keys/sites.toml first.
+"""
+
 ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
 
 
@@ -75,6 +91,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "resume": _resume,
         "bench": _bench,
         "list": _list,
+        "keys": _keys,
     }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -392,3 +409,33 @@ def _one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str
     if len(words) != 1:
         raise ConfigError(f"{len(words)} arguments where one is needed: {usage}.")
     return words[0], bool(flags)
+
+
+# ---- keys ----------------------------------------------------------------------------------------------------------
+
+
+def _keys(args: list[str]) -> None:
+    import dataclasses
+    from datetime import UTC, datetime
+    from pathlib import Path
+
+    import tyro
+
+    def flag(kind: Any, metavar: str, about: str, hint: str) -> Any:
+        return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
+
+    reached = "Host names and IP addresses by which sites reach the server."
+    flags: list[Any] = [
+        ("folder", flag(tyro.conf.Positional[str], "FOLDER", "Where the keys are, or shall be.", "(required)")),
+        ("server", flag(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
+        ("sites", flag(str, "NAME[,NAME...]", "Sites that shall have a key.", "(default: none)"), ""),
+        ("days", flag(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"), 825),
+    ]
+    given: Any = tyro.cli(
+        dataclasses.make_dataclass("Keys", flags), prog="pluribus keys", description=ABOUT_KEYS, args=args
+    )
+    from pluribus.flower.keys import make_keys  # after the flags: --help needs no further packages
+
+    server, sites = ([word.strip() for word in text.split(",") if text] for text in (given.server, given.sites))
+    for item in make_keys(Path(given.folder), server, sites, given.days, datetime.now(UTC)):
+        print(f"{'made' if item.made else 'kept'}  {item.path}  {item.about}".rstrip())

@@ -13,7 +13,7 @@ from pluribus.assembly import Assembly
 from pluribus.checkpoint import put_back
 from pluribus.clock import Clock
 from pluribus.draws import python_rng
-from pluribus.engines import Job, engine_for
+from pluribus.engines import Engine, Job, engine_for
 from pluribus.evaluate import Figures, figures_over_clients
 from pluribus.folder import RunFolder
 from pluribus.ledger import Ledger
@@ -43,7 +43,9 @@ class Observer(Protocol):
 class Federation:
     """One run of one experiment, from its first round or from its last checkpoint."""
 
-    def __init__(self, parts: Assembly, folder: RunFolder, observers: Sequence[Observer] = ()) -> None:
+    def __init__(
+        self, parts: Assembly, folder: RunFolder, observers: Sequence[Observer] = (), engine: Engine | None = None
+    ) -> None:
         self.parts = parts
         self.method = parts.method
         self.folder = folder
@@ -53,7 +55,7 @@ class Federation:
         self.warnings = list(parts.warnings)
         self.server = Server(parts.task, parts.cards)
         self.wires = Wires(parts.method, parts.task, parts.cards)
-        self.engine = engine_for(parts, folder.checkpoint.client, self._warn)
+        self.engine = engine or engine_for(parts, folder.checkpoint.client, self.warn)
         self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
@@ -62,7 +64,8 @@ class Federation:
         self.server.state.fix()
         self._restore()
 
-    def _warn(self, sentence: str) -> None:
+    def warn(self, sentence: str) -> None:
+        """What a person should know; once."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
@@ -115,7 +118,7 @@ class Federation:
         before = dict(self.ledger.total)
         self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
         present, late = self.sampled(t)
-        self._enrol_new(present)
+        present = self._enrol_new(present)
         if isinstance(self.method, PeerMethod):
             losses, answered = self._peer_exchanges(self.method, t, present, late)
         else:
@@ -145,14 +148,16 @@ class Federation:
         present = [k for k in sampled if rng.random() >= experiment.drop_rate]
         return present, {k for k in present if rng.random() < experiment.straggler_rate}
 
-    def _enrol_new(self, present: Iterable[int]) -> None:
+    def _enrol_new(self, present: list[int]) -> list[int]:
+        """Those who can take part: a method may ask for a message first, once."""
         if not self.method.enrols:
-            return
+            return present
         new = [(k, (k,)) for k in present if k not in self._enrolled]
         with self.clock("compute"):
             for k, data in self.engine.each("enrol", new):
                 self.ledger.add(self.server.t, 0, k, "up", data)
                 self._enrol(k, data)
+        return [k for k in present if k in self._enrolled]
 
     def _enrol(self, k: int, data: bytes) -> None:
         self._enrolled[k] = data
@@ -190,7 +195,7 @@ class Federation:
         sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
         for k, data in sent.items():
             self.ledger.add(t, 0, k, "up", data)
-        answered = tuple(k for k in present if k not in late)
+        answered = tuple(k for k in present if k in replies and k not in late)
         topology = method.topology(self.parts.task, t, answered)
         inboxes = {k: {j: sent[j] for j in topology[k] if j in sent} for k in sorted(topology)}
         for student, inbox in inboxes.items():

@@ -209,7 +209,7 @@ class Site:
             away = _away(self._bring_to_life(k))
         self._away.pop(k, None)
         client.take_over(away.card, away.data or {})
-        away.saved.put_back(_all_tensors(client))
+        away.saved.put_back(all_tensors(client))
         return client
 
     def _room(self, k: int) -> bool:
@@ -235,7 +235,7 @@ class Site:
         client.equip(self.method.optimisers(client), down)
         away = self._away.pop(k, None)
         if away is not None:
-            away.saved.put_back(_all_tensors(client))
+            away.saved.put_back(all_tensors(client))
         elif (saved := self._load(k)) is not None:
             put_back(client.tensors(), saved, f"client {k}")
         return client
@@ -290,10 +290,10 @@ class Site:
 
 
 def _away(client: Client) -> Away:
-    return Away(client.card, client.data, Snapshot(_all_tensors(client)))
+    return Away(client.card, client.data, Snapshot(all_tensors(client)))
 
 
-def _all_tensors(client: Client) -> Tensors:
+def all_tensors(client: Client) -> Tensors:
     """What outlives a round, and what outlives an exchange: another one of the same round may follow."""
     round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
     momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}

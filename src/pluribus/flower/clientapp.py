@@ -1,0 +1,22 @@
+"""What Flower runs at a site for each message: it hands the request to the site's warm worker, and the answer back."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from flwr.app import ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+
+from pluribus.flower.wire import ask
+
+app = ClientApp()
+BLOB, SITE = "blob", "site"
+
+
+@app.query()
+def relay(message: Message, context: Context) -> Message:
+    """One blob there, one blob back. An empty one asks only who this is."""
+    request: Any = message.content[BLOB][BLOB]
+    answer = ask(str(context.node_config["socket"]), request) if request else b""
+    record = ConfigRecord({BLOB: answer, SITE: str(context.node_config[SITE])})
+    return Message(RecordDict({BLOB: record}), reply_to=message)

@@ -1,0 +1,64 @@
+"""One blob per message: a head of plain facts, and attachments. Checked whole before anything in it is used."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from pluribus.errors import MessageError
+
+MAGIC = b"pluribus\x01"
+LENGTH = 8  # bytes of the number that says how long the head is
+MOST_HEAD = 1 << 20
+
+
+class Envelope(NamedTuple):
+    """What a blob says."""
+
+    head: dict[str, Any]
+    parts: dict[str, bytes]
+
+    def digest(self) -> str:
+        """The same for the same content."""
+        return hashlib.sha256(seal(self.head, self.parts)).hexdigest()
+
+
+def seal(head: Mapping[str, Any], parts: Mapping[str, bytes]) -> bytes:
+    """Facts and attachments as one blob.
+
+    >>> unseal(seal({"round": 3}, {"up": b"abc"}))
+    Envelope(head={'round': 3}, parts={'up': b'abc'})
+    """
+    names = sorted(parts)  # one spelling for one content
+    facts = json.dumps({"head": head, "parts": {name: len(parts[name]) for name in names}}, sort_keys=True).encode()
+    return b"".join([MAGIC, len(facts).to_bytes(LENGTH, "big"), facts, *(parts[name] for name in names)])
+
+
+def unseal(data: bytes) -> Envelope:
+    """The content of a blob; anything else is refused with a sentence."""
+    start = len(MAGIC) + LENGTH
+    if data[: len(MAGIC)] != MAGIC:
+        raise MessageError("this is no message of Pluribus, or one of another version.")
+    length = int.from_bytes(data[len(MAGIC) : start], "big")
+    if len(data) < start or not 0 < length <= min(MOST_HEAD, len(data) - start):
+        raise MessageError("the message is cut off.")
+    try:
+        said = json.loads(data[start : start + length])
+        head, sizes = said["head"], said["parts"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise MessageError(f"the head of the message cannot be read ({type(error).__name__}).") from error
+    if not (isinstance(head, dict) and isinstance(sizes, dict) and all(_is_size(size) for size in sizes.values())):
+        raise MessageError("the head of the message is not what it should be.")
+    if start + length + sum(sizes.values()) != len(data):
+        raise MessageError("the message has another length than its head says.")
+    parts, at = {}, start + length
+    for name, size in sizes.items():
+        parts[name] = data[at : at + size]
+        at += size
+    return Envelope(head, parts)
+
+
+def _is_size(size: object) -> bool:
+    return isinstance(size, int) and not isinstance(size, bool) and size >= 0

@@ -1,0 +1,415 @@
+"""Certificates and keys of a federation: who the server is, and which sites may join.
+
+ca.crt         what sites trust; ca.key signs the server's certificate, and is needed for nothing else
+server/        server.pem and server.key: the server's certificate and its key
+sites/NAME/    NAME.key, NAME.pub and ca.crt: all that one site gets
+sites.toml     the public key of each site: who may join
+
+What is there stays as it is, and sites.toml only grows. No torch here: the command answers at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import os
+import re
+import shutil
+import tomllib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from pluribus.errors import ConfigError
+
+try:
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
+    from cryptography.hazmat.primitives.serialization import (
+        Encoding,
+        NoEncryption,
+        PrivateFormat,
+        PublicFormat,
+        load_pem_private_key,
+        load_ssh_private_key,
+        load_ssh_public_key,
+    )
+    from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+except ImportError as error:
+    raise ConfigError("keys and certificates need Flower's packages: pip install 'pluribus[flower]'.") from error
+
+CA_DAYS = 3650
+CLOCKS_DIFFER = timedelta(hours=1)  # certificates begin in the past, for sites whose clock is behind
+PRIVATE, PUBLIC, PRIVATE_FOLDER = 0o600, 0o644, 0o700
+
+SITE = re.compile("[A-Za-z0-9_]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
+LABEL = re.compile("[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
+
+
+# ---- what `pluribus keys` makes ------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Item:
+    """Something in the folder of keys."""
+
+    path: Path
+    made: bool
+    """False where it was there before; then it is as it was."""
+    about: str = ""
+
+
+def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: int, now: datetime) -> list[Item]:
+    """Make what is not there yet. `server` may be empty where the server has its certificate."""
+    if days < 1:
+        raise ConfigError(f"--days must be at least 1, not {days}.")
+    names = list(dict.fromkeys(_server_name(name) for name in server))
+    _check_site_names(sites)
+    _check_server(folder, names)
+    try:
+        with _alone_in(folder):
+            known = site_keys(folder / "sites.toml") if (folder / "sites.toml").exists() else {}
+            items = [_make_authority(folder, now), _make_server(folder, names, days, now)]
+            return items + [_make_site(folder, site, known) for site in sites]
+    except OSError as error:
+        raise ConfigError(f"cannot write to {folder}: {error.strerror}.") from error
+
+
+def _server_name(name: str) -> x509.GeneralName:
+    with contextlib.suppress(ValueError):
+        return x509.IPAddress(ipaddress.ip_address(name))
+    labels = name.split(".")
+    if len(name) > 253 or labels[-1].isdigit() or not all(LABEL.fullmatch(label) for label in labels):
+        raise ConfigError(
+            f"{name!r} cannot be a name of the server: give host names such as fl.example.org, or IP addresses, "
+            "without a port."
+        )
+    return x509.DNSName(name.lower())
+
+
+def _check_site_names(sites: Sequence[str]) -> None:
+    for site in sites:
+        if not SITE.fullmatch(site):
+            raise ConfigError(
+                f"{site!r} cannot be the name of a site: use up to 64 letters, digits, dashes and underscores, "
+                "with dots only inside."
+            )
+        if sites.count(site) > 1:
+            raise ConfigError(f"site '{site}' is given twice.")
+
+
+def _check_server(folder: Path, names: list[x509.GeneralName]) -> None:
+    """Refuse other names than those in the certificate, and none where there is no certificate."""
+    place = folder / "server"
+    if not place.exists():
+        if not names:
+            raise ConfigError("--server is needed: the names or addresses by which sites reach the server.")
+        return
+    has = _names_of(_certificate(place / "server.pem"))
+    if names and set(names) != set(has):
+        raise ConfigError(
+            f"the certificate in {place} is for {_listed(has)}, not for {_listed(names)}. "
+            f"Remove {place} and run this again: the same CA then issues a new one."
+        )
+
+
+def _make_authority(folder: Path, now: datetime) -> Item:
+    file, key_file = folder / "ca.crt", folder / "ca.key"
+    made = not file.exists()
+    if made:
+        if (folder / "server").exists() or (folder / "sites").exists():
+            raise ConfigError(f"{folder} holds keys, but no ca.crt: bring it back, or begin in another folder.")
+        if not key_file.exists():
+            _write(key_file, _pem(_new_key()), PRIVATE)
+        _write(file, _authority(_signing_key(key_file), now), PUBLIC)
+    return Item(file, made, f"valid until {_day(_certificate(file).not_valid_after_utc)}")
+
+
+def _make_server(folder: Path, names: list[x509.GeneralName], days: int, now: datetime) -> Item:
+    place = folder / "server"
+    made = not place.exists()
+    if made:
+        key = _new_key()
+        certificate = _signed(folder, names, key.public_key(), days, now)
+        with _whole(place) as new:
+            _write(new / "server.key", _pem(key), PRIVATE)
+            _write(new / "server.pem", certificate, PUBLIC)
+    there = _certificate(place / "server.pem")
+    return Item(place, made, f"{_listed(_names_of(there))}; valid until {_day(there.not_valid_after_utc)}")
+
+
+def _make_site(folder: Path, site: str, known: dict[str, str]) -> Item:
+    """A site's folder may be gone, handed over; that sites.toml knows it means that it has its key."""
+    place = folder / "sites" / site
+    made = site not in known and not place.exists()
+    if made:
+        key = _new_key()
+        place.parent.mkdir(PRIVATE_FOLDER, exist_ok=True)
+        with _whole(place) as new:
+            private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+            _write(new / f"{site}.key", private, PRIVATE)
+            _write(new / f"{site}.pub", f"{_openssh(key.public_key())} {site}\n".encode(), PUBLIC)
+            _write(new / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
+    if site not in known:
+        _add_site(folder / "sites.toml", site, public_key_of(place / f"{site}.key"))
+    return Item(place, made)
+
+
+def _add_site(file: Path, site: str, key: str) -> None:
+    before = (
+        file.read_text(encoding="utf-8") if file.exists() else "# The sites that may join, and their public keys.\n"
+    )
+    _write(file, f'{before.rstrip()}\n"{site}" = "{key}"\n'.encode(), PUBLIC)
+
+
+# ---- certificates --------------------------------------------------------------------------------------------------
+
+
+def _authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
+    subject, public = _called("Pluribus CA"), key.public_key()
+    builder = _builder(subject, subject, public, now, timedelta(days=CA_DAYS))
+    builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
+    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
+
+
+def _signed(
+    folder: Path, names: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int, now: datetime
+) -> bytes:
+    ca, ca_key = _certificate(folder / "ca.crt"), _signing_key(folder / "ca.key")
+    _check_pair(ca, folder / "ca.crt", ca_key, folder / "ca.key")
+    left = (ca.not_valid_after_utc - now).days
+    if days > left:
+        raise ConfigError(
+            f"--days {days} is longer than {folder / 'ca.crt'} is valid, until {_day(ca.not_valid_after_utc)}: "
+            f"{left} days are left."
+        )
+    builder = _builder(_called("Pluribus server"), ca.subject, public, now, timedelta(days=days))
+    issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
+    builder = builder.add_extension(issuer, critical=False)
+    builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
+    builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    return builder.sign(ca_key, hashes.SHA384()).public_bytes(Encoding.PEM)
+
+
+def _builder(
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, now: datetime, lasts: timedelta
+) -> x509.CertificateBuilder:
+    builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
+    builder = builder.not_valid_before(now - CLOCKS_DIFFER).not_valid_after(now + lasts)
+    return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
+
+
+def _called(name: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+
+
+def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
+    return x509.KeyUsage(
+        digital_signature=digital_signature,
+        key_cert_sign=key_cert_sign,
+        crl_sign=crl_sign,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        encipher_only=False,
+        decipher_only=False,
+    )
+
+
+def _new_key() -> ec.EllipticCurvePrivateKey:
+    return ec.generate_private_key(ec.SECP384R1())
+
+
+def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
+    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+
+
+def _openssh(key: ec.EllipticCurvePublicKey) -> str:
+    return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
+
+
+# ---- what server and sites check before they start -----------------------------------------------------------------
+
+
+def check_certificate(ca_file: Path, cert_file: Path, key_file: Path, name: str | None, now: datetime) -> None:
+    """Refuse a server's certificate that sites would refuse, for a name by which they reach the server or for any."""
+    ca = check_authority(ca_file, now)
+    certificate = _certificate(cert_file)
+    _check_dates(certificate, cert_file, now)
+    _check_pair(certificate, cert_file, _private_key(key_file), key_file)
+    try:
+        certificate.verify_directly_issued_by(ca)
+    except (ValueError, TypeError, InvalidSignature) as error:
+        raise ConfigError(f"{cert_file} is not signed by the CA of {ca_file}.") from error
+    names = _names_of(certificate)
+    if name is not None and _server_name(name) not in names:
+        raise ConfigError(f"{cert_file} is for {_listed(names) or 'no name at all'}, not for {name}.")
+
+
+def check_authority(ca_file: Path, now: datetime) -> x509.Certificate:
+    """The CA's certificate, if it is valid now."""
+    ca = _certificate(ca_file)
+    _check_dates(ca, ca_file, now)
+    return ca
+
+
+def check_node_key(file: Path) -> None:
+    """Refuse a site's private key that Flower could not use, or that others can read."""
+    _node_key(file)
+    if file.stat().st_mode & 0o077:
+        raise ConfigError(f"{file} is a private key, but others may read it: chmod 600 {file}.")
+
+
+def public_key_of(private_key_file: Path) -> str:
+    """The public half of a site's private key, as sites.toml has it."""
+    return _openssh(_node_key(private_key_file).public_key())
+
+
+def site_keys(file: Path) -> dict[str, str]:
+    """The public key of each site, as written in sites.toml."""
+    try:
+        keys = tomllib.loads(_read(file).decode())
+    except ValueError as error:
+        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+    _check_site_names(list(keys))
+    for site, key in keys.items():
+        if not isinstance(key, str) or not _is_public_key(key):
+            raise ConfigError(f"what {file} has for site '{site}' is not an OpenSSH public key of ECDSA P-384.")
+    owners: dict[str, str] = {}
+    for site, key in keys.items():
+        first = owners.setdefault(" ".join(key.split()[:2]), site)  # without the comment
+        if first != site:
+            raise ConfigError(f"sites '{first}' and '{site}' have the same public key in {file}: each needs its own.")
+    return keys
+
+
+def _is_public_key(text: str) -> bool:
+    try:
+        key = load_ssh_public_key(text.encode())
+    except (ValueError, UnsupportedAlgorithm):
+        return False
+    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+
+
+def _node_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    try:
+        key = load_ssh_private_key(_read(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} is not an OpenSSH private key without a passphrase.") from error
+    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+        raise ConfigError(f"{file} is not an ECDSA P-384 key, such as pluribus keys makes.")
+    return key
+
+
+def _certificate(file: Path) -> x509.Certificate:
+    try:
+        certificate = x509.load_pem_x509_certificate(_read(file))
+        _ = certificate.extensions  # read only now, and as likely to be damaged
+    except ValueError as error:
+        raise ConfigError(f"{file} is not a certificate in PEM.") from error
+    return certificate
+
+
+def _private_key(file: Path) -> PrivateKeyTypes:
+    try:
+        return load_pem_private_key(_read(file), None)
+    except (ValueError, TypeError, UnsupportedAlgorithm) as error:
+        raise ConfigError(f"{file} is not a private key in PEM without a passphrase.") from error
+
+
+def _signing_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    key = _private_key(file)
+    if not isinstance(key, ec.EllipticCurvePrivateKey):
+        raise ConfigError(f"{file} is not an EC key, such as pluribus keys makes.")
+    return key
+
+
+def _read(file: Path) -> bytes:
+    try:
+        return file.read_bytes()
+    except OSError as error:
+        raise ConfigError(f"cannot read {file}: {error.strerror}.") from error
+
+
+def _check_dates(certificate: x509.Certificate, file: Path, now: datetime) -> None:
+    begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
+    if now > end:
+        raise ConfigError(f"{file} has expired on {_day(end)}.")
+    if now < begin:
+        raise ConfigError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} here.")
+
+
+def _check_pair(certificate: x509.Certificate, cert_file: Path, key: PrivateKeyTypes, key_file: Path) -> None:
+    if key.public_key() != certificate.public_key():
+        raise ConfigError(f"{key_file} is not the key of {cert_file}.")
+
+
+def _names_of(certificate: x509.Certificate) -> list[x509.GeneralName]:
+    try:
+        names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
+    except x509.ExtensionNotFound:
+        return []
+    return [x509.DNSName(one.value.lower()) if isinstance(one, x509.DNSName) else one for one in names]
+
+
+def _listed(names: list[x509.GeneralName]) -> str:
+    return ", ".join(str(name.value) for name in names)
+
+
+def _day(moment: datetime) -> str:
+    return moment.date().isoformat()
+
+
+# ---- files ---------------------------------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Two commands at once would each make a CA, or forget the other's site."""
+    folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def _whole(place: Path) -> Iterator[Path]:
+    """A new folder that gets its name when all of it is written."""
+    new = place.with_name(f".{place.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # of a command that was killed
+    new.mkdir(PRIVATE_FOLDER)
+    yield new
+    new.rename(place)
+    _sync(place.parent)
+
+
+def _write(path: Path, content: bytes, mode: int) -> None:
+    """A file that is whole or not there, and never open to more than its mode allows."""
+    new = path.with_name(f".{path.name}.new")
+    new.unlink(missing_ok=True)  # of a command that was killed
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+    new.rename(path)
+    _sync(path.parent)
+
+
+def _sync(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

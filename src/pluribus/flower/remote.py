@@ -1,0 +1,130 @@
+"""The engine of real sites: requests go out, and whoever answers by the deadline has answered.
+
+Nothing that comes back is believed before it is checked. A site that answers nonsense is, for that round, one that did
+not answer, and the reason is told.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, Protocol
+
+from pluribus.errors import MessageError
+from pluribus.flower.agreement import Agreement
+from pluribus.flower.envelope import Envelope, seal, unseal
+from pluribus.message import decode
+from pluribus.method import Wires
+from pluribus.site import Reply, Tensors
+
+Job = tuple[int, tuple[Any, ...]]
+
+
+class Missing(NamedTuple):
+    """Why there is no answer."""
+
+    reason: str
+
+
+class Transport(Protocol):
+    """Carries blobs to sites and back."""
+
+    def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Missing]:
+        """Send each site its request, and wait for answers, but no longer than so many seconds."""
+
+
+class Remote:
+    """Lets real sites work. Their state stays with them, so there is nothing to save here."""
+
+    def __init__(
+        self,
+        agreement: Agreement,
+        names: Mapping[int, str],
+        models: Mapping[int, str],
+        wires: Wires,
+        transport: Transport,
+        seconds: float,
+        tell: Callable[[str], None],
+    ) -> None:
+        self._agreement = agreement
+        self._names = names
+        self._models = models
+        self._wires = wires
+        self._transport = transport
+        self._seconds = seconds
+        self._tell = tell
+        self._enrolled: set[int] = set()  # since the last save
+
+    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
+        """Do a site's verb; answers in the order of jobs, of those who answered."""
+        asked = {k: (args, self._request(verb, k, args)) for k, args in jobs}
+        answers = self._transport.exchange({k: request for k, (_, request) in asked.items()}, self._seconds)
+        for k, (args, _) in asked.items():
+            answer = answers.get(k, Missing("no answer"))
+            try:
+                if isinstance(answer, Missing):
+                    raise MessageError(answer.reason)
+                yield k, self._opened(verb, k, args, unseal(answer))
+            except MessageError as error:
+                when = "at enrolment" if verb == "enrol" else f"in round {args[0]}"
+                self._tell(f"site {self._names[k]} is missing {when}: {error}")
+
+    def changed(self) -> dict[int, Tensors]:
+        """Sites keep their own state; but whoever enrolled is to be noted, with its message."""
+        enrolled, self._enrolled = self._enrolled, set()
+        return {k: {} for k in sorted(enrolled)}
+
+    def pending(self) -> int:
+        """Nothing waits to be saved."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    # ---- what is sent, what is believed ------------------------------------------------------------------------------
+
+    def _request(self, verb: str, k: int, args: tuple[Any, ...]) -> bytes:
+        head: dict[str, Any] = {"verb": verb, "client": k, "agreement": self._agreement.facts()}
+        parts: dict[str, bytes] = {}
+        if verb == "work":
+            head["t"], head["stage"], _, down = args
+            parts = {} if down is None else {"down": down}
+        elif verb == "evaluate":
+            head["t"], _, down = args
+            parts = {} if down is None else {"down": down}
+        elif verb == "teach":
+            head["t"], _ = args
+        elif verb == "learn":
+            head["t"], _, inbox = args
+            head["teachers"] = {str(j): self._models[j] for j in inbox}  # what each may send depends on its model
+            parts = {str(j): data for j, data in inbox.items()}
+        return seal(head, parts)
+
+    def _opened(self, verb: str, k: int, args: tuple[Any, ...], answer: Envelope) -> Any:
+        if "refused" in answer.head:
+            raise MessageError(str(answer.head["refused"])[:1000])
+        if verb == "evaluate":
+            return _figures(answer.head.get("figures"))
+        if verb == "enrol":
+            up = answer.parts.get("up", b"")
+            decode(up, self._wires(k)[0].once, "its enrolment")
+            self._enrolled.add(k)
+            return up
+        stage = args[1] if verb == "work" else 0
+        sent = answer.parts.get("up")
+        if sent is not None:
+            decode(sent, self._wires(k)[stage].up, "its message")
+        loss, *times = (answer.head.get(name) for name in ("loss", "compute", "communication"))
+        return Reply(sent, _number(loss), *(max(0.0, _number(one) or 0.0) for one in times))
+
+
+def _figures(said: Any) -> dict[str, dict[str, float | None]]:
+    if not isinstance(said, dict) or not all(isinstance(figures, dict) for figures in said.values()):
+        raise MessageError("its figures cannot be read.")
+    return {str(view): {str(name): _number(value) for name, value in row.items()} for view, row in said.items()}
+
+
+def _number(value: Any) -> float | None:
+    """A finite number or nothing."""
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return float(value) if is_number and math.isfinite(value) else None

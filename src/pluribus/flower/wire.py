@@ -1,0 +1,63 @@
+"""Blobs over a local socket: from Flower's short-lived client process to the worker that stays warm beside it.
+
+No torch here, and nothing that imports it: Flower starts a process for every message.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+LENGTH = 8  # bytes of the number before a blob
+MOST_BYTES = 2**34  # beyond any message
+
+
+def ask(path: str, blob: bytes) -> bytes:
+    """Send a request to the worker behind a socket, and wait for its answer."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
+        line.connect(path)
+        _send(line, blob)
+        return _receive(line)
+
+
+def serve(path: Path, answer: Callable[[bytes], bytes]) -> None:
+    """Answer one request after the other, for ever. Only this user may ask."""
+    path.unlink(missing_ok=True)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
+        mask = os.umask(0o177)
+        try:
+            door.bind(str(path))
+        finally:
+            os.umask(mask)
+        door.listen()
+        while True:
+            line, _ = door.accept()
+            with line:
+                try:
+                    _send(line, answer(_receive(line)))
+                except OSError:
+                    continue  # whoever asked is gone, and will ask again
+
+
+def _send(line: socket.socket, blob: bytes) -> None:
+    line.sendall(len(blob).to_bytes(LENGTH, "big"))
+    line.sendall(blob)
+
+
+def _receive(line: socket.socket) -> bytes:
+    size = int.from_bytes(_exactly(line, LENGTH), "big")
+    if size > MOST_BYTES:
+        raise OSError("a blob of that size is no message")
+    return _exactly(line, size)
+
+
+def _exactly(line: socket.socket, size: int) -> bytes:
+    found = bytearray()
+    while len(found) < size:
+        part = line.recv(min(1 << 20, size - len(found)))
+        if not part:
+            raise OSError("the line was closed in the middle of a blob")
+        found += part
+    return bytes(found)
