@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -153,13 +154,18 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Ta
 
 
 def _width(experiment: Experiment, shape: tuple[int, int, int], classes: int, models: tuple[str, ...]) -> int | None:
-    """K: as asked for, or the group's own, or what all models have anyway; None where they differ."""
     if experiment.projector == "none" and experiment.width is not None:
         raise ConfigError("--width needs a projector: use --projector pool or --projector linear.")
-    if experiment.projector != "none":
-        declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-        if declared is not None:
-            return declared
+    declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
+    return common_width(declared, experiment.projector, shape, classes, models)
+
+
+def common_width(
+    declared: int | None, projector: str, shape: tuple[int, int, int], classes: int, models: Sequence[str]
+) -> int | None:
+    """K: as declared, or what all models have anyway; None where they differ."""
+    if projector != "none" and declared is not None:
+        return declared
     with torch.device("meta"):
         native = {build(name, shape=shape, classes=classes).width for name in dict.fromkeys(models)}
     return native.pop() if len(native) == 1 else None

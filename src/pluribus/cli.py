@@ -1,4 +1,4 @@
-"""The command line: run, resume, bench, list, keys. An experiment's fields and its method's settings are its flags.
+"""The command line. An experiment's fields and its method's settings are the flags of a run.
 
 torch takes seconds to import, so commands import what they need when they run, and `pluribus --help` answers at once.
 """
@@ -27,7 +27,10 @@ Pluribus: heterogeneous federated learning.
   pluribus resume FOLDER           go on with a stopped run
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
+
   pluribus keys FOLDER [flags]     certificates and keys for a federation of real sites
+  pluribus serve METHOD [flags]    the server of a federation of real sites
+  pluribus join [flags]            one site of a federation
 
   pluribus run METHOD --help       every flag, with the paper's symbols and the defaults
 """
@@ -79,6 +82,25 @@ change its names, remove keys/server first: the CA stays, and sites notice nothi
 folder and its line in keys/sites.toml first.
 """
 
+ABOUT_SERVE = """\
+The server of a federation of real sites: it waits for all of them, runs the rounds, and shows their accuracies.
+
+  pluribus serve fedgh --config federation.toml
+
+federation.toml says who the sites are, which classes there are and how training goes; docs/deployment.md shows one.
+The same command goes on with a run that was stopped. Sites reach the address that federation.toml names under 'listen',
+over TLS, and only those with a key in keys/sites.toml.
+"""
+
+ABOUT_JOIN = """\
+One site of a federation: it trains its own model on its own images, and leaves when the federation has ended.
+
+  pluribus join --config site.toml
+
+site.toml says who this site is, where its images and its keys lie and how to reach the server; docs/deployment.md shows
+one. The same command goes on after a crash: all that the site has learned lies in its state folder.
+"""
+
 ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
 
 
@@ -92,6 +114,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "bench": _bench,
         "list": _list,
         "keys": _keys,
+        "serve": _serve,
+        "join": _join,
     }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
@@ -439,3 +463,60 @@ def _keys(args: list[str]) -> None:
     server, sites = ([word.strip() for word in text.split(",") if text] for text in (given.server, given.sites))
     for item in make_keys(Path(given.folder), server, sites, given.days, datetime.now(UTC)):
         print(f"{'made' if item.made else 'kept'}  {item.path}  {item.about}".rstrip())
+
+
+# ---- serve and join ------------------------------------------------------------------------------------------------
+
+
+def _serve(args: list[str]) -> None:
+    from rich.console import Console
+
+    method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
+    config = ("config", str, "federation.toml", "What server and sites agree on.")
+    out = ("out", str | None, None, "Run folder. Unset: as the config says, or 'federation' beside it.")
+    given = _understood(
+        {"flags": [_flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
+    )
+    if method is None:
+        raise ConfigError(
+            "which method? pluribus serve fedgh --config federation.toml; pluribus list methods shows all."
+        )
+    from pluribus.flower.serve import serve
+    from pluribus.track.console import Progress
+
+    flags = given.flags
+    console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
+    again += f" --out {flags.out}" if flags.out else ""
+    with _told_how_to_go_on(again), Progress() as bar:
+        observers = [] if flags.json else [bar]
+        result = serve(method, flags.config, out=flags.out, tell=_teller(console), observers=observers)
+    _report([result], flags.json, console)
+
+
+def _join(args: list[str]) -> None:
+    from rich.console import Console
+
+    config = ("config", str, "site.toml", "Who this site is.")
+    given = _understood({"flags": [_flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
+    from pluribus.flower.join import join
+
+    with _told_how_to_go_on(f"pluribus join --config {given.flags.config}"):
+        join(given.flags.config, tell=_teller(Console()))
+
+
+def _teller(console: Console) -> Callable[[str], None]:
+    """Says what happens, and when."""
+    import time
+
+    def tell(text: str) -> None:
+        console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
+
+    return tell
+
+
+@contextlib.contextmanager
+def _told_how_to_go_on(command: str) -> Any:
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"Go on with: {command}") from stop

@@ -255,6 +255,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     int: (Integral, "a whole number"),
     float: (Real, "a number"),
     str: (str | os.PathLike, "text"),
+    Path: (str | os.PathLike, "a path"),
     tuple: (list | tuple, "a list"),
     dict: (dict, "a table"),
 }

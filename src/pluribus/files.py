@@ -40,6 +40,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, to_json(value, indent=1) + "\n")
 
 
+def read_json(path: Path) -> Any:
+    """What a JSON file says."""
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+    except ValueError as error:
+        raise CheckpointError(f"{path} is damaged: {error}.") from error
+
+
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors."""
     _atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, metadata))

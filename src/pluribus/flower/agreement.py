@@ -10,8 +10,8 @@ from typing import Any
 from pluribus import __version__
 from pluribus.client import Local
 from pluribus.errors import ConfigError, MessageError, unknown
-from pluribus.experiment import fitted
-from pluribus.method import Method, methods
+from pluribus.experiment import Experiment, fitted
+from pluribus.method import Method, hyperparameters, methods
 from pluribus.optim import Rule
 from pluribus.task import Task
 
@@ -37,6 +37,27 @@ class Agreement:
     """How many public images each client gave, where there are public images."""
     public_digest: str = ""
     version: str = __version__
+
+    @classmethod
+    def of_experiment(
+        cls, one: Experiment, run: str, classes: tuple[str, ...], shape: tuple[int, int, int]
+    ) -> Agreement:
+        """What an experiment says of training, for these classes and images."""
+        return cls(
+            run=run,
+            method=one.method,
+            hyper=hyperparameters(one.build_method()),
+            classes=classes,
+            shape=shape,
+            width=one.width,
+            projector=one.projector,
+            clients=one.clients,
+            rounds=one.rounds,
+            seed=one.seed,
+            rule=Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay),
+            epochs=one.epochs,
+            batch=one.batch_size,
+        )
 
     def facts(self) -> dict[str, Any]:
         """As it travels."""

@@ -10,13 +10,12 @@ from flwr.clientapp import ClientApp
 from pluribus.flower.wire import ask
 
 app = ClientApp()
-BLOB, SITE = "blob", "site"
+BLOB = "blob"
 
 
 @app.query()
 def relay(message: Message, context: Context) -> Message:
-    """One blob there, one blob back. An empty one asks only who this is."""
+    """One blob there, one blob back."""
     request: Any = message.content[BLOB][BLOB]
-    answer = ask(str(context.node_config["socket"]), request) if request else b""
-    record = ConfigRecord({BLOB: answer, SITE: str(context.node_config[SITE])})
-    return Message(RecordDict({BLOB: record}), reply_to=message)
+    answer = ask(str(context.node_config["socket"]), request)
+    return Message(RecordDict({BLOB: ConfigRecord({BLOB: answer})}), reply_to=message)

@@ -3,103 +3,133 @@
 from __future__ import annotations
 
 import dataclasses
-import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
 from pluribus.errors import ConfigError
 from pluribus.experiment import Experiment, check_names, experiment, fitted
-from pluribus.flower.agreement import Agreement
-from pluribus.optim import Rule
+from pluribus.folder import read_toml
+from pluribus.method import find, hyperparameters
 
-LOOK = "The deployment page of the documentation"
+SITES = "(sites)"  # what stands for the data of a run whose data lie elsewhere
+LOOK = "docs/deployment.md"
+# Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
+TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
+SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
+IMAGES = ("data", "train", "val", "test")  # each a place, or the name of a data set
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FederationFile:
-    """federation.toml: what all sites agree on, who they are, and how long a round may last."""
+    """federation.toml: who the sites are, what all agree on, and how long a round may last.
 
-    method: str
-    sites: list[str]
-    classes: list[str]
-    image: list[int]
-    run: str
-    rounds: int = 20
-    epochs: int = 1
-    batch_size: int = 10
-    optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = "sgd"
-    lr: float = 0.01
-    momentum: float = 0.0
-    weight_decay: float = 0.0
-    lr_decay: float = 1.0
-    width: int | None = None
-    projector: Literal["pool", "linear", "none"] = "pool"
-    seed: int = 0
-    evaluate_every: int = 1
+    Beside these, it may hold settings of training and hyper-parameters of the method.
+    """
+
+    sites: tuple[str, ...]
+    """Their names, in the order of the clients' numbers. Each needs a key: pluribus keys."""
+    classes: tuple[str, ...]
+    """The names of the classes, in the same order everywhere."""
+    image: tuple[int, ...]
+    """Shape of an image: channels, height, width."""
+    keys: Path = Path("keys")
+    """What pluribus keys made: ca.crt, server/ and sites.toml."""
+    listen: str = "0.0.0.0:9092"
+    """Address and port at which sites reach this server."""
     deadline: float = 600.0
-    hyper: dict[str, Any] = field(default_factory=dict)
+    """Seconds that an exchange may last. Who has not answered by then is missing in that round."""
+    wait: float = 3600.0
+    """Seconds to wait for all sites before the first round."""
+    largest_message: int = 256
+    """MB that a site may send at once."""
+    out: Path = Path("federation")
+    """Run folder. One that is there already is gone on with."""
 
-    def agreement(self) -> Agreement:
-        """What travels to the sites."""
-        rule = Rule(self.optimizer, self.lr, self.momentum, self.weight_decay, self.lr_decay)
-        return Agreement(
-            run=self.run,
-            method=self.method,
-            hyper=self.hyper,
-            classes=tuple(self.classes),
-            shape=tuple(self.image),  # type: ignore[arg-type]
-            width=self.width,
-            projector=self.projector,
-            clients=len(self.sites),
-            rounds=self.rounds,
-            seed=self.seed,
-            rule=rule,
-            epochs=self.epochs,
-            batch=self.batch_size,
-        )
-
-    def experiment(self) -> Experiment:
-        """What the round loop reads of it."""
-        same = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay", "seed")
-        settings = {name: getattr(self, name) for name in (*same, "evaluate_every")}
-        return experiment(self.method, clients=len(self.sites), checkpoint_every=1, **settings, **self.hyper)
+    def __post_init__(self) -> None:
+        if len(set(self.sites)) < len(self.sites) or not self.sites:
+            raise ConfigError("federation.toml needs 'sites': their names, each once.")
+        if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
+            raise ConfigError("federation.toml needs 'classes': at least two names, each once.")
+        if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
+            raise ConfigError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
+        for name in ("deadline", "wait", "largest_message"):
+            if getattr(self, name) <= 0:
+                raise ConfigError(f"'{name}' in federation.toml must be above 0, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
 class SiteFile:
-    """site.toml: who this site is, what it trains, and where its state lies."""
+    """site.toml: who this site is, what it trains on what, where its state lies, and how it reaches the server."""
 
     name: str
+    """As the server knows it."""
+    server: str
+    """HOST:PORT of the server."""
+    keys: Path
+    """The folder that the server's people made for this site: NAME.key and ca.crt."""
     model: str
-    state: str
+    """The architecture (pluribus list models)."""
+    state: Path
+    """A folder for what this site learns. It is all that is needed to go on after a crash."""
     data: str | None = None
+    """Images: a folder with one folder per class, an .npz file, or a name (pluribus list data)."""
     train: str | None = None
+    """Instead of `data`, images for training, for validation and for testing."""
     val: str | None = None
     test: str | None = None
     image_size: int | None = None
+    """Resize images to this many pixels a side."""
     val_fraction: float = 0.1
+    """Share of `data` for validation."""
     test_fraction: float = 0.2
-    device: str = "cpu"
+    """Share of `data` for testing."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int | None = None
+    """CPU threads. Unset: as many as cores."""
+    wait: float = 60.0
+    """Seconds to wait for the server when it cannot be reached at the start."""
 
 
-def read(cls: type[T], path: Path) -> T:
-    """A file in the form of its dataclass."""
+def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
+    """What federation.toml says, and the experiment that it describes for this method."""
+    written = read_toml(path)
+    hyper = list(hyperparameters(find(method)()))
+    own = {name: written.pop(name) for name in _names(FederationFile) if name in written}
+    if simulated := [name for name in written if name in _names(Experiment) and name not in SETTINGS]:
+        raise ConfigError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
+    check_names(written, [*_names(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
+    file = _made(FederationFile, own, path)
+    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+
+
+def read_site(path: Path) -> SiteFile:
+    """What site.toml says."""
+    written = read_toml(path)
+    check_names(written, _names(SiteFile), f"setting in {path}:", LOOK)
+    return _made(SiteFile, written, path)
+
+
+def _names(cls: type) -> list[str]:
+    return [one.name for one in dataclasses.fields(cls)]
+
+
+def _made(cls: type[T], written: dict[str, Any], path: Path) -> T:
+    """A file in the form of its dataclass. Places are seen from where the file lies."""
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if one.default is dataclasses.MISSING and one.name not in written:
+            raise ConfigError(f"{path} does not say '{one.name}'. {LOOK} shows a whole one.")
     try:
-        written = tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ConfigError(f"cannot read {path}: {error.strerror}.") from error
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"{path} is not TOML: {error}.") from error
-    fields = dataclasses.fields(cls)  # type: ignore[arg-type]
-    check_names(written, [one.name for one in fields], f"setting in {path.name}", LOOK)
-    needed = [f.name for f in fields if f.default is dataclasses.MISSING and f.default_factory is dataclasses.MISSING]
-    if missing := [name for name in needed if name not in written]:
-        raise ConfigError(f"{path} does not say '{missing[0]}'.")
-    return cls(**_typed(cls, written))
+        made = cls(**fitted(cls, written))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {str(error).removeprefix('--')}") from error
+    return dataclasses.replace(made, **_placed(vars(made), path.absolute().parent))  # type: ignore[type-var]
 
 
-def _typed(cls: type, written: Mapping[str, Any]) -> dict[str, Any]:
-    return fitted(cls, written)
+def _placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    places = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
+    images = {name: folder / values[name] for name in IMAGES if values.get(name)}
+    return places | {name: str(place) for name, place in images.items() if place.exists()}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 
-from pluribus.assembly import Assembly
+from pluribus.assembly import Assembly, common_width
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
@@ -18,6 +19,8 @@ from pluribus.flower.remote import Missing, Remote, Transport
 from pluribus.folder import RunFolder
 from pluribus.method import Wires, check_needs
 from pluribus.task import Cards
+
+PATIENCE = 20.0  # seconds until sites that are not there are looked for again
 
 
 class Told:
@@ -40,25 +43,37 @@ class Told:
         return [0] * self._classes
 
 
-def greet(agreement: Agreement, names: Mapping[int, str], transport: Transport, seconds: float) -> dict[int, Any]:
+def greet(
+    agreement: Agreement,
+    names: Mapping[int, str],
+    transport: Transport,
+    seconds: float,
+    tell: Callable[[str], None] = lambda sentence: None,
+) -> dict[int, Any]:
     """What every site tells of itself. All must answer once before the first round."""
-    requests = {
-        k: seal({"verb": "hello", "client": k, "agreement": agreement.facts()}, {}) for k in range(agreement.clients)
-    }
-    answers = transport.exchange(requests, seconds)
+    end = time.monotonic() + seconds
     facts: dict[int, Any] = {}
-    for k in requests:
-        answer = answers.get(k, Missing("no answer"))
-        if isinstance(answer, Missing):
-            raise ConfigError(f"site {names[k]} is not there: {answer.reason}.")
-        try:
-            head = unseal(answer).head
-        except MessageError as error:
-            raise ConfigError(f"site {names[k]}: {error}") from error
-        if "refused" in head:
-            raise ConfigError(f"site {names[k]}: {head['refused']}")
-        facts[k] = _checked(head, names[k])
+    while missing := [k for k in range(agreement.clients) if k not in facts]:
+        request = {k: seal({"verb": "hello", "client": k, "agreement": agreement.facts()}, {}) for k in missing}
+        answers = transport.exchange(request, min(PATIENCE, max(0.0, end - time.monotonic())))
+        for k in missing:
+            answer = answers.get(k, Missing("no answer"))
+            if not isinstance(answer, Missing):
+                facts[k] = _introduced(answer, names[k])
+                tell(f"{names[k]} is here: {facts[k]['model']}, {facts[k]['samples']} images to train on")
+            elif time.monotonic() >= end:
+                raise ConfigError(f"site {names[k]} did not come within {seconds:.0f} s: {answer.reason}.")
     return facts
+
+
+def _introduced(answer: bytes, name: str) -> dict[str, Any]:
+    try:
+        head = unseal(answer).head
+    except MessageError as error:
+        raise ConfigError(f"site {name}: {error}") from error
+    if "refused" in head:
+        raise ConfigError(f"site {name}: {head['refused']}")
+    return _checked(head, name)
 
 
 def _checked(head: Mapping[str, Any], name: str) -> dict[str, Any]:
@@ -71,17 +86,23 @@ def _checked(head: Mapping[str, Any], name: str) -> dict[str, Any]:
     return {"samples": samples, "test": test, "model": model}
 
 
+def settled(offer: Agreement, facts: Mapping[int, Mapping[str, Any]]) -> Agreement:
+    """The agreement, once it is known what the sites bring."""
+    models = tuple(facts[k]["model"] for k in range(offer.clients))
+    return replace(offer, width=common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models))
+
+
 def federation(
     experiment: Experiment,
     agreement: Agreement,
     names: Mapping[int, str],
+    facts: Mapping[int, Mapping[str, Any]],
     transport: Transport,
     folder: RunFolder,
     seconds: float,
     observers: Sequence[Observer] = (),
 ) -> Federation:
     """The round loop over these sites, from its first round or its last checkpoint."""
-    facts = greet(agreement, names, transport, seconds)
     sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
     method, task = agreement.build_method(), replace(agreement.task(), public=sizes)
     data: Any = Told(facts, task.classes)
@@ -97,3 +118,9 @@ def federation(
     made = Federation(parts, folder, observers, engine)
     made.warnings = told  # the engine goes on telling
     return made
+
+
+def dismiss(agreement: Agreement, names: Mapping[int, str], transport: Transport) -> None:
+    """Tell the sites that it is over. Whoever does not hear it may stop by itself."""
+    farewell = {k: seal({"verb": "finish", "client": k, "agreement": agreement.facts()}, {}) for k in names}
+    transport.exchange(farewell, PATIENCE)

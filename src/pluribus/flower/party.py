@@ -67,6 +67,8 @@ class Party:
         self._agree(agreement, k)
         if verb == "hello":
             return seal(self._facts(agreement, k), {})
+        if verb == "finish":
+            return seal({}, {})
         if verb == "evaluate":
             figures = self._at_hand(k).evaluate(int(head["t"]), k, request.parts.get("down"))
             return seal({"figures": figures}, {})

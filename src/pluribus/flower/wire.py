@@ -1,6 +1,6 @@
-"""Blobs over a local socket: from Flower's short-lived client process to the worker that stays warm beside it.
+"""Blobs over local sockets, between Flower's processes and ours, which stay warm beside them.
 
-No torch here, and nothing that imports it: Flower starts a process for every message.
+No torch here, and nothing that imports it: at a site Flower starts a process for every message.
 """
 
 from __future__ import annotations
@@ -18,35 +18,43 @@ def ask(path: str, blob: bytes) -> bytes:
     """Send a request to the worker behind a socket, and wait for its answer."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
         line.connect(path)
-        _send(line, blob)
-        return _receive(line)
+        send(line, blob)
+        return receive(line)
 
 
-def serve(path: Path, answer: Callable[[bytes], bytes]) -> None:
-    """Answer one request after the other, for ever. Only this user may ask."""
-    path.unlink(missing_ok=True)
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as door:
-        mask = os.umask(0o177)
-        try:
-            door.bind(str(path))
-        finally:
-            os.umask(mask)
-        door.listen()
-        while True:
+def serve(path: Path, answer: Callable[[bytes], bytes], done: Callable[[], bool]) -> None:
+    """Answer one request after the other, until it is done."""
+    with listen(path) as door:
+        while not done():
             line, _ = door.accept()
             with line:
                 try:
-                    _send(line, answer(_receive(line)))
+                    send(line, answer(receive(line)))
                 except OSError:
                     continue  # whoever asked is gone, and will ask again
 
 
-def _send(line: socket.socket, blob: bytes) -> None:
+def listen(path: Path) -> socket.socket:
+    """A door at this place. Only this user may come."""
+    path.unlink(missing_ok=True)
+    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    mask = os.umask(0o177)
+    try:
+        door.bind(str(path))
+    finally:
+        os.umask(mask)
+    door.listen()
+    return door
+
+
+def send(line: socket.socket, blob: bytes) -> None:
+    """One blob."""
     line.sendall(len(blob).to_bytes(LENGTH, "big"))
     line.sendall(blob)
 
 
-def _receive(line: socket.socket) -> bytes:
+def receive(line: socket.socket) -> bytes:
+    """The next blob."""
     size = int.from_bytes(_exactly(line, LENGTH), "big")
     if size > MOST_BYTES:
         raise OSError("a blob of that size is no message")

@@ -6,6 +6,8 @@ python -m pluribus.flower.worker site.toml SOCKET
 from __future__ import annotations
 
 import sys
+import time
+import traceback
 from pathlib import Path
 
 import torch
@@ -14,15 +16,24 @@ from pluribus.data import Dataset, load
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, PluribusError
-from pluribus.flower.config import SiteFile, read
-from pluribus.flower.envelope import seal
+from pluribus.flower.config import SiteFile, read_site
+from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.party import Means, Party
 from pluribus.flower.wire import serve
 
 
 def means_of(site: SiteFile) -> Means:
     """What the site brings, from what its file says."""
-    return Means(_sets(site), None, site.model, Path(site.state), torch.device(site.device))
+    return Means(_sets(site), None, site.model, site.state, _device(site))
+
+
+def _device(site: SiteFile) -> torch.device:
+    if site.device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        return torch.device(site.device)
+    except RuntimeError as error:
+        raise ConfigError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.") from error
 
 
 def _sets(site: SiteFile) -> dict[str, Dataset]:
@@ -37,19 +48,54 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
     return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
 
 
-def main(arguments: list[str]) -> int:
-    """Answer for ever."""
-    path, socket = arguments
-    party = Party(means_of(read(SiteFile, Path(path))))
+class Desk:
+    """Answers whatever comes, if only with why not, and says what it did: a worker outlives every request."""
 
-    def answer(blob: bytes) -> bytes:
+    def __init__(self, party: Party) -> None:
+        self._party = party
+        self.over = False
+        """Whether the server has said farewell."""
+
+    def answer(self, blob: bytes) -> bytes:
+        """What goes back."""
+        started = time.monotonic()
         try:
-            return party.answer(blob)
+            head = unseal(blob).head
+            answer = self._party.answer(blob)
+            self.over = head.get("verb") == "finish"
+            _say(f"{_called(head)}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
+            return answer
         except PluribusError as error:
-            return seal({"refused": str(error)}, {})
+            reason = str(error)
+        except Exception as error:  # a method's own mistake, or a lack of memory
+            traceback.print_exc()
+            reason = f"it failed with {type(error).__name__}: its own log says where."
+        _say(f"refused: {reason}")
+        return seal({"refused": reason}, {})
 
-    serve(Path(socket), answer)
-    return 0
+
+def _called(head: dict[str, object]) -> str:
+    at = f"round {head['t']}" if "t" in head else "federation"
+    return f"{at}: {head['verb']}"
+
+
+def _say(text: str) -> None:
+    print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
+
+
+def main(arguments: list[str]) -> int:
+    """Answer until the server says farewell."""
+    path, socket = map(Path, arguments)
+    try:
+        site = read_site(path)
+        if site.threads is not None:
+            torch.set_num_threads(site.threads)
+        desk = Desk(Party(means_of(site)))
+        serve(socket, desk.answer, lambda: desk.over)
+        return 0
+    except PluribusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

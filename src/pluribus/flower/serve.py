@@ -1,0 +1,111 @@
+"""`pluribus serve`: the server of a federation of real sites, from its config to its result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pluribus.errors import CheckpointError, ConfigError
+from pluribus.experiment import Experiment
+from pluribus.federation import Observer
+from pluribus.files import read_json, write_json
+from pluribus.flower.agreement import Agreement
+from pluribus.flower.config import FederationFile, read_federation
+from pluribus.flower.federate import dismiss, federation, greet, settled
+from pluribus.flower.keys import check_certificate, site_keys
+from pluribus.flower.link import Door, Link
+from pluribus.folder import RunFolder
+from pluribus.result import Result
+
+MEGABYTE = 10**6
+
+
+def serve(
+    method: str,
+    config: str | Path,
+    *,
+    out: str | Path | None = None,
+    tell: Callable[[str], None] = print,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a federation with the sites that `config` names. One that was stopped is gone on with.
+
+    >>> serve("fedgh", "federation.toml")     # doctest: +SKIP
+    """
+    file, described = read_federation(Path(config), method)
+    keys, door = _keys(file), _door(file)
+    folder = _folder(Path(out or file.out), described)
+    try:
+        place, names = folder.path / "link", dict(enumerate(file.sites))
+        place.mkdir(exist_ok=True)
+        with Link(place, door, keys, names) as link:
+            tell(f"listening on {file.listen} for {', '.join(file.sites)}")
+            agreement, facts = _agreed(
+                place / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
+            )
+            made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
+            result = made.run()
+            dismiss(agreement, names, link)
+            return result
+    finally:
+        folder.close()
+
+
+def _keys(file: FederationFile) -> dict[str, str]:
+    keys = site_keys(file.keys / "sites.toml")
+    if missing := [site for site in file.sites if site not in keys]:
+        raise ConfigError(
+            f"site '{missing[0]}' has no key in {file.keys / 'sites.toml'}: "
+            f"pluribus keys {file.keys} --sites {missing[0]} makes one."
+        )
+    return {site: keys[site] for site in file.sites}
+
+
+def _door(file: FederationFile) -> Door:
+    certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
+    check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
+    return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
+
+
+def _folder(out: Path, described: Experiment) -> RunFolder:
+    """The run that is there, or a new one."""
+    if not (out / "config.toml").exists():
+        folder = RunFolder.create(str(out), described.method)
+        folder.write_config(described.settings())
+        return folder
+    folder = RunFolder.open(out)
+    if folder.finished:
+        folder.close()
+        raise CheckpointError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
+    return folder
+
+
+def _agreed(
+    path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, Any]]
+) -> tuple[Agreement, dict[int, Any]]:
+    """What all sites agreed on before the first round, and what they told of themselves."""
+    if not path.exists():
+        offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
+        facts = greeted(offer)
+        agreement = settled(offer, facts)
+        write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
+        return agreement, facts
+    saved = read_json(path)
+    facts = {int(k): one for k, one in saved["facts"].items()}
+    agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts)
+    now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
+    before = {"sites": saved["sites"]} | saved["agreement"]
+    if changed := [name for name in now if now[name] != before.get(name)]:
+        raise ConfigError(
+            f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
+            f"begun. Set it back, or begin a new run with another --out."
+        )
+    return agreement, facts
+
+
+def _offer(file: FederationFile, described: Experiment, run: str) -> Agreement:
+    return Agreement.of_experiment(described, run, file.classes, (file.image[0], file.image[1], file.image[2]))
