@@ -1,0 +1,131 @@
+"""Real federations on loopback: keys, a server with its gate, and sites, each a tree of processes to be killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+
+import pluribus
+from pluribus.assembly import Assembly
+from pluribus.data.datasets import write_npz
+from pluribus.flower.keys import make_keys
+from pluribus.flower.programs import free_port
+from pluribus.folder import to_toml
+
+PATIENCE = 240  # seconds until a test gives up; only one that fails waits so long
+
+
+class Network:
+    """A folder with the files of a server and of its sites, and their processes."""
+
+    def __init__(self, folder: Path, parts: Assembly, names: Mapping[int, str]) -> None:
+        """Sites hold what the simulation of these parts would give to its clients."""
+        self.folder = folder
+        self.names = names
+        self.port = free_port()
+        self.address = f"127.0.0.1:{self.port}"
+        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(names.values()), 30, datetime.now(UTC))
+        for k, name in names.items():
+            self.write_site(name, model=parts.cards[k].model, **write_images(parts, k, folder / name))
+
+    def write_site(self, name: str, **settings: Any) -> Path:
+        """site.toml of a site."""
+        base = {"name": name, "server": self.address, "keys": f"keys/sites/{name}", "state": f"{name}/state"}
+        file = self.folder / f"{name}.toml"
+        file.write_text(to_toml(base | {"device": "cpu", "threads": 1} | settings), encoding="utf-8")
+        return file
+
+    def write_server(self, **settings: Any) -> Path:
+        """federation.toml."""
+        file = self.folder / "federation.toml"
+        base = {"sites": list(self.names.values()), "listen": self.address, "deadline": float(PATIENCE)}
+        file.write_text(to_toml(base | settings), encoding="utf-8")
+        return file
+
+    def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+        """A program whose words end up in NAME.log."""
+        here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
+        with (self.folder / f"{name}.log").open("ab") as words:
+            self._running[name] = subprocess.Popen(
+                [str(word) for word in command],
+                stdin=subprocess.DEVNULL,
+                stdout=words,
+                stderr=words,
+                env=os.environ | here,
+                start_new_session=True,
+            )
+        return self._running[name]
+
+    def pluribus(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+        """One of our commands."""
+        return self.start(name, sys.executable, "-m", "pluribus", *words)
+
+    def join(self, name: str) -> subprocess.Popen[bytes]:
+        """A site."""
+        return self.pluribus(name, "join", "--config", self.folder / f"{name}.toml")
+
+    def said(self, name: str) -> str:
+        """What a program has said."""
+        return (self.folder / f"{name}.log").read_text(encoding="utf-8", errors="replace")
+
+    def until(self, done: Callable[[], Any]) -> None:
+        """Wait until it is so."""
+        end = time.monotonic() + PATIENCE
+        while not done():
+            if time.monotonic() > end:
+                words = "\n".join(f"== {log.name}\n{self.said(log.stem)[-3000:]}" for log in self.folder.glob("*.log"))
+                raise AssertionError(f"it did not happen\n{words}")
+            time.sleep(0.2)
+
+    def kill(self, name: str) -> None:
+        """SIGKILL for all of it at once, as if the power failed."""
+        process = self._running.pop(name)
+        for pid in [process.pid, *descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def close(self) -> None:
+        """Kill whatever still runs."""
+        for name in list(self._running):
+            self.kill(name)
+
+    def learned(self, k: int) -> dict[str, torch.Tensor]:
+        """What a site has on its disk of its newest run."""
+        runs = sorted((self.folder / self.names[k] / "state").glob("*/*.safetensors"), key=lambda f: f.stat().st_mtime)
+        with safe_open(runs[-1], framework="pt") as file:
+            names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118
+            return {name.removeprefix("state/"): file.get_tensor(name) for name in names}
+
+
+def write_images(parts: Assembly, k: int, folder: Path) -> dict[str, str]:
+    """What a client of a simulation holds, as files; settings of a site that name them."""
+    folder.mkdir()
+    places = {}
+    for part, rows in parts.data.rows(k).items():
+        x, y = parts.dataset.x[rows, 0].numpy(), parts.dataset.y[rows].numpy()  # grey
+        columns = {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0]}
+        write_npz(folder / f"{part}.npz", columns | {"classes": np.array(parts.task.names)})
+        places[part] = f"{folder.name}/{part}.npz"
+    return places
+
+
+def descendants(pid: int) -> Iterator[int]:
+    """Every process that this one has started, and those of these."""
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        for child in task.read_text().split():
+            yield from descendants(int(child))
+            yield int(child)

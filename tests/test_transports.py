@@ -1,0 +1,118 @@
+"""One test for every transport: the same bits after several rounds, wherever clients are."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pluribus
+from conftest import few_digits, new_folder
+from kit import kept, numbers
+from network import Network
+from pluribus.assembly import Assembly, assemble
+from pluribus.checkpoint import Checkpoint
+from pluribus.experiment import experiment
+from pluribus.flower.agreement import Agreement
+from pluribus.flower.federate import dismiss, federation, greet, settled
+from pluribus.flower.keys import site_keys
+from pluribus.flower.link import Door, Link
+from pluribus.folder import RunFolder
+from pluribus.result import Result
+
+pytest.importorskip("flwr")
+ray = pytest.importorskip("ray")
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transports")]
+
+NAMES = {0: "north", 1: "south"}
+METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
+SETTINGS: dict[str, Any] = {
+    "data": few_digits(160),
+    "partition": "dirichlet",
+    "clients": 2,
+    "models": "mlp-64,cnn-16",
+    "width": 64,
+    "val_fraction": 0.1,
+    "public_fraction": 0.2,
+    "rounds": 3,
+    "evaluate_every": 3,
+    "threads": 1,
+    "device": "cpu",
+}
+
+
+def parts_of(method: str) -> Assembly:
+    return assemble(experiment(method, **SETTINGS))
+
+
+def digest(tensors: Mapping[str, torch.Tensor]) -> str:
+    found = hashlib.sha256()
+    for name in sorted(tensors):
+        found.update(name.encode() + tensors[name].contiguous().view(-1).view(torch.uint8).numpy().tobytes())
+    return found.hexdigest()
+
+
+@cache
+def serial(method: str) -> tuple[str, list[dict[str, Any]]]:
+    result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS)
+    return digest(kept(result)), numbers(result)
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "ray", "workers": 2}], ids=["workers", "ray"])
+def test_on_one_machine(method: str, how: dict[str, Any], cluster: None) -> None:
+    result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS | how)
+    assert (digest(kept(result)), numbers(result)) == serial(method)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+# ---- Flower, with TLS, the gate and node authentication ------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, Link]]:
+    """One link and two joined sites for all methods: what they agree on travels with every request."""
+    network = Network(tmp_path_factory.mktemp("sites"), parts_of("fedh2l"), NAMES)
+    keys, place = network.folder / "keys", network.folder / "link"
+    place.mkdir()
+    door = Door(network.address, keys / "server" / "server.pem", keys / "server" / "server.key", 10**6)
+    try:
+        with Link(place, door, site_keys(keys / "sites.toml"), NAMES) as link:
+            joined = [network.join(name) for name in NAMES.values()]
+            yield network, link
+            dismiss(offer("fedgh"), NAMES, link)
+            assert [process.wait(60) for process in joined] == [0, 0]
+    finally:
+        network.close()
+
+
+def offer(method: str) -> Agreement:
+    parts = parts_of(method)
+    return Agreement.of_experiment(parts.experiment, method, parts.task.names, parts.task.shape)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_over_the_network(method: str, sites: tuple[Network, Link]) -> None:
+    network, link = sites
+    facts = greet(offer(method), NAMES, link, 120)
+    folder = RunFolder.create(new_folder(), "sites")
+    agreed = settled(offer(method), facts)
+    result = federation(experiment(method, **SETTINGS), agreed, NAMES, facts, link, folder, 120).run()
+    found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}
+    for k in NAMES:
+        found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}
+    assert (digest(found), numbers(result)) == serial(method)
