@@ -79,6 +79,7 @@ class SiteFile:
     train: str | None = None
     val: str | None = None
     test: str | None = None
+    public: str | None = None
     image_size: int | None = None
     val_fraction: float = 0.1
     test_fraction: float = 0.2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -12,12 +13,15 @@ from pluribus.assembly import Assembly
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
-from pluribus.flower.agreement import Agreement
+from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.remote import Missing, Remote, Transport
 from pluribus.folder import RunFolder
-from pluribus.method import Wires, check_needs
+from pluribus.method import Need, Wires, check_needs
 from pluribus.task import Cards
+
+MOST_ROWS = 2**40  # of a set of images
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Told:
@@ -50,25 +54,55 @@ def greet(agreement: Agreement, names: Mapping[int, str], transport: Transport, 
     for k in requests:
         answer = answers.get(k, Missing("no answer"))
         if isinstance(answer, Missing):
-            raise ConfigError(f"site {names[k]} is not there: {answer.reason}.")
+            raise ConfigError(f"site {names[k]} is not there: {shown(answer.reason)}.")
         try:
             head = unseal(answer).head
         except MessageError as error:
             raise ConfigError(f"site {names[k]}: {error}") from error
         if "refused" in head:
-            raise ConfigError(f"site {names[k]}: {head['refused']}")
-        facts[k] = _checked(head, names[k])
+            raise ConfigError(f"site {names[k]}: {shown(head['refused'])}")
+        facts[k] = _checked(head, names[k], agreement.clients)
     return facts
 
 
-def _checked(head: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _checked(head: Mapping[str, Any], name: str, clients: int) -> dict[str, Any]:
     try:
-        samples, test, model = int(head["samples"]), int(head["test"]), str(head["model"])
+        sizes = {which: whole(head[which], 0, MOST_ROWS) for which in ("samples", "test")}
+        facts = sizes | {"model": known_model(head["model"]), "public": _public(head["public"], clients)}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"site {name} tells of itself what cannot be read ({error}).") from error
-    if samples < 1 or test < 0:
+        raise ConfigError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
+    except MessageError as error:
+        raise ConfigError(f"site {name}: {error}") from error
+    if not sizes["samples"]:
         raise ConfigError(f"site {name} has no training data.")
-    return {"samples": samples, "test": test, "model": model}
+    return facts
+
+
+def _public(said: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
+    """What a site tells of its public images: how many each client gave, and which they are."""
+    if said is None:
+        return None
+    sizes, digest = tuple(whole(size, 0, MOST_ROWS) for size in said["sizes"]), said["digest"]
+    if len(sizes) != clients or not sum(sizes) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise ValueError("its public images")
+    return sizes, digest
+
+
+def _same_public(facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> dict[str, Any]:
+    """What all sites tell of their public images, for the agreement."""
+    first = facts[0]["public"]
+    for k, one in facts.items():
+        if (one["public"] is None) != (first is None):
+            has, lacks = (names[0], names[k]) if one["public"] is None else (names[k], names[0])
+            raise ConfigError(
+                f"site {has} has public images, but site {lacks} has none: give all sites the same ones, as 'public' "
+                f"in site.toml."
+            )
+        if one["public"] != first:
+            raise ConfigError(
+                f"the public images of sites {names[0]} and {names[k]} differ: all sites need the same copy."
+            )
+    return {} if first is None else {"public": first[0], "public_digest": first[1]}
 
 
 def federation(
@@ -82,8 +116,13 @@ def federation(
 ) -> Federation:
     """The round loop over these sites, from its first round or its last checkpoint."""
     facts = greet(agreement, names, transport, seconds)
+    agreement = replace(agreement, **_same_public(facts, names))
     sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
     method, task = agreement.build_method(), replace(agreement.task(), public=sizes)
+    if Need.PUBLIC_DATA in method.needs and not sizes:
+        raise ConfigError(
+            f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
+        )
     data: Any = Told(facts, task.classes)
     models = {k: one["model"] for k, one in facts.items()}
     cards = Cards(task, models, data)
@@ -93,7 +132,8 @@ def federation(
         experiment, method, nothing, data, nothing, task, cards, agreement.local(), torch.device("cpu"), warnings=[]
     )
     told: list[str] = []
-    engine = Remote(agreement, names, models, Wires(method, task, cards), transport, seconds, told.append)
+    wires = Wires(method, task, cards)
+    engine = Remote(agreement, names, models, method.views, wires, transport, seconds, told.append)
     made = Federation(parts, folder, observers, engine)
     made.warnings = told  # the engine goes on telling
     return made

@@ -6,6 +6,8 @@ python -m pluribus.flower.worker site.toml SOCKET
 from __future__ import annotations
 
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -16,13 +18,15 @@ from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.flower.config import SiteFile, read
 from pluribus.flower.envelope import seal
+from pluribus.flower.holdings import Public
 from pluribus.flower.party import Means, Party
 from pluribus.flower.wire import serve
 
 
 def means_of(site: SiteFile) -> Means:
     """What the site brings, from what its file says."""
-    return Means(_sets(site), None, site.model, Path(site.state), torch.device(site.device))
+    public = None if site.public is None else Public.read(site.public, site.image_size)
+    return Means(_sets(site), public, site.model, Path(site.state), torch.device(site.device))
 
 
 def _sets(site: SiteFile) -> dict[str, Dataset]:
@@ -37,18 +41,25 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
     return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
 
 
-def main(arguments: list[str]) -> int:
-    """Answer for ever."""
-    path, socket = arguments
-    party = Party(means_of(read(SiteFile, Path(path))))
+def answering(party: Party) -> Callable[[bytes], bytes]:
+    """Whatever comes is answered, if only with why not: a worker outlives every request."""
 
     def answer(blob: bytes) -> bytes:
         try:
             return party.answer(blob)
         except PluribusError as error:
             return seal({"refused": str(error)}, {})
+        except Exception as error:  # a method's own mistake, or a lack of memory: here with all that is known of it
+            traceback.print_exc()
+            return seal({"refused": f"it failed with {type(error).__name__}: its worker's log says where."}, {})
 
-    serve(Path(socket), answer)
+    return answer
+
+
+def main(arguments: list[str]) -> int:
+    """Answer for ever."""
+    path, socket = arguments
+    serve(Path(socket), answering(Party(means_of(read(SiteFile, Path(path))))))
     return 0
 
 
