@@ -121,7 +121,7 @@ class Agreement:
 def known_model(name: Any) -> str:
     """By its registered name alone: what one party says must not decide what another imports."""
     if not isinstance(name, str) or name not in entries():
-        raise MessageError(f"its model '{shown(name)}' is none that all parties know: use one of pluribus list models.")
+        raise MessageError(f"model '{shown(name)}' is none that all parties know: use one of pluribus list models.")
     return name
 
 
