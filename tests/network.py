@@ -38,8 +38,9 @@ class Network:
         self.address = f"127.0.0.1:{self.port}"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
         make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(names.values()), 30, datetime.now(UTC))
+        public = {"public": write_public(parts, folder)} if parts.task.public else {}
         for k, name in names.items():
-            self.write_site(name, model=parts.cards[k].model, **write_images(parts, k, folder / name))
+            self.write_site(name, model=parts.cards[k].model, **write_images(parts, k, folder / name), **public)
 
     def write_site(self, name: str, **settings: Any) -> Path:
         """site.toml of a site."""
@@ -114,13 +115,24 @@ class Network:
 def write_images(parts: Assembly, k: int, folder: Path) -> dict[str, str]:
     """What a client of a simulation holds, as files; settings of a site that name them."""
     folder.mkdir()
-    places = {}
-    for part, rows in parts.data.rows(k).items():
-        x, y = parts.dataset.x[rows, 0].numpy(), parts.dataset.y[rows].numpy()  # grey
-        columns = {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0]}
-        write_npz(folder / f"{part}.npz", columns | {"classes": np.array(parts.task.names)})
-        places[part] = f"{folder.name}/{part}.npz"
-    return places
+    for part in ("train", "val", "test"):
+        write_npz(folder / f"{part}.npz", columns(parts, parts.data.rows(k)[part]))
+    return {part: f"{folder.name}/{part}.npz" for part in ("train", "val", "test")}
+
+
+def write_public(parts: Assembly, folder: Path) -> str:
+    """What all clients of a simulation know, and who gave it."""
+    public = parts.task.public
+    owner = np.concatenate([np.full(len(data), k) for k, data in public.items()])
+    rows = torch.cat([data.rows for data in public.values()])
+    write_npz(folder / "public.npz", columns(parts, rows) | {"owner": owner})
+    return "public.npz"
+
+
+def columns(parts: Assembly, rows: torch.Tensor) -> dict[str, np.ndarray]:
+    """Some rows of a grey data set, as a file has them."""
+    x, y = parts.dataset.x[rows, 0].numpy(), parts.dataset.y[rows].numpy()
+    return {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0], "classes": np.array(parts.task.names)}
 
 
 def descendants(pid: int) -> Iterator[int]:

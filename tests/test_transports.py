@@ -6,7 +6,6 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +23,6 @@ from pluribus.flower.federate import dismiss, federation, greet, settled
 from pluribus.flower.keys import site_keys
 from pluribus.flower.link import Door, Link
 from pluribus.folder import RunFolder
-from pluribus.result import Result
 
 pytest.importorskip("flwr")
 ray = pytest.importorskip("ray")
@@ -110,7 +108,7 @@ def test_over_the_network(method: str, sites: tuple[Network, Link]) -> None:
     network, link = sites
     facts = greet(offer(method), NAMES, link, 120)
     folder = RunFolder.create(new_folder(), "sites")
-    agreed = settled(offer(method), facts)
+    agreed = settled(offer(method), facts, NAMES)
     result = federation(experiment(method, **SETTINGS), agreed, NAMES, facts, link, folder, 120).run()
     found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}
     for k in NAMES:

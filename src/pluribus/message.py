@@ -173,6 +173,9 @@ class Inbox(NamedTuple):
         """Stack messages of one schema, by sender."""
         ids = tuple(sorted(messages))
         names = list(messages[ids[0]])
+        for name in names:
+            if len({messages[k].tensor(name).shape for k in ids}) > 1:
+                raise MessageError(f"'{name}' differs in shape between clients {', '.join(map(str, ids))}.")
         return cls(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]).to(device) for name in names})
 
 

@@ -267,19 +267,24 @@ def write_npz(file: Path, arrays: Arrays) -> None:
 
 
 def _opened(file: Path) -> Arrays:
+    arrays = npz_arrays(file, NPZ_KEYS)
+    if missing := [key for key in NPZ_KEYS if key not in arrays]:
+        raise DataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
+    return arrays
+
+
+def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
+    """Those of these arrays that a file has."""
     if not file.is_file():
         raise DataError(f"there is no file {file}.")
     if not zipfile.is_zipfile(file):
         raise DataError(f"{file} is not a whole npz file: write it again or delete it.")
     try:
         with np.load(file, allow_pickle=False) as archive:
-            arrays = {key: archive[key] for key in NPZ_KEYS if key in archive}
+            return {key: archive[key] for key in keys if key in archive}
     # a damaged archive raises nearly anything: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
     except Exception as reason:
         raise DataError(f"{file} cannot be read ({_one_line(reason)}): write it again or delete it.") from reason
-    if missing := [key for key in NPZ_KEYS if key not in arrays]:
-        raise DataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
-    return arrays
 
 
 def _npz_problems(arrays: Arrays) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,8 +13,14 @@ from pluribus.client import Local
 from pluribus.errors import ConfigError, MessageError, unknown
 from pluribus.experiment import Experiment, fitted
 from pluribus.method import Method, hyperparameters, methods
+from pluribus.models import entries
 from pluribus.optim import Rule
 from pluribus.task import Task
+
+MOST = 1_000_000  # clients, rounds, epochs, samples of a batch, sides of an image
+LEAST = {"clients": 1, "rounds": 1, "epochs": 0, "batch": 1}
+MOST_SHOWN = 1000
+RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # a site names a folder after it
 
 
 @dataclass(frozen=True)
@@ -64,32 +71,43 @@ class Agreement:
         return dataclasses.asdict(self)
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> Agreement:
+    def of(cls, facts: Any) -> Agreement:
         """From what came, checked."""
-        if facts.get("version") != __version__:
+        if not isinstance(facts, dict):
+            raise MessageError("the request does not say what the server agrees on.")
+        if (version := facts.get("version")) != __version__:
             raise MessageError(
-                f"the server runs Pluribus {facts.get('version')}, this site {__version__}: install the same version."
+                f"the server runs Pluribus {shown(version)}, this site {__version__}: install the same version."
             )
         try:
-            whole = {name: _whole(facts[name]) for name in ("clients", "rounds", "seed", "epochs", "batch")}
-            given = (
-                dict(facts)
-                | whole
-                | {
-                    "width": None if facts["width"] is None else _whole(facts["width"]),
-                    "classes": tuple(map(str, facts["classes"])),
-                    "shape": tuple(map(_whole, facts["shape"])),
-                    "public": tuple(map(_whole, facts["public"])),
-                    "rule": Rule(**facts["rule"]),
-                }
-            )
-            agreed = cls(**given)
-        except (KeyError, TypeError, ValueError) as error:
-            raise MessageError(f"what the server agrees on cannot be read ({error}).") from error
-        counts = agreed.clients, agreed.rounds, agreed.batch, *agreed.shape, 1 if agreed.width is None else agreed.width
-        if len(agreed.shape) != 3 or len(agreed.classes) < 2 or min(counts) < 1:
-            raise MessageError("what the server agrees on makes no sense.")
+            counts = {name: whole(facts[name], least, MOST) for name, least in LEAST.items()}
+            texts = {name: _text(facts[name]) for name in ("run", "method", "projector", "public_digest")}
+            channels, height, width = facts["shape"]
+            others = {
+                "hyper": dict(facts["hyper"]),
+                "classes": tuple(map(_text, facts["classes"])),
+                "shape": (whole(channels, 1, MOST), whole(height, 1, MOST), whole(width, 1, MOST)),
+                "width": None if facts["width"] is None else whole(facts["width"], 1, MOST),
+                "seed": whole(facts["seed"]),
+                "rule": Rule(**fitted(Rule, facts["rule"])),
+                "public": tuple(whole(size, 0) for size in facts["public"]),
+            }
+            agreed = cls(**facts | counts | texts | others)
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise MessageError(f"what the server agrees on cannot be read ({shown(error)}).") from error
+        if problem := agreed._problem():
+            raise MessageError(f"what the server agrees on makes no sense: {problem}.")
         return agreed
+
+    def _problem(self) -> str | None:
+        rule = self.rule
+        if not RUN.fullmatch(self.run):
+            return f"a run is named with letters, digits, '.', '_' and '-', not '{shown(self.run)}'"
+        if len(self.classes) < 2:
+            return "there must be at least 2 classes"
+        if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
+            return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
+        return None
 
     def build_method(self) -> Method:
         """By its registered name alone: a name that the server chooses must not decide what a site imports."""
@@ -98,8 +116,10 @@ class Agreement:
             raise unknown("method", self.method, known, "pluribus list methods")
         try:
             return known[self.method](**fitted(known[self.method], dict(self.hyper)))
-        except TypeError as error:
-            raise ConfigError(f"{self.method} as the server has it does not fit this site's ({error}).") from error
+        except (TypeError, KeyError) as error:
+            raise ConfigError(
+                f"{self.method} as the server has it does not fit this site's ({shown(error)})."
+            ) from error
 
     def task(self) -> Task:
         """What all parties agree on."""
@@ -119,7 +139,28 @@ class Agreement:
         return Local(self.rule, self.epochs, self.batch)
 
 
-def _whole(value: Any) -> int:
+def known_model(name: Any) -> str:
+    """By its registered name alone: what one party says must not decide what another imports."""
+    if not isinstance(name, str) or name not in entries():
+        raise MessageError(f"model '{shown(name)}' is none that all parties know: use one of pluribus list models.")
+    return name
+
+
+def whole(value: Any, least: int | None = None, most: int | None = None) -> int:
+    """A whole number from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"{value!r} is no whole number")
+        raise ValueError(f"'{shown(value)}' is no whole number")
+    if (least is not None and value < least) or (most is not None and value > most):
+        raise ValueError(f"{value} is out of range")
+    return value
+
+
+def shown(said: Any) -> str:
+    """What another party said, fit for a line of a log: short, and without control characters."""
+    return "".join(c if c.isprintable() else " " for c in str(said)[:MOST_SHOWN])
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"'{shown(value)}' is no text")
     return value

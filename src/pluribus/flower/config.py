@@ -18,7 +18,7 @@ LOOK = "docs/deployment.md"
 # Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
 TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
 SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
-IMAGES = ("data", "train", "val", "test")  # each a place, or the name of a data set
+IMAGES = ("data", "train", "val", "test", "public")  # each a place, or the name of a data set
 T = TypeVar("T")
 
 
@@ -80,6 +80,8 @@ class SiteFile:
     """Instead of `data`, images for training, for validation and for testing."""
     val: str | None = None
     test: str | None = None
+    public: str | None = None
+    """Images that all sites have, for methods that need such; the same copy everywhere."""
     image_size: int | None = None
     """Resize images to this many pixels a side."""
     val_fraction: float = 0.1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -12,6 +13,7 @@ from pluribus.errors import MessageError
 MAGIC = b"pluribus\x01"
 LENGTH = 8  # bytes of the number that says how long the head is
 MOST_HEAD = 1 << 20
+MOST_NUMBER = 1 << 63
 
 
 class Envelope(NamedTuple):
@@ -45,7 +47,7 @@ def unseal(data: bytes) -> Envelope:
     if len(data) < start or not 0 < length <= min(MOST_HEAD, len(data) - start):
         raise MessageError("the message is cut off.")
     try:
-        said = json.loads(data[start : start + length])
+        said = json.loads(data[start : start + length], parse_float=_finite, parse_constant=_finite, parse_int=_whole)
         head, sizes = said["head"], said["parts"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise MessageError(f"the head of the message cannot be read ({type(error).__name__}).") from error
@@ -58,6 +60,19 @@ def unseal(data: bytes) -> Envelope:
         parts[name] = data[at : at + size]
         at += size
     return Envelope(head, parts)
+
+
+def _finite(text: str) -> float:
+    """Python reads NaN and Infinity, which JSON has no word for, and takes 1e999 for infinity."""
+    if not math.isfinite(value := float(text)):
+        raise ValueError("a number that is not finite")
+    return value
+
+
+def _whole(text: str) -> int:
+    if not -MOST_NUMBER <= (value := int(text)) < MOST_NUMBER:
+        raise ValueError("a number beyond 64 bits")
+    return value
 
 
 def _is_size(size: object) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,14 +15,17 @@ from pluribus.assembly import Assembly, common_width
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
-from pluribus.flower.agreement import Agreement
+from pluribus.files import append_lines, read_lines
+from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.remote import Missing, Remote, Transport
 from pluribus.folder import RunFolder
-from pluribus.method import Wires, check_needs
+from pluribus.method import Need, Wires, check_needs
 from pluribus.task import Cards
 
 PATIENCE = 20.0  # seconds until sites that are not there are looked for again
+MOST_ROWS = 2**40  # of a set of images
+DIGEST = re.compile("[0-9a-f]{64}")
 
 
 class Told:
@@ -59,37 +64,68 @@ def greet(
         for k in missing:
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
-                facts[k] = _introduced(answer, names[k])
+                facts[k] = _introduced(answer, names[k], agreement.clients)
                 tell(f"{names[k]} is here: {facts[k]['model']}, {facts[k]['samples']} images to train on")
             elif time.monotonic() >= end:
-                raise ConfigError(f"site {names[k]} did not come within {seconds:.0f} s: {answer.reason}.")
+                raise ConfigError(f"site {names[k]} did not come within {seconds:.0f} s: {shown(answer.reason)}.")
     return facts
 
 
-def _introduced(answer: bytes, name: str) -> dict[str, Any]:
+def _introduced(answer: bytes, name: str, clients: int) -> dict[str, Any]:
     try:
         head = unseal(answer).head
     except MessageError as error:
         raise ConfigError(f"site {name}: {error}") from error
     if "refused" in head:
-        raise ConfigError(f"site {name}: {head['refused']}")
-    return _checked(head, name)
+        raise ConfigError(f"site {name}: {shown(head['refused'])}")
+    return _checked(head, name, clients)
 
 
-def _checked(head: Mapping[str, Any], name: str) -> dict[str, Any]:
+def _checked(head: Mapping[str, Any], name: str, clients: int) -> dict[str, Any]:
     try:
-        samples, test, model = int(head["samples"]), int(head["test"]), str(head["model"])
+        sizes = {which: whole(head[which], 0, MOST_ROWS) for which in ("samples", "test")}
+        facts = sizes | {"model": known_model(head["model"]), "public": _public(head["public"], clients)}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"site {name} tells of itself what cannot be read ({error}).") from error
-    if samples < 1 or test < 0:
+        raise ConfigError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
+    except MessageError as error:
+        raise ConfigError(f"site {name}: {error}") from error
+    if not sizes["samples"]:
         raise ConfigError(f"site {name} has no training data.")
-    return {"samples": samples, "test": test, "model": model}
+    return facts
 
 
-def settled(offer: Agreement, facts: Mapping[int, Mapping[str, Any]]) -> Agreement:
+def _public(said: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
+    """What a site tells of its public images: how many each client gave, and which they are."""
+    if said is None:
+        return None
+    sizes, digest = tuple(whole(size, 0, MOST_ROWS) for size in said["sizes"]), said["digest"]
+    if len(sizes) != clients or not sum(sizes) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
+        raise ValueError("its public images")
+    return sizes, digest
+
+
+def _same_public(facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> dict[str, Any]:
+    """What all sites tell of their public images, for the agreement."""
+    first = facts[0]["public"]
+    for k, one in facts.items():
+        if (one["public"] is None) != (first is None):
+            has, lacks = (names[0], names[k]) if one["public"] is None else (names[k], names[0])
+            raise ConfigError(
+                f"site {has} has public images, but site {lacks} has none: give all sites the same ones, as 'public' "
+                f"in site.toml."
+            )
+        if one["public"] != first:
+            raise ConfigError(
+                f"the public images of sites {names[0]} and {names[k]} differ: all sites need the same copy."
+            )
+    return {} if first is None else {"public": tuple(first[0]), "public_digest": first[1]}
+
+
+def settled(offer: Agreement, facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> Agreement:
     """The agreement, once it is known what the sites bring."""
     models = tuple(facts[k]["model"] for k in range(offer.clients))
-    return replace(offer, width=common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models))
+    width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
+    return replace(offer, width=width, **_same_public(facts, names))
 
 
 def federation(
@@ -105,6 +141,10 @@ def federation(
     """The round loop over these sites, from its first round or its last checkpoint."""
     sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
     method, task = agreement.build_method(), replace(agreement.task(), public=sizes)
+    if Need.PUBLIC_DATA in method.needs and not sizes:
+        raise ConfigError(
+            f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
+        )
     data: Any = Told(facts, task.classes)
     models = {k: one["model"] for k, one in facts.items()}
     cards = Cards(task, models, data)
@@ -113,11 +153,26 @@ def federation(
     parts = Assembly(
         experiment, method, nothing, data, nothing, task, cards, agreement.local(), torch.device("cpu"), warnings=[]
     )
-    told: list[str] = []
-    engine = Remote(agreement, names, models, Wires(method, task, cards), transport, seconds, told.append)
+    missing = Absences(folder.path / "missing.jsonl")
+    wires = Wires(method, task, cards)
+    engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)
     made = Federation(parts, folder, observers, engine)
-    made.warnings = told  # the engine goes on telling
+    made.warnings = missing.told + made.warnings
+    missing.told = made.warnings  # the engine goes on telling
     return made
+
+
+class Absences:
+    """Who was missing when, and why: told in the result, and kept for a server that goes on later."""
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self.told: list[str] = read_lines(file)
+
+    def add(self, sentence: str) -> None:
+        """One more."""
+        self.told.append(sentence)
+        append_lines(self._file, [sentence])
 
 
 def dismiss(agreement: Agreement, names: Mapping[int, str], transport: Transport) -> None:

@@ -5,14 +5,19 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from pluribus.data import Dataset
+from pluribus.data import Dataset, load
+from pluribus.data.datasets import npz_arrays
 from pluribus.data.federated import Data, Store
+from pluribus.errors import DataError
 
 OWN = ("train", "val", "test")
+OWNER = "owner"  # the column of an npz file
 
 
 @dataclass(frozen=True)
@@ -20,30 +25,65 @@ class Public:
     """Images that every site has in its hands before the first round, and whose they are."""
 
     dataset: Dataset
-    owner: Tensor
-    """(N,) int64: the client that gave a row."""
+    owner: Tensor | None = None
+    """(N,) int64: the client that gave a row; None: rows are dealt in order, as evenly as can be."""
+
+    @classmethod
+    def read(cls, place: str, image_size: int | None) -> Public:
+        """Whatever `load` can read; an npz file may say in a column `owner` whose each row is."""
+        dataset, file = load(place, image_size=image_size), Path(place).expanduser()
+        columns = npz_arrays(file, [OWNER]) if file.suffix == ".npz" and file.is_file() else {}
+        if OWNER not in columns:
+            return cls(dataset)
+        column, rows = columns[OWNER], len(dataset.y)
+        if column.shape != (rows,) or not np.issubdtype(column.dtype, np.integer):
+            raise DataError(
+                f"{file} cannot be used: {OWNER} must be a row of {rows} integers, one client number per image, "
+                f"not {column.dtype} {column.shape}."
+            )
+        return cls(dataset, torch.from_numpy(column.astype(np.int64)))
+
+    def owners(self, clients: int) -> Tensor:
+        """The client that gave a row, of so many."""
+        if self.owner is None:
+            rows = len(self.dataset.y)
+            return torch.arange(rows) * clients // rows
+        low, high = int(self.owner.min()), int(self.owner.max())
+        if low < 0 or high >= clients:
+            raise DataError(
+                f"the public images have owners from {low} to {high}, but this federation has {clients} clients: "
+                f"owners must lie in 0..{clients - 1}."
+            )
+        return self.owner
 
     def sizes(self, clients: int) -> tuple[int, ...]:
         """How many rows each client gave."""
-        return tuple(int((self.owner == k).sum()) for k in range(clients))
+        return tuple(self.owners(clients).bincount(minlength=clients).tolist())
 
-    def digest(self) -> str:
+    def digest(self, clients: int) -> str:
         """Equal for equal images, labels and owners in the same order."""
         found = hashlib.sha256()
-        for column in (self.dataset.x, self.dataset.y, self.owner):
+        for column in (self.dataset.x, self.dataset.y, self.owners(clients)):
             found.update(column.contiguous().numpy().tobytes())
         return found.hexdigest()
+
+
+def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+    """With labels that are numbers into these classes, by name: a site may have images of a few of them."""
+    numbers = torch.tensor([classes.index(name) for name in dataset.classes])
+    return Dataset(dataset.name, dataset.x, numbers[dataset.y], classes)
 
 
 class Holdings:
     """A client's sets in one store; a stand-in for the data set of a simulation, with one client in it."""
 
-    def __init__(self, own: Mapping[str, Dataset], public: Public | None, device: torch.device) -> None:
+    def __init__(self, own: Mapping[str, Dataset], public: Public | None, clients: int, device: torch.device) -> None:
         columns = [own[name] for name in OWN] + ([public.dataset] if public else [])
         self._store = Store(torch.cat([c.x for c in columns]), torch.cat([c.y for c in columns]), device)
         ends = torch.tensor([len(c.y) for c in columns]).cumsum(0).tolist()
         self._rows = {name: torch.arange(end - len(own[name].y), end) for name, end in zip(OWN, ends, strict=False)}
-        self._public = public
+        owners = public.owners(clients) if public else None
+        self._owned = {} if owners is None else {k: (owners == k).nonzero().flatten() for k in range(clients)}
         self._private = ends[len(OWN) - 1]
         self._device = device
 
@@ -62,8 +102,4 @@ class Holdings:
 
     def public(self) -> dict[int, Data]:
         """Every client's public set."""
-        if self._public is None:
-            return {}
-        owners = sorted(set(self._public.owner.tolist()))
-        rows = {k: self._private + (self._public.owner == k).nonzero().flatten() for k in owners}
-        return {k: Data(self._store, at.to(self._device)) for k, at in rows.items()}
+        return {k: Data(self._store, (self._private + rows).to(self._device)) for k, rows in self._owned.items()}

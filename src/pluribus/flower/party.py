@@ -8,7 +8,8 @@ that fell back to an earlier round finds the party as it was then.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import math
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,10 +20,12 @@ from safetensors import SafetensorError, safe_open
 from pluribus.data import Dataset
 from pluribus.errors import CheckpointError, MessageError
 from pluribus.files import write_tensors
-from pluribus.flower.agreement import Agreement
+from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import Envelope, seal, unseal
-from pluribus.flower.holdings import Holdings, Public
+from pluribus.flower.holdings import OWN, Holdings, Public, relabelled
+from pluribus.method import PeerMethod
 from pluribus.site import Reply, Site, Tensors, all_tensors
+from pluribus.snapshot import copy_all
 from pluribus.task import Card
 
 STATE, ANSWER = "state/", "answer"
@@ -60,95 +63,121 @@ class Party:
         means.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, blob: bytes) -> bytes:
-        """What the server gets for a request. What cannot be done is said in the answer."""
+        """What the server gets for a request; what cannot be done is raised, and has left no trace."""
         request = unseal(blob)
         head = request.head
-        agreement, k, verb = Agreement.of(head["agreement"]), int(head["client"]), str(head["verb"])
-        self._agree(agreement, k)
+        agreement = Agreement.of(head.get("agreement"))
+        k, verb = _number(head, "client", agreement.clients), head.get("verb")
         if verb == "hello":
+            self._check(agreement)
             return seal(self._facts(agreement, k), {})
         if verb == "finish":
             return seal({}, {})
-        if verb == "evaluate":
-            figures = self._at_hand(k).evaluate(int(head["t"]), k, request.parts.get("down"))
-            return seal({"figures": figures}, {})
-        return self._once(request, verb, k)
+        self._agree(agreement, k)
+        try:
+            if verb == "evaluate":
+                t = _number(head, "t", agreement.rounds)
+                return seal({"figures": self._at_hand(k).evaluate(t, k, request.parts.get("down"))}, {})
+            return self._once(request, k)
+        except BaseException:
+            self._site = None  # perhaps half of the work is done: it comes back as its folder knows it
+            raise
 
     # ---- who this is -------------------------------------------------------------------------------------------------
+
+    def _check(self, agreement: Agreement) -> None:
+        for name in OWN:
+            _check_kind(self._means.own[name], agreement)
+        if self._means.public is not None:
+            _check_kind(self._means.public.dataset, agreement, "public ")
 
     def _agree(self, agreement: Agreement, k: int) -> None:
         if self._agreed == (agreement, k):
             return
-        mine = self._means.own["train"]
-        if mine.classes != agreement.classes:
-            raise MessageError(
-                f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
-                f"{', '.join(mine.classes)}."
-            )
-        if tuple(mine.x.shape[1:]) != agreement.shape:
-            there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(mine.x.shape[1:])))
-            raise MessageError(f"the federation has images of {there}; this site's are {here}.")
-        public = self._means.public
-        if agreement.public and (public is None or public.digest() != agreement.public_digest):
+        self._check(agreement)
+        sizes, digest = self._public(agreement) or ((), "")
+        if (agreement.public, agreement.public_digest) != (sizes, digest):
             raise MessageError("the public images of this site are not those of the federation.")
         self._agreed, self._site = (agreement, k), None
 
     def _facts(self, agreement: Agreement, k: int) -> dict[str, Any]:
-        card = self._card(agreement, k)
-        return {"model": card.model, "samples": card.samples, "test": len(self._means.own["test"].y)}
+        """What the server learns at the hello, before it knows whether there are public images."""
+        card, public = self._card(agreement, k), self._public(agreement)
+        facts = {"model": card.model, "samples": card.samples, "test": len(self._means.own["test"].y)}
+        return facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
+
+    def _public(self, agreement: Agreement) -> tuple[tuple[int, ...], str] | None:
+        """How many public images each client gave, and which they are."""
+        public = self._means.public
+        return None if public is None else (public.sizes(agreement.clients), public.digest(agreement.clients))
 
     def _card(self, agreement: Agreement, k: int) -> Card:
         return _card(agreement, k, self._means.model, len(self._means.own["train"].y))
 
-    def _meet(self, teachers: Mapping[str, str]) -> None:
-        """Take note of what models the teachers have."""
+    def _meet(self, teachers: Any, senders: Collection[str]) -> None:
+        """Take note of what models the teachers have, by which their messages are read."""
         assert self._agreed is not None
-        for j, model in teachers.items():
-            self._cards.setdefault(int(j), _card(self._agreed[0], int(j), str(model), samples=0))
+        agreement, k = self._agreed
+        if not senders or not isinstance(teachers, dict) or teachers.keys() != set(senders):
+            raise MessageError("the teachers that the server names are not those whose messages it sends.")
+        others = {str(j): j for j in range(agreement.clients) if j != k}
+        for name, model in teachers.items():
+            if name not in others:
+                raise MessageError(f"the server names a teacher '{shown(name)}' that cannot be.")
+            self._cards[others[name]] = _card(agreement, others[name], known_model(model), samples=0)
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    def _once(self, request: Envelope, verb: str, k: int) -> bytes:
-        step, digest = _step(request.head, verb), request.digest()
+    def _once(self, request: Envelope, k: int) -> bytes:
+        assert self._agreed is not None
+        step, digest = _step(request.head, self._agreed[0]), request.digest()
         saved = self._saved()
         if (done := saved.get(step)) is not None and done.digest == digest:
             return done.answer()
         later = [one for one in saved if one >= step]
         if later:  # the server fell back, and so does this site
-            if len(later) == len(saved) >= KEPT:
+            if len(later) == len(saved) and saved[min(saved)].before:
                 raise MessageError(f"this site cannot go back to round {step.t}: what it was then is no longer here.")
             self._site = None
             for one in later:
                 saved.pop(one).path.unlink()
-        answer = self._do(request, verb, k)
+        answer = self._do(request, step, k)
         self._save(step, digest, answer, k)
         return answer
 
-    def _do(self, request: Envelope, verb: str, k: int) -> bytes:
-        site, head, parts = self._at_hand(k), request.head, request.parts
+    def _do(self, request: Envelope, step: Step, k: int) -> bytes:
+        site, verb, parts = self._at_hand(k), request.head["verb"], request.parts
         if verb == "enrol":
             return seal({}, {"up": site.enrol(k)})
-        if verb == "work":
-            return _sealed(site.work(int(head["t"]), int(head["stage"]), k, parts.get("down")))
         if verb == "teach":
-            return _sealed(site.teach(int(head["t"]), k))
+            return _sealed(site.teach(step.t, k))
         if verb == "learn":
-            self._meet(head["teachers"])
-            return _sealed(site.learn(int(head["t"]), k, {int(name): part for name, part in parts.items()}))
-        raise MessageError(f"a site does not know '{verb}'.")
+            self._meet(request.head.get("teachers"), parts.keys())
+            return _sealed(site.learn(step.t, k, {int(name): part for name, part in parts.items()}))
+        return _sealed(site.work(step.t, step.stage, k, parts.get("down")))
 
     def _at_hand(self, k: int) -> Site:
         if self._site is None:
             assert self._agreed is not None
             agreement, _ = self._agreed
             means, self._cards = self._means, {k: self._card(agreement, k)}
-            data: Any = Holdings(means.own, means.public, means.device)
+            own = {name: relabelled(dataset, agreement.classes) for name, dataset in means.own.items()}
+            data: Any = Holdings(own, means.public, agreement.clients, means.device)
             task = replace(agreement.task(), public=data.public())
             where = agreement.local(), means.device, lambda _: None
             self._site = Site(agreement.build_method(), task, self._cards, data, *where)  # type: ignore[arg-type]
             if saved := self._saved():
-                self._site.adopt(k, saved[max(saved)].tensors())
+                self._put_back(self._site, k, saved[max(saved)].tensors())
         return self._site
+
+    def _put_back(self, site: Site, k: int, kept: Tensors) -> None:
+        live = all_tensors(site.client(k))
+        if {n: (v.shape, v.dtype) for n, v in live.items()} != {n: (v.shape, v.dtype) for n, v in kept.items()}:
+            raise CheckpointError(
+                f"what {self._folder()} holds is of another model or method: give the run another name, or move that "
+                f"folder away to start afresh."
+            )
+        copy_all(live, kept)
 
     # ---- what outlives a crash ---------------------------------------------------------------------------------------
 
@@ -160,10 +189,12 @@ class Party:
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
         agreement, _ = self._agreed or (None, 0)
         assert agreement is not None
-        facts = {"run": agreement.run, "step": json.dumps(step), "digest": digest}
+        saved = self._saved()
+        before = saved[max(saved)].before + 1 if saved else 0
+        facts = {"run": agreement.run, "step": json.dumps(step), "digest": digest, "before": str(before)}
         write_tensors(self._folder() / f"{step.t + 1:07d}-{step.stage}.safetensors", state, facts)
-        for old in sorted(self._saved())[:-KEPT]:
-            self._saved()[old].path.unlink()
+        for old in sorted(saved)[: 1 - KEPT]:
+            saved[old].path.unlink()
 
     def _folder(self) -> Path:
         assert self._agreed is not None
@@ -178,18 +209,19 @@ class Party:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A request that was done: when, which, and where its state and answer lie."""
+    """A request that was done: when, which, after how many others, and where its state and answer lie."""
 
     path: Path
     step: Step
     digest: str
+    before: int
 
     @classmethod
     def at(cls, path: Path) -> _Saved:
         try:
             with safe_open(path, framework="pt") as file:
                 facts = file.metadata()
-            return cls(path, Step(*json.loads(facts["step"])), facts["digest"])
+            return cls(path, Step(*json.loads(facts["step"])), facts["digest"], int(facts["before"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(
                 f"{path} is damaged ({error}). Delete it: the site goes on from what it knew before."
@@ -209,12 +241,39 @@ def _card(agreement: Agreement, k: int, model: str, samples: int) -> Card:
     return Card(k, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
 
 
-def _step(head: Mapping[str, Any], verb: str) -> Step:
-    if verb == "enrol":
+def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
+    # a site may lack classes, but know none that others do not; public images have the same labels everywhere
+    known = dataset.classes == agreement.classes if which else set(dataset.classes) <= set(agreement.classes)
+    if not known:
+        raise MessageError(
+            f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
+            f"{', '.join(dataset.classes)}{which and ' in its public images'}."
+        )
+    if tuple(dataset.x.shape[1:]) != agreement.shape:
+        there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(dataset.x.shape[1:])))
+        raise MessageError(f"the federation has images of {there}; this site's {which}are {here}.")
+
+
+def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:
+    """Checked against what the method does, before anything saved makes way for it."""
+    verb, method = head.get("verb"), agreement.build_method()
+    if verb == "enrol" and method.enrols:
         return Step(ENROLMENT, 0)
-    return Step(int(head["t"]), {"teach": 0, "learn": 1}.get(verb, int(head.get("stage", 0))))
+    stages = ("teach", "learn") if isinstance(method, PeerMethod) else ("work",)
+    if verb not in stages:
+        raise MessageError(f"{agreement.method} knows no '{shown(verb)}'.")
+    t = _number(head, "t", agreement.rounds)
+    return Step(t, _number(head, "stage", len(method.exchanges)) if verb == "work" else stages.index(verb))
+
+
+def _number(head: Mapping[str, Any], name: str, end: int) -> int:
+    try:
+        return whole(head.get(name), 0, end - 1)
+    except ValueError as error:
+        raise MessageError(f"the request has a '{name}' that cannot be: {error}.") from error
 
 
 def _sealed(reply: Reply) -> bytes:
-    facts = {"loss": reply.loss, "compute": reply.compute, "communication": reply.communication}
+    loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON knows no NaN
+    facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication}
     return seal(facts, {} if reply.up is None else {"up": bytes(reply.up)})  # type: ignore[arg-type]

@@ -11,13 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.errors import MessageError
-from pluribus.flower.agreement import Agreement
+from pluribus.flower.agreement import Agreement, shown
 from pluribus.flower.envelope import Envelope, seal, unseal
 from pluribus.message import decode
 from pluribus.method import Wires
 from pluribus.site import Reply, Tensors
 
 Job = tuple[int, tuple[Any, ...]]
+# What a client measures, and between which bounds. There are no domains here.
+FIGURES = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
 
 
 class Missing(NamedTuple):
@@ -41,6 +43,7 @@ class Remote:
         agreement: Agreement,
         names: Mapping[int, str],
         models: Mapping[int, str],
+        views: tuple[str, ...],
         wires: Wires,
         transport: Transport,
         seconds: float,
@@ -49,6 +52,7 @@ class Remote:
         self._agreement = agreement
         self._names = names
         self._models = models
+        self._views = views
         self._wires = wires
         self._transport = transport
         self._seconds = seconds
@@ -102,9 +106,9 @@ class Remote:
 
     def _opened(self, verb: str, k: int, args: tuple[Any, ...], answer: Envelope) -> Any:
         if "refused" in answer.head:
-            raise MessageError(str(answer.head["refused"])[:1000])
+            raise MessageError(shown(answer.head["refused"]))
         if verb == "evaluate":
-            return _figures(answer.head.get("figures"))
+            return _figures(answer.head.get("figures"), self._views)
         if verb == "enrol":
             up = answer.parts.get("up", b"")
             decode(up, self._wires(k)[0].once, "its enrolment")
@@ -114,17 +118,28 @@ class Remote:
         sent = answer.parts.get("up")
         if sent is not None:
             decode(sent, self._wires(k)[stage].up, "its message")
-        loss, *times = (answer.head.get(name) for name in ("loss", "compute", "communication"))
-        return Reply(sent, _number(loss), *(max(0.0, _number(one) or 0.0) for one in times))
+        loss, *times = (_number(answer.head.get(name)) for name in ("loss", "compute", "communication"))
+        return Reply(sent, loss, *(min(max(0.0, one or 0.0), self._seconds) for one in times))
 
 
-def _figures(said: Any) -> dict[str, dict[str, float | None]]:
-    if not isinstance(said, dict) or not all(isinstance(figures, dict) for figures in said.values()):
+def _figures(said: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """Of every view every figure, as means over clients need them."""
+    if not isinstance(said, dict) or said.keys() != set(views):
         raise MessageError("its figures cannot be read.")
-    return {str(view): {str(name): _number(value) for name, value in row.items()} for view, row in said.items()}
+    return {view: _row(said[view]) for view in views}
+
+
+def _row(said: Any) -> dict[str, float | None]:
+    if not isinstance(said, dict) or said.keys() != FIGURES.keys():
+        raise MessageError("its figures cannot be read.")
+    row = {name: _number(said[name]) for name in FIGURES}
+    for name, value in row.items():
+        least, most = FIGURES[name]
+        if value is not None and not least <= value <= most:
+            raise MessageError(f"its figure '{name}' cannot be {value}.")
+    return row
 
 
 def _number(value: Any) -> float | None:
-    """A finite number or nothing."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    return float(value) if is_number and math.isfinite(value) else None
+    """A number or nothing. What is not finite does not get through an envelope."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

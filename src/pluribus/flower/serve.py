@@ -91,12 +91,12 @@ def _agreed(
     if not path.exists():
         offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
         facts = greeted(offer)
-        agreement = settled(offer, facts)
+        agreement = settled(offer, facts, dict(enumerate(file.sites)))
         write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
         return agreement, facts
     saved = read_json(path)
     facts = {int(k): one for k, one in saved["facts"].items()}
-    agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts)
+    agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites)))
     now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
     before = {"sites": saved["sites"]} | saved["agreement"]
     if changed := [name for name in now if now[name] != before.get(name)]:

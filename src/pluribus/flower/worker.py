@@ -18,13 +18,15 @@ from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.flower.config import SiteFile, read_site
 from pluribus.flower.envelope import seal, unseal
+from pluribus.flower.holdings import Public
 from pluribus.flower.party import Means, Party
 from pluribus.flower.wire import serve
 
 
 def means_of(site: SiteFile) -> Means:
     """What the site brings, from what its file says."""
-    return Means(_sets(site), None, site.model, site.state, _device(site))
+    public = None if site.public is None else Public.read(site.public, site.image_size)
+    return Means(_sets(site), public, site.model, site.state, _device(site))
 
 
 def _device(site: SiteFile) -> torch.device:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client, trainable
 from pluribus.data.federated import Data
-from pluribus.errors import ConfigError
+from pluribus.errors import ConfigError, MessageError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
 from pluribus.method import Method, Need, PeerMethod, above, at_least, register
 from pluribus.ops import flatten, project, unflatten
@@ -170,6 +170,8 @@ def public_batch(client: Client, node: int) -> Data:
 def row_by_row(inbox: Inbox, sizes: list[int]) -> Inbox:
     """The teaching signals by public sample, and the share of each in the mean over teachers of means over batches."""
     posterior, accuracy = inbox.got["posterior"], inbox.got["accuracy"]
+    if posterior.shape[1] < max(sizes):
+        raise MessageError(f"a teacher of {max(sizes)} public samples teaches {posterior.shape[1]} rows.")
     size = torch.tensor(sizes, device=posterior.device)[:, None]
     real = torch.arange(posterior.shape[1], device=posterior.device) < size  # the other rows are padding
     by_teacher = {"accuracy": accuracy[:, None], "share": 1 / (len(sizes) * size)}
