@@ -108,7 +108,8 @@ class Network:
         """What a site has on its disk of its newest run."""
         runs = sorted((self.folder / self.names[k] / "state").glob("*/*.safetensors"), key=lambda f: f.stat().st_mtime)
         with safe_open(runs[-1], framework="pt") as file:
-            names = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118
+            held = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118
+            names = [name for name in held if not name.startswith("state/momenta.")]  # which no round outlives
             return {name.removeprefix("state/"): file.get_tensor(name) for name in names}
 
 

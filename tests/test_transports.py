@@ -33,11 +33,13 @@ NAMES = {0: "north", 1: "south"}
 METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
 SETTINGS: dict[str, Any] = {
     "data": few_digits(160),
+    "image_size": 8,
     "partition": "dirichlet",
     "clients": 2,
     "models": "mlp-64,cnn-16",
     "width": 64,
     "val_fraction": 0.1,
+    "test_fraction": 0.2,
     "public_fraction": 0.2,
     "rounds": 3,
     "evaluate_every": 3,
