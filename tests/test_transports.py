@@ -33,7 +33,7 @@ NAMES = {0: "north", 1: "south"}
 METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
 SETTINGS: dict[str, Any] = {
     "data": few_digits(160),
-    "image_size": 8,
+    "image_size": 16,
     "partition": "dirichlet",
     "clients": 2,
     "models": "mlp-64,cnn-16",
