@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
 from pluribus.errors import CheckpointError, MessageError
+from pluribus.evaluate import predicting
 from pluribus.files import write_tensors
 from pluribus.flower.agreement import Agreement
 from pluribus.flower.envelope import Envelope, seal, unseal
@@ -26,6 +27,7 @@ from pluribus.site import Reply, Site, Tensors, all_tensors
 from pluribus.task import Card
 
 STATE, ANSWER = "state/", "answer"
+STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 KEPT = 8  # saved requests, so that the server may fall back by a round of several exchanges
 ENROLMENT = -1  # the round in which a client enrols
 
@@ -68,8 +70,7 @@ class Party:
         if verb == "hello":
             return seal(self._facts(agreement, k), {})
         if verb == "evaluate":
-            figures = self._at_hand(k).evaluate(int(head["t"]), k, request.parts.get("down"))
-            return seal({"figures": figures}, {})
+            return self._evaluate(int(head["t"]), k, request.parts.get("down"))
         return self._once(request, verb, k)
 
     # ---- who this is -------------------------------------------------------------------------------------------------
@@ -135,6 +136,15 @@ class Party:
             return _sealed(site.learn(int(head["t"]), k, {int(name): part for name, part in parts.items()}))
         raise MessageError(f"a site does not know '{verb}'.")
 
+    def _evaluate(self, t: int, k: int, down: bytes | None) -> bytes:
+        site = self._at_hand(k)
+        if (view := predicting(site.method)) != "after":
+            # kept, because it takes a download or the site's data, and who predicts later has neither
+            with site.viewed(t, k, view, down) as client:
+                facts = self._origin(k) | {"round": str(t)}
+                write_tensors(self._folder() / EVALUATED, _copies(client.tensors()), facts)
+        return seal({"figures": site.evaluate(t, k, down)}, {})
+
     def _at_hand(self, k: int) -> Site:
         if self._site is None:
             assert self._agreed is not None
@@ -151,17 +161,17 @@ class Party:
     # ---- what outlives a crash ---------------------------------------------------------------------------------------
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
-        state = {
-            f"{STATE}{name}": value.detach().cpu().clone()
-            for name, value in all_tensors(self._at_hand(k).client(k)).items()
-        }
+        state = _copies(all_tensors(self._at_hand(k).client(k)))
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
-        agreement, _ = self._agreed or (None, 0)
-        assert agreement is not None
-        facts = {"run": agreement.run, "step": json.dumps(step), "digest": digest}
+        facts = self._origin(k) | {"round": str(step.t), "step": json.dumps(step), "digest": digest}
         write_tensors(self._folder() / f"{step.t + 1:07d}-{step.stage}.safetensors", state, facts)
         for old in sorted(self._saved())[:-KEPT]:
             self._saved()[old].path.unlink()
+
+    def _origin(self, k: int) -> dict[str, str]:
+        """Whose state it is: enough to build the model again without the site's data."""
+        assert self._agreed is not None
+        return {"agreement": json.dumps(self._agreed[0].facts()), "client": str(k), "model": self._means.model}
 
     def _folder(self) -> Path:
         assert self._agreed is not None
@@ -170,7 +180,7 @@ class Party:
         return folder
 
     def _saved(self) -> dict[Step, _Saved]:
-        found = (_Saved.at(path) for path in sorted(self._folder().glob("*.safetensors")))
+        found = (_Saved.at(path) for path in sorted(self._folder().glob(STEPS)))
         return {one.step: one for one in found}
 
 
@@ -205,6 +215,10 @@ class _Saved:
 def _card(agreement: Agreement, k: int, model: str, samples: int) -> Card:
     built = agreement.task().shape_of(model)
     return Card(k, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {f"{STATE}{name}": value.detach().cpu().clone() for name, value in tensors.items()}
 
 
 def _step(head: Mapping[str, Any], verb: str) -> Step:
