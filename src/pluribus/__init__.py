@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from pluribus.method import Exchange, Method, Need, PeerMethod, register
     from pluribus.models import Split, register_model
     from pluribus.optim import Opt, Rule
+    from pluribus.prediction import Prediction, predict
     from pluribus.result import Result
     from pluribus.server import Server
     from pluribus.task import Card, Task
@@ -36,6 +37,7 @@ _HOMES = {
     "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
     "models": ("Split", "register_model"),
     "optim": ("Opt", "Rule"),
+    "prediction": ("Prediction", "predict"),
     "result": ("Result",),
     "server": ("Server",),
     "task": ("Card", "Task"),
@@ -58,6 +60,7 @@ __all__ = [
     "Opt",
     "PeerMethod",
     "PluribusError",
+    "Prediction",
     "Result",
     "Rows",
     "Rule",
@@ -67,6 +70,7 @@ __all__ = [
     "Wire",
     "bench",
     "load_model",
+    "predict",
     "register",
     "register_data",
     "register_model",

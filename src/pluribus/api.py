@@ -71,15 +71,30 @@ def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Obser
 
 def load_model(path: str | Path, client: int) -> nn.Module:
     """A client's model as the last checkpoint of a run has it, in eval mode."""
-    folder = RunFolder.open(path)
-    try:
-        parts = assemble(replace(_described(folder), device="cpu"))
-        if client not in parts.cards:
-            raise ConfigError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
+    with opened(path) as (parts, folder):
+        check_client(path, parts, client)
         model: nn.Module = site_of(parts, folder.checkpoint.client).client(client).model
         return model.eval()
+
+
+@contextmanager
+def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
+    """A run as it lies on disk: its parts, on the CPU, and its folder."""
+    folder = RunFolder.open(path)
+    try:
+        described = replace(_described(folder), device="cpu")
+        with _reproducible(described):
+            parts = assemble(described)
+            _check_partition(folder, parts)
+            yield parts, folder
     finally:
         folder.close()
+
+
+def check_client(path: str | Path, parts: Assembly, client: int) -> None:
+    """Refuse a client that a run does not have."""
+    if client not in parts.cards:
+        raise ConfigError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
 
 def _label(described: Experiment) -> str:

@@ -1,4 +1,4 @@
-"""The command line. An experiment's fields and its method's settings are the flags of a run.
+"""The command line. An experiment's fields and its method's settings are the flags of its command.
 
 torch takes seconds to import, so commands import what they need when they run, and `pluribus --help` answers at once.
 """
@@ -25,6 +25,7 @@ Pluribus: heterogeneous federated learning.
 
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
   pluribus resume FOLDER           go on with a stopped run
+  pluribus predict PLACE IMAGES    classes of images, by a trained model
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
 
@@ -65,6 +66,17 @@ Measures --rounds rounds after one that warms up, and gives the median. Its run 
 After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
 cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
 the framework costs, and whatever the method does besides a step of cross-entropy.
+"""
+
+ABOUT_PREDICT = """\
+The classes of images, by a model that a run has trained.
+
+  pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
+  pluribus predict state scans/                          the model of a real site: site.toml says where its state lies
+
+Images are brought to the shape that the model takes. The model is the client's own after training; of a method that
+does not measure that one, it is the one of its headline accuracy. The score is the class's share in the softmax of what
+the method gives to each class: a probability where that is logits, just a number where it is a distance.
 """
 
 ABOUT_KEYS = """\
@@ -111,6 +123,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], None]] = {
         "run": _run,
         "resume": _resume,
+        "predict": _predict,
         "bench": _bench,
         "list": _list,
         "keys": _keys,
@@ -198,16 +211,16 @@ def _parse(
 
 def _understood(groups: dict[str, list[Any]], command: str, about: str, args: list[str]) -> Any:
     """The flags of a command, by group."""
+    return _typed(_tree(groups), command, about, args)
+
+
+def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
+    """The arguments of a command in the form of a dataclass."""
     import tyro
 
+    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     try:
-        return tyro.cli(
-            _tree(groups),
-            prog=command,
-            description=about,
-            args=args,
-            config=(tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff),
-        )
+        return tyro.cli(form, prog=command, description=about, args=args, config=plain)
     except SystemExit as end:
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
             print(json.dumps({"error": "the flags are not understood; standard error says which."}))
@@ -360,6 +373,44 @@ def _resume(args: list[str]) -> None:
     _report([result], as_json, console)
 
 
+# ---- predict -------------------------------------------------------------------------------------------------------
+
+
+def _predict(args: list[str]) -> None:
+    import dataclasses
+    from pathlib import Path
+
+    import tyro
+
+    words, place = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
+    flags: list[Any] = [
+        ("place", _word(tyro.conf.Positional[str], "PLACE", place, "(required)")),
+        ("images", _word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
+        ("client", _word(int | None, "K", "Whose model, of the clients of a run.", "(needed for a run)"), None),
+        _flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
+        ("out", _word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
+    ]
+    given = _typed(dataclasses.make_dataclass("Predict", flags), "pluribus predict", ABOUT_PREDICT, args)
+    from pluribus.files import to_json
+    from pluribus.prediction import predict, to_csv
+    from pluribus.track.console import print_predictions
+
+    predictions = predict(given.place, given.images, given.client)
+    if given.out:
+        to_csv(predictions, Path(given.out))
+    if given.json:
+        print(to_json([dataclasses.asdict(one) for one in predictions]))
+    else:
+        print_predictions(predictions)
+
+
+def _word(kind: Any, metavar: str, about: str, hint: str) -> Any:
+    """A flag or argument whose help is written by hand."""
+    import tyro
+
+    return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
+
+
 # ---- bench ---------------------------------------------------------------------------------------------------------
 
 
@@ -445,19 +496,14 @@ def _keys(args: list[str]) -> None:
 
     import tyro
 
-    def flag(kind: Any, metavar: str, about: str, hint: str) -> Any:
-        return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
-
     reached = "Host names and IP addresses by which sites reach the server."
     flags: list[Any] = [
-        ("folder", flag(tyro.conf.Positional[str], "FOLDER", "Where the keys are, or shall be.", "(required)")),
-        ("server", flag(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
-        ("sites", flag(str, "NAME[,NAME...]", "Sites that shall have a key.", "(default: none)"), ""),
-        ("days", flag(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"), 825),
+        ("folder", _word(tyro.conf.Positional[str], "FOLDER", "Where the keys are, or shall be.", "(required)")),
+        ("server", _word(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
+        ("sites", _word(str, "NAME[,NAME...]", "Sites that shall have a key.", "(default: none)"), ""),
+        ("days", _word(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"), 825),
     ]
-    given: Any = tyro.cli(
-        dataclasses.make_dataclass("Keys", flags), prog="pluribus keys", description=ABOUT_KEYS, args=args
-    )
+    given = _typed(dataclasses.make_dataclass("Keys", flags), "pluribus keys", ABOUT_KEYS, args)
     from pluribus.flower.keys import make_keys  # after the flags: --help needs no further packages
 
     server, sites = ([word.strip() for word in text.split(",") if text] for text in (given.server, given.sites))

@@ -34,6 +34,11 @@ def score(method: Method, client: Client, data: Data) -> Counts:
     return int(correct), len(data), float(loss)
 
 
+def predicting(method: Method) -> str:
+    """The view whose model predicts when the run is over: the client's own after training, or the headline."""
+    return "after" if "after" in method.views else method.views[0]
+
+
 def figures(method: Method, client: Client) -> Figures:
     """All figures of a client as it stands."""
     if client.task.exams:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -149,19 +150,25 @@ class Site:
 
     def evaluate(self, t: int, k: int, down: bytes | None) -> dict[str, Figures]:
         """Figures of every view. Leaves no trace in the client."""
-        client = self.client(k)
         measured: dict[str, Figures] = {}
         for view in self.method.views:
-            client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
-            if view == "after":
-                measured[view] = figures(self.method, client)
-                continue
-            with client.fork():
-                if down is not None:
-                    self._receive(client, decode(down, self.wires(k)[0].down, f"round {t}, evaluation of client {k}"))
-                self.method.adapt(client, view)
+            with self.viewed(t, k, view, down) as client:
                 measured[view] = figures(self.method, client)
         return measured
+
+    @contextmanager
+    def viewed(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
+        """The client as a view has it; on exit, as it was."""
+        client = self.client(k)
+        client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
+        if view == "after":
+            yield client
+            return
+        with client.fork():
+            if down is not None:
+                self._receive(client, decode(down, self.wires(k)[0].down, f"round {t}, evaluation of client {k}"))
+            self.method.adapt(client, view)
+            yield client
 
     def _start(self, t: int, stage: int, k: int) -> Client:
         client = self.client(k)

@@ -212,9 +212,11 @@ def resized(dataset: Dataset, size: int) -> Dataset:
     return dataclasses.replace(dataset, x=x)
 
 
-def square_rgb(image: Image.Image, size: int) -> np.ndarray:
-    """A decoded image as bytes: size x size x 3."""
-    return np.asarray(image.convert("RGB").resize((size, size), Image.Resampling.BILINEAR))
+def pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+    """A decoded image as bytes of this shape: channels (1 is grey, 3 are RGB), height and width."""
+    channels, height, width = shape
+    scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(scaled)).view(height, width, channels).permute(2, 0, 1)
 
 
 # The cache ------------------------------------------------------------------------------------------------------------
@@ -385,8 +387,8 @@ def _train_and_test(kind: str, folder: Path, classes: Sequence[str] | None = Non
 
 
 def _photos(rows: Iterable[tuple[Image.Image, int]]) -> tuple[np.ndarray, np.ndarray]:
-    small = [(square_rgb(image, PHOTO_SIZE), label) for image, label in rows]
-    return np.stack([image for image, _ in small]), np.array([label for _, label in small])
+    small = [(pixels(image, (3, PHOTO_SIZE, PHOTO_SIZE)).permute(1, 2, 0), label) for image, label in rows]
+    return np.stack([image.numpy() for image, _ in small]), np.array([label for _, label in small])
 
 
 DIGITS = tuple("0123456789")

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pluribus.data.datasets import Dataset, data_folder, load, register_data, resized, square_rgb
+from pluribus.data.datasets import Dataset, data_folder, load, pixels, register_data, resized
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError
 
@@ -86,9 +86,10 @@ def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
     """A data set from `folder/class/*.jpg`, or from `folder/domain/class/*.jpg`, where a domain may lack classes."""
     with_domains, files = _image_files(folder)
     classes = sorted({file.parent.name for file in files})
+    size = image_size or FOLDER_SIZE
     dataset = Dataset(
         name=folder.resolve().name,
-        x=_decoded(files, image_size or FOLDER_SIZE),
+        x=decoded(files, (3, size, size)),
         y=_numbers([file.parent.name for file in files], classes),
         classes=tuple(classes),
     )
@@ -101,7 +102,7 @@ def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
 
 def _image_files(folder: Path) -> tuple[bool, list[Path]]:
     """Whether the folder has domains, and its images in an order that no file system decides."""
-    found = {depth: _images_at(folder, pattern) for depth, pattern in ((False, "*/*"), (True, "*/*/*"))}
+    found = {depth: images_at(folder, pattern) for depth, pattern in ((False, "*/*"), (True, "*/*/*"))}
     if not any(found.values()):
         raise DataError(f"{folder} holds no images: they must lie at class/*.jpg or domain/class/*.jpg in it.")
     if all(found.values()):
@@ -111,7 +112,8 @@ def _image_files(folder: Path) -> tuple[bool, list[Path]]:
     return with_domains, found[with_domains]
 
 
-def _images_at(folder: Path, pattern: str) -> list[Path]:
+def images_at(folder: Path, pattern: str) -> list[Path]:
+    """The images in a folder that a pattern finds, but for hidden ones, in an order that no file system decides."""
     images = (path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)
     visible = (path for path in images if not any(p.startswith(".") for p in path.relative_to(folder).parts))
     return sorted(visible, key=lambda path: path.parts)
@@ -122,13 +124,14 @@ def _numbers(names: list[str], known: list[str]) -> torch.Tensor:
     return torch.tensor([number[name] for name in names])
 
 
-def _decoded(files: list[Path], size: int) -> torch.Tensor:
-    x = torch.empty((len(files), 3, size, size), dtype=torch.uint8)
+def decoded(files: Sequence[Path], shape: tuple[int, int, int]) -> torch.Tensor:
+    """Image files as bytes: one row each, brought to the shape."""
+    x = torch.empty((len(files), *shape), dtype=torch.uint8)
 
     def decode(at: int) -> None:
         try:
             with Image.open(files[at]) as image:
-                x[at] = torch.from_numpy(square_rgb(image, size).copy()).permute(2, 0, 1)
+                x[at] = pixels(image, shape)
         # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
         except Exception as reason:
             raise DataError(f"{files[at]} cannot be read as an image ({reason}): mend or delete it.") from reason

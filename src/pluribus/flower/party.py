@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
 from pluribus.errors import CheckpointError, MessageError
+from pluribus.evaluate import predicting
 from pluribus.files import write_tensors
 from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import Envelope, seal, unseal
@@ -29,6 +30,7 @@ from pluribus.snapshot import copy_all
 from pluribus.task import Card
 
 STATE, ANSWER = "state/", "answer"
+STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 KEPT = 8  # saved requests, so that the server may fall back by a round of several exchanges
 ENROLMENT = -1  # the round in which a client enrols
 
@@ -76,8 +78,7 @@ class Party:
         self._agree(agreement, k)
         try:
             if verb == "evaluate":
-                t = _number(head, "t", agreement.rounds)
-                return seal({"figures": self._at_hand(k).evaluate(t, k, request.parts.get("down"))}, {})
+                return self._evaluate(_number(head, "t", agreement.rounds), k, request.parts.get("down"))
             return self._once(request, k)
         except BaseException:
             self._site = None  # perhaps half of the work is done: it comes back as its folder knows it
@@ -156,6 +157,15 @@ class Party:
             return _sealed(site.learn(step.t, k, {int(name): part for name, part in parts.items()}))
         return _sealed(site.work(step.t, step.stage, k, parts.get("down")))
 
+    def _evaluate(self, t: int, k: int, down: bytes | None) -> bytes:
+        site = self._at_hand(k)
+        if (view := predicting(site.method)) != "after":
+            # kept, because it takes a download or the site's data, and who predicts later has neither
+            with site.viewed(t, k, view, down) as client:
+                facts = self._origin(k) | {"round": str(t)}
+                write_tensors(self._folder() / EVALUATED, _copies(client.tensors()), facts)
+        return seal({"figures": site.evaluate(t, k, down)}, {})
+
     def _at_hand(self, k: int) -> Site:
         if self._site is None:
             assert self._agreed is not None
@@ -182,19 +192,20 @@ class Party:
     # ---- what outlives a crash ---------------------------------------------------------------------------------------
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
-        state = {
-            f"{STATE}{name}": value.detach().cpu().clone()
-            for name, value in all_tensors(self._at_hand(k).client(k)).items()
-        }
+        state = _copies(all_tensors(self._at_hand(k).client(k)))
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
-        agreement, _ = self._agreed or (None, 0)
-        assert agreement is not None
         saved = self._saved()
         before = saved[max(saved)].before + 1 if saved else 0
-        facts = {"run": agreement.run, "step": json.dumps(step), "digest": digest, "before": str(before)}
+        when = {"round": str(step.t), "step": json.dumps(step), "before": str(before), "digest": digest}
+        facts = self._origin(k) | when
         write_tensors(self._folder() / f"{step.t + 1:07d}-{step.stage}.safetensors", state, facts)
         for old in sorted(saved)[: 1 - KEPT]:
             saved[old].path.unlink()
+
+    def _origin(self, k: int) -> dict[str, str]:
+        """Whose state it is: enough to build the model again without the site's data."""
+        assert self._agreed is not None
+        return {"agreement": json.dumps(self._agreed[0].facts()), "client": str(k), "model": self._means.model}
 
     def _folder(self) -> Path:
         assert self._agreed is not None
@@ -203,7 +214,7 @@ class Party:
         return folder
 
     def _saved(self) -> dict[Step, _Saved]:
-        found = (_Saved.at(path) for path in sorted(self._folder().glob("*.safetensors")))
+        found = (_Saved.at(path) for path in sorted(self._folder().glob(STEPS)))
         return {one.step: one for one in found}
 
 
@@ -252,6 +263,10 @@ def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None
     if tuple(dataset.x.shape[1:]) != agreement.shape:
         there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(dataset.x.shape[1:])))
         raise MessageError(f"the federation has images of {there}; this site's {which}are {here}.")
+
+
+def _copies(tensors: Tensors) -> Tensors:
+    return {f"{STATE}{name}": value.detach().cpu().clone() for name, value in tensors.items()}
 
 
 def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:

@@ -18,6 +18,7 @@ from pluribus.result import Result, headline
 
 if TYPE_CHECKING:
     from pluribus.benchmark import Bench
+    from pluribus.prediction import Prediction
 
 
 class Progress:
@@ -127,6 +128,17 @@ def _cells(values: Sequence[float | None]) -> list[str]:
 def _short(names: Sequence[str], most: int = 24) -> str:
     text = " ".join(names)
     return text if len(text) <= most else f"{len(names)} classes"
+
+
+def print_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
+    """The class of each image."""
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column("file", overflow="fold")
+    table.add_column("label")
+    table.add_column("score", justify="right")
+    for one in predictions:
+        table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
+    (console or Console(highlight=False)).print(table)
 
 
 def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:

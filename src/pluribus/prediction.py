@@ -1,0 +1,177 @@
+"""Use a trained model: of one client of a simulation, or of a real site.
+
+A prediction is made as the run's accuracy was measured: by the method's own rule, with the model of the view `after`,
+or of the headline where a method does not measure that view.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from pluribus.api import check_client, opened
+from pluribus.assembly import Assembly
+from pluribus.checkpoint import Checkpoint, put_back
+from pluribus.client import Client
+from pluribus.data.domains import SUFFIXES, decoded, images_at
+from pluribus.data.federated import Data, Store
+from pluribus.engines import site_of
+from pluribus.errors import CheckpointError, ConfigError, DataError
+from pluribus.evaluate import predicting
+from pluribus.files import write_text
+from pluribus.message import Message, decode, encode
+from pluribus.method import Method, Wires
+from pluribus.server import Server
+from pluribus.steps import SWEEP_BATCH
+
+Shape = tuple[int, int, int]
+Asked = AbstractContextManager[tuple[Method, Client]]
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The class of one image."""
+
+    file: str | None
+    """None of an image that was given as numbers."""
+    label: str
+    """The name of the class."""
+    number: int
+    """The number of the class."""
+    score: float
+    """The class's share in the softmax of the method's scores. Where those are logits, the probability that the model
+    gives; where they are distances, as of FedProto, just a number that grows with nearness."""
+
+
+def predict(
+    place: str | Path, images: str | Path | Sequence[str | Path] | Tensor, client: int | None = None
+) -> list[Prediction]:
+    """The classes of images, by a model that a run has trained.
+
+    `place` is the folder of a run, of which `client` says whose model it shall be, or the state folder of a real site.
+    `images` are files and folders of images, which are brought to the shape that the model takes, or a tensor of bytes
+    (N, channels, height, width) that has it already.
+
+    >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
+    [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
+    >>> [one.label for one in predict("state", torch.zeros(2, 1, 8, 8, dtype=torch.uint8))]      # doctest: +SKIP
+    ['3', '3']
+    """
+    found = images if isinstance(images, Tensor) else _files(images)
+    with _model(Path(place), client) as (method, asked):
+        batches = _batches(found, asked.task.shape)
+        return [one for files, x in batches for one in _predictions(method, asked, files, x)]
+
+
+def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
+    """Write predictions as a table, a line each."""
+    text = io.StringIO()
+    table = csv.DictWriter(text, ["file", "label", "number", "score"], lineterminator="\n")
+    table.writeheader()
+    table.writerows(asdict(one) for one in predictions)
+    write_text(path, text.getvalue())
+
+
+# ---- images --------------------------------------------------------------------------------------------------------
+
+
+def _files(images: str | Path | Sequence[str | Path]) -> list[Path]:
+    """Files as they are given, and in place of a folder all images in it."""
+    given = [images] if isinstance(images, str | Path) else images
+    if not given:
+        raise DataError("no images were given: name files, or folders of images.")
+    return [file for path in given for file in _images(Path(path))]
+
+
+def _images(path: Path) -> list[Path]:
+    if path.is_dir():
+        if not (found := images_at(path, "**/*")):
+            raise DataError(f"{path} holds no images: their names end in {', '.join(sorted(SUFFIXES))}.")
+        return found
+    if not path.exists():
+        raise DataError(f"there is no file or folder {path}.")
+    return [path]
+
+
+def _batches(images: Tensor | list[Path], shape: Shape) -> Iterator[tuple[Sequence[str | None], Tensor]]:
+    """As large as evaluation has them, so that its bits are the same; and no more are in memory at once."""
+    _check(images, shape)
+    for start in range(0, len(images), SWEEP_BATCH):
+        some = images[start : start + SWEEP_BATCH]
+        if isinstance(some, Tensor):
+            yield [None] * len(some), some
+        else:
+            yield [str(file) for file in some], decoded(some, shape)
+
+
+def _check(images: Tensor | list[Path], shape: Shape) -> None:
+    wanted = " x ".join(map(str, shape))
+    if not isinstance(images, Tensor):
+        if shape[0] not in (1, 3):
+            raise DataError(f"the model takes images of {wanted}, which files do not hold: give a tensor.")
+    elif images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
+        given = f"{str(images.dtype).removeprefix('torch.')} {' x '.join(map(str, images.shape))}"
+        raise DataError(f"the model takes bytes, uint8 N x {wanted}; the images are {given}.")
+
+
+def _predictions(method: Method, client: Client, files: Sequence[str | None], x: Tensor) -> Iterator[Prediction]:
+    store = Store(x, torch.zeros(len(x), dtype=torch.int64), client.device, client.local.channels_last)
+    scores = client.sweep(method.predict, Data(store, torch.arange(len(x), device=client.device)))
+    numbers = scores.argmax(1)  # of the scores themselves: the softmax may round two of them to one
+    shares = scores.softmax(1).gather(1, numbers[:, None]).flatten()
+    for file, number, share in zip(files, numbers.tolist(), shares.tolist(), strict=True):
+        yield Prediction(file, client.task.names[number], number, share)
+
+
+# ---- models --------------------------------------------------------------------------------------------------------
+
+
+def _model(place: Path, client: int | None) -> Asked:
+    if not place.is_dir():
+        raise ConfigError(f"there is no folder {place}: give the folder of a run, or the state folder of a site.")
+    if (place / "config.toml").exists():
+        return _of_run(place, client)
+    if client is not None:
+        raise ConfigError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
+    from pluribus.flower.recall import recalled
+
+    return recalled(place)
+
+
+@contextmanager
+def _of_run(place: Path, client: int | None) -> Iterator[tuple[Method, Client]]:
+    with opened(place) as (parts, folder):
+        if client is None:
+            raise ConfigError(
+                f"{place} has a model for each client: say whose with --client, 0 to {len(parts.cards) - 1}."
+            )
+        check_client(place, parts, client)
+        saved, view = folder.checkpoint, predicting(parts.method)
+        if saved.latest is None:
+            raise CheckpointError(f"{place} holds no trained model: no round was saved, or its state was deleted.")
+        down = None if view == "after" else _download(parts, saved, client)
+        with site_of(parts, saved.client).viewed(saved.latest, client, view, down) as asked:
+            yield parts.method, asked
+
+
+def _download(parts: Assembly, saved: Checkpoint, client: int) -> bytes | None:
+    """What the server would send to the client now."""
+    method, t = parts.method, saved.latest
+    name = method.exchanges[0].down
+    if name is None or t is None:
+        return None
+    wires, server = Wires(method, parts.task, parts.cards), Server(parts.task, parts.cards)
+    method.setup(server)
+    put_back(server.state.state_dict(), saved.server(), "the server")
+    for k, data in saved.enrolled().items():
+        parts.cards.enrolled[k] = decode(data, wires(k)[0].once, f"enrolment of client {k}")
+    server.begin(t, method.schedule(t, parts.task.rounds))
+    message: Message | None = getattr(method, name)(server, client)
+    return None if message is None else encode(message, wires(client)[0].down, f"download of client {client}")

@@ -1,0 +1,344 @@
+"""Predictions: the accuracy that a run has on record, from its folder or from a site's alone."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import json
+import os
+import shutil
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+import pluribus
+from conftest import new_folder, run_tiny
+from pluribus.assembly import Assembly, assemble
+from pluribus.data import Dataset
+from pluribus.data.domains import image_folder
+from pluribus.errors import CheckpointError, ConfigError, DataError, PluribusError
+from pluribus.evaluate import predicting
+from pluribus.experiment import Experiment, from_toml
+from pluribus.flower.federate import federation
+from pluribus.folder import RunFolder
+from pluribus.method import find, methods
+from pluribus.prediction import Prediction
+from pluribus.result import Result
+from test_cli import Terminal
+from test_conformance import fitting
+from test_parties import NAMES, RUNS, Direct, agreed, party_of
+
+NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+ALIKE = {"models": "mlp-64"}
+SITES: dict[str, dict[str, Any]] = RUNS | {
+    "fedproto": {},
+    "fedtgp": {},
+    "fedbabu": ALIKE,
+    "per-fedavg": ALIKE,
+    "pfedpt": ALIKE,
+    "fedhpl": {"models": "tiny", "image_size": 16, "width": None},
+}
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+@cache
+def simulated(method: str) -> Result:
+    """A run that tests may look at, but not change."""
+    return run_tiny(method, **fitting(method))
+
+
+def parts_of(result: Result) -> Assembly:
+    return assemble(Experiment(**from_toml(result.folder / "config.toml")))
+
+
+def exam_of(parts: Assembly, k: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """A client's own test images, and their labels."""
+    rows = parts.data.rows(k)["test"]
+    return parts.dataset.x[rows], parts.dataset.y[rows]
+
+
+def recorded(result: Result, method: str, k: int) -> float:
+    """The test accuracy of the last round."""
+    accuracy: float = result.history[-1]["clients"][str(k)][predicting(find(method)())]["test"]
+    return accuracy
+
+
+def accuracy(predictions: list[Prediction], labels: torch.Tensor) -> float:
+    return sum(one.number == int(y) for one, y in zip(predictions, labels, strict=True)) / len(labels)
+
+
+def as_files(x: torch.Tensor, folder: Path) -> Path:
+    """Images as files, in an order in which they are found again."""
+    folder.mkdir(parents=True)
+    for number, image in enumerate(x):
+        Image.fromarray(image.permute(1, 2, 0).squeeze(2).numpy()).save(folder / f"{number:05d}.png")
+    return folder
+
+
+# ---- as it was measured ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_run_predicts_as_well_as_it_was_measured(method: str) -> None:
+    result = simulated(method)
+    parts = parts_of(result)
+    for k in parts.cards:
+        x, y = exam_of(parts, k)
+        assert accuracy(pluribus.predict(result.folder, x, k), y) == recorded(result, method, k)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "pfedpt"])
+def test_files_give_what_tensors_give(method: str, tmp_path: Path) -> None:
+    result = simulated(method)
+    x, y = exam_of(parts_of(result), 1)
+    folder = as_files(x, tmp_path / "scans" / "deep")
+    from_files = pluribus.predict(result.folder, [tmp_path / "scans"], client=1)
+    assert [one.file for one in from_files] == [str(file) for file in sorted(folder.iterdir())]
+    assert accuracy(from_files, y) == recorded(result, method, 1)
+    without_files = [dataclasses.replace(one, file=None) for one in from_files]
+    assert without_files == pluribus.predict(result.folder, x, client=1)
+
+
+@cache
+def sites(method: str) -> tuple[Assembly, Result, Path]:
+    """A federation of real sites that ran to its end, and where the sites' state lies, by number."""
+    parts, agreement, given = agreed(method, **SITES[method])
+    folder = Path(new_folder())
+    transport = Direct({k: party_of(parts, given, k, folder) for k in NAMES})
+    run = RunFolder.create(new_folder(), "sites")
+    return parts, federation(parts.experiment, agreement, NAMES, transport, run, seconds=60).run(), folder
+
+
+@pytest.mark.parametrize("method", SITES)
+def test_a_site_predicts_from_its_state_folder_alone(method: str) -> None:
+    parts, result, folder = sites(method)
+    for k in NAMES:
+        x, y = exam_of(parts, k)
+        predictions = pluribus.predict(folder / str(k), x)
+        assert accuracy(predictions, y) == recorded(result, method, k)
+        assert predictions == pluribus.predict(folder / str(k) / "run", x)
+
+
+def test_many_images_are_taken_in_batches_as_evaluation_takes_them() -> None:
+    result = simulated("fedgh")
+    parts = parts_of(result)
+    x = parts.dataset.x.repeat(4, 1, 1, 1)
+    predictions = pluribus.predict(result.folder, x, 0)
+    model = pluribus.load_model(result.folder, 0)
+    with torch.no_grad():
+        numbers = parts.data.store.x.repeat(4, 1, 1, 1).float().mul(1 / 127.5).sub(1.0)
+        best = torch.cat([model(part) for part in numbers.split(256)]).softmax(1).max(1)
+    assert len(predictions) == 4 * 160
+    assert [one.score for one in predictions] == best.values.tolist()
+    assert [one.label for one in predictions] == [parts.task.names[number] for number in best.indices.tolist()]
+
+
+def test_images_are_brought_to_the_shape_of_the_task_as_folders_are(tmp_path: Path) -> None:
+    """Colour photos of any size, for a model that was trained on a folder of images."""
+    rng = np.random.default_rng(0)
+    for name in ("cat", "dog"):
+        (tmp_path / "data" / name).mkdir(parents=True)
+        for number in range(12):
+            pixels = rng.integers(0, 255, (20 + number, 31, 3), dtype=np.uint8)
+            Image.fromarray(pixels).save(tmp_path / "data" / name / f"{number:02d}.jpg")
+    settings = {"data": str(tmp_path / "data"), "image_size": 9, "clients": 2, "min_samples": 4}
+    result = run_tiny("local", models="mlp-64", **settings)
+    found = pluribus.predict(result.folder, tmp_path / "data", 0)
+    assert [Path(str(one.file)).name for one in found] == [f"{number:02d}.jpg" for number in range(12)] * 2
+    assert {one.label for one in found} <= {"cat", "dog"}
+    given = pluribus.predict(result.folder, image_folder(tmp_path / "data", 9).x, 0)
+    assert [one.score for one in found] == [one.score for one in given]
+
+
+def test_a_grey_model_sees_a_colour_image_in_grey(tmp_path: Path) -> None:
+    result = simulated("fedgh")
+    x, _ = exam_of(parts_of(result), 0)
+    grey = Image.fromarray(x[0, 0].numpy())
+    grey.save(tmp_path / "grey.png")
+    grey.convert("RGB").save(tmp_path / "colour.png")
+    one, other = pluribus.predict(result.folder, [tmp_path / "grey.png", tmp_path / "colour.png"], 0)
+    assert (one.number, one.score) == (other.number, other.score)
+
+
+def test_of_several_runs_of_a_site_the_newest_predicts(tmp_path: Path) -> None:
+    parts, _, folder = sites("fedgh")
+    places = {"a": folder / "0", "b": sites("fedproto")[2] / "0"}
+    x, _ = exam_of(parts, 0)
+    for name, place in places.items():
+        shutil.copytree(place / "run", tmp_path / name)
+    assert pluribus.predict(places["a"], x) != pluribus.predict(places["b"], x)
+    for seconds, newest in ((1000, "a"), (2000, "b"), (3000, "a")):
+        for file in (tmp_path / newest).iterdir():
+            os.utime(file, (seconds + 2**31, seconds + 2**31))
+        assert pluribus.predict(tmp_path, x) == pluribus.predict(places[newest], x)
+        assert pluribus.predict(tmp_path / "b", x) == pluribus.predict(places["b"], x)
+
+
+# ---- the command -----------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_a_table_json_and_a_file(terminal: Terminal, tmp_path: Path) -> None:
+    result = simulated("fedgh")
+    x, _ = exam_of(parts_of(result), 1)
+    folder = as_files(x[:3], tmp_path / "scans")
+    expected = pluribus.predict(result.folder, folder, 1)
+    words = ["predict", result.folder, folder, "--client", "1"]
+    answer = terminal(*words, "--out", tmp_path / "predictions.csv")
+    assert (answer.code, answer.err) == (0, "")
+    assert "score" in answer.out
+    for one in expected:
+        assert f"{one.score:.3f}" in answer.out
+    with (tmp_path / "predictions.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert rows == [{name: str(value) for name, value in dataclasses.asdict(one).items()} for one in expected]
+    told = terminal(*words, "--json")
+    assert told.out.count("\n") == 1
+    assert json.loads(told.out) == [dataclasses.asdict(one) for one in expected]
+
+
+def test_a_sites_model_by_the_command(terminal: Terminal, tmp_path: Path) -> None:
+    parts, _, folder = sites("fedproto")
+    scans = as_files(exam_of(parts, 2)[0][:2], tmp_path / "scans")
+    told = json.loads(terminal("predict", folder / "2", scans / "00000.png", scans / "00001.png", "--json").out)
+    assert [one["file"] for one in told] == [str(scans / "00000.png"), str(scans / "00001.png")]
+
+
+# ---- mistakes --------------------------------------------------------------------------------------------------------
+
+
+def test_mistakes_get_one_sentence(terminal: Terminal, tmp_path: Path) -> None:
+    run, (_, _, folder) = simulated("fedgh").folder, sites("fedgh")
+    image = as_files(NOTHING, tmp_path / "scans") / "00000.png"
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "text.png").write_text("no image")
+    state, text, empty = folder / "0", tmp_path / "text.png", tmp_path / "empty"
+    mistakes: dict[tuple[object, ...], str] = {
+        (tmp_path / "nowhere", image): f"there is no folder {tmp_path / 'nowhere'}: give the folder of a run",
+        (empty, image): f"{empty} holds no trained model: it is neither the folder of a run nor the state folder",
+        (run, image): f"{run} has a model for each client: say whose with --client, 0 to 3.",
+        (run, image, "--client", 4): f"{run} has no client 4: its clients are 0 to 3.",
+        (run, image, "--client", -1): f"{run} has no client -1: its clients are 0 to 3.",
+        (state, image, "--client", 0): f"{state} is not the folder of a run, and a site has one client",
+        (state,): "no images were given",
+        (state, tmp_path / "lost.png"): f"there is no file or folder {tmp_path / 'lost.png'}.",
+        (state, empty): f"{empty} holds no images: their names end in .bmp",
+        (state, image, text): f"{text} cannot be read as an image (",
+        (state, image, "--out", empty / "no" / "p.csv"): f"cannot write {empty / 'no' / 'p.csv'}: ",
+    }
+    for words, sentence in mistakes.items():
+        assert terminal.refused("predict", *words).startswith(sentence), words
+
+
+@pytest.mark.parametrize(
+    ("x", "sentence"),
+    [
+        (torch.zeros(2, 1, 8, 8), "the model takes bytes, uint8 N x 1 x 8 x 8; the images are float32 2 x 1 x 8 x 8."),
+        (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "the images are uint8 2 x 3 x 8 x 8."),
+        (torch.zeros(8, dtype=torch.uint8), "the images are uint8 8."),
+    ],
+    ids=["numbers", "colour", "flat"],
+)
+def test_tensors_must_have_the_shape_of_the_task(x: torch.Tensor, sentence: str) -> None:
+    with pytest.raises(DataError) as error:
+        pluribus.predict(simulated("fedgh").folder, x, 0)
+    assert str(error.value).endswith(sentence)
+
+
+def two_channels() -> Dataset:
+    return Dataset("two", torch.zeros(40, 2, 8, 8, dtype=torch.uint8), torch.arange(40) % 2, ("a", "b"))
+
+
+def test_files_hold_one_or_three_channels(tmp_path: Path) -> None:
+    result = run_tiny("local", data="test_predict.two_channels", clients=2, models="mlp-64")
+    image = as_files(NOTHING, tmp_path / "scans")
+    with pytest.raises(DataError, match="the model takes images of 2 x 8 x 8, which files do not hold: give a tensor"):
+        pluribus.predict(result.folder, image, 0)
+
+
+def test_a_run_without_a_checkpoint_has_no_model(tmp_path: Path) -> None:
+    shutil.copytree(simulated("fedgh").folder, tmp_path / "run")
+    shutil.rmtree(tmp_path / "run" / "state")
+    (tmp_path / "run" / "state").mkdir()
+    with pytest.raises(CheckpointError, match="holds no trained model: no round was saved"):
+        pluribus.predict(tmp_path / "run", NOTHING, 0)
+
+
+def test_a_site_that_has_only_enrolled_has_no_model(tmp_path: Path) -> None:
+    _, _, folder = sites("fedgen")
+    (tmp_path / "run").mkdir()
+    first = min((folder / "0" / "run").iterdir())
+    shutil.copy(first, tmp_path / "run")
+    with pytest.raises(CheckpointError, match="the site has enrolled, but not trained"):
+        pluribus.predict(tmp_path, NOTHING)
+
+
+def test_a_site_whose_method_answers_as_evaluated_must_have_been(tmp_path: Path) -> None:
+    _, _, folder = sites("fedproto")
+    shutil.copytree(folder / "0", tmp_path / "state")
+    (tmp_path / "state" / "run" / "evaluated.safetensors").unlink()
+    with pytest.raises(CheckpointError, match="holds no model that predicts: the site was not evaluated yet"):
+        pluribus.predict(tmp_path / "state", NOTHING)
+
+
+def _agreement(facts: dict[str, str], **change: Any) -> dict[str, str]:
+    return facts | {"agreement": json.dumps(json.loads(facts["agreement"]) | change)}
+
+
+DAMAGES: dict[str, Any] = {
+    "no facts": lambda facts: {},
+    "no agreement": lambda facts: {name: value for name, value in facts.items() if name != "agreement"},
+    "no JSON": lambda facts: facts | {"agreement": "{"},
+    "no object": lambda facts: facts | {"agreement": "[]"},
+    "another client": lambda facts: facts | {"client": "3"},
+    "no number": lambda facts: facts | {"client": "north"},
+    "unknown model": lambda facts: facts | {"model": "cnn-17"},
+    "another model": lambda facts: facts | {"model": "mlp-128-64"},
+    "a class of its own": lambda facts: _agreement(facts, method="antigravity.Method"),
+    "unknown setting": lambda facts: _agreement(facts, hyper={"speed": 3}),
+    "no shape": lambda facts: _agreement(facts, shape=[8, 8]),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_is_one_sentence(damage: str, tmp_path: Path) -> None:
+    _, _, folder = sites("fedgh")
+    last = max((folder / "0" / "run").iterdir())
+    with safe_open(last, framework="pt") as file:
+        tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, tmp_path / last.name, DAMAGES[damage](facts))
+    with pytest.raises(PluribusError):
+        pluribus.predict(tmp_path, NOTHING)
+
+
+def test_a_file_that_was_cut_is_one_sentence(tmp_path: Path) -> None:
+    _, _, folder = sites("fedgh")
+    last = max((folder / "0" / "run").iterdir())
+    (tmp_path / last.name).write_bytes(last.read_bytes()[:-100])
+    with pytest.raises(CheckpointError, match="cannot be read as the state of a site"):
+        pluribus.predict(tmp_path, NOTHING)
+
+
+def test_a_later_version_predicts_too(tmp_path: Path) -> None:
+    parts, _, folder = sites("fedgh")
+    last = max((folder / "0" / "run").iterdir())
+    with safe_open(last, framework="pt") as file:
+        tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
+    save_file(tensors, tmp_path / last.name, _agreement(facts, version="0.0.1"))
+    x, _ = exam_of(parts, 0)
+    assert pluribus.predict(tmp_path, x) == pluribus.predict(folder / "0", x)
+
+
+def test_a_client_is_for_runs() -> None:
+    with pytest.raises(ConfigError, match="leave out --client"):
+        pluribus.predict(sites("fedgh")[2] / "0", NOTHING, client=0)
