@@ -26,14 +26,13 @@ from pluribus.data.domains import image_folder
 from pluribus.errors import CheckpointError, ConfigError, DataError, PluribusError
 from pluribus.evaluate import predicting
 from pluribus.experiment import Experiment, from_toml
-from pluribus.flower.federate import federation
 from pluribus.folder import RunFolder
 from pluribus.method import find, methods
 from pluribus.prediction import Prediction
 from pluribus.result import Result
 from test_cli import Terminal
 from test_conformance import fitting
-from test_parties import NAMES, RUNS, Direct, agreed, party_of
+from test_parties import NAMES, RUNS, Direct, agreed, federated, party_of
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}
@@ -117,7 +116,7 @@ def sites(method: str) -> tuple[Assembly, Result, Path]:
     folder = Path(new_folder())
     transport = Direct({k: party_of(parts, given, k, folder) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")
-    return parts, federation(parts.experiment, agreement, NAMES, transport, run, seconds=60).run(), folder
+    return parts, federated(parts.experiment, agreement, NAMES, transport, run, seconds=60).run(), folder
 
 
 @pytest.mark.parametrize("method", SITES)
