@@ -25,7 +25,7 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.data import Dataset
 from pluribus.data.datasets import write_npz
 from pluribus.errors import CheckpointError, ConfigError, DataError, MessageError, PluribusError
-from pluribus.experiment import Experiment, experiment
+from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Federation, Observer
 from pluribus.flower.agreement import Agreement
 from pluribus.flower.config import SiteFile
@@ -130,6 +130,23 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     saved = Checkpoint(simulated.folder / "state")
     expected = {f"{k} {name}": value for k in NAMES for name, value in (saved.client(k) or {}).items()}
     assert differing(expected, states(transport)) == []
+
+
+def test_the_table_calls_sites_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    result = started("fedgh", tmp_path)[0].run()
+    result.table()
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["client", "model", "train", "fedgh"]
+    assert [line.split()[0] for line in lines[1:4]] == ["north", "south", "west"]
+    assert result.to_json()["clients"][0]["name"] == "north"
+
+
+def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
+    folder = RunFolder.create(str(tmp_path / "run"), "sites")
+    folder.write_config(experiment("fedgh", data=SITES, clients=3).settings())
+    folder.close()
+    with pytest.raises(ConfigError, match="is a federation of real sites"):
+        pluribus.resume(tmp_path / "run", progress=False)
 
 
 # ---- crashes -------------------------------------------------------------------------------------------------------

@@ -16,7 +16,7 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, HostLostError, NotFiniteError, WorkerError
-from pluribus.experiment import Experiment, experiment, from_toml
+from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
 from pluribus.method import Method
@@ -133,7 +133,13 @@ def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -
 
 
 def _described(folder: RunFolder) -> Experiment:
-    return Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
+    described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
+    if described.data == SITES:
+        raise ConfigError(
+            f"{folder.path} is a federation of real sites, whose data and models are theirs: pluribus serve goes on "
+            f"with it, and pluribus predict works at a site."
+        )
+    return described
 
 
 def _check_partition(folder: RunFolder, parts: Assembly) -> None:

@@ -297,7 +297,7 @@ def _run_and_report(described: Experiment, against: str | None, as_json: bool) -
     _report(results, as_json, console)
 
 
-def _report(results: list[Result], as_json: bool, console: Console) -> None:
+def _report(results: list[Result], as_json: bool, console: Console, again: str | None = None) -> None:
     from pluribus.files import to_json
     from pluribus.track.console import print_table
 
@@ -307,7 +307,8 @@ def _report(results: list[Result], as_json: bool, console: Console) -> None:
     console.print()
     print_table(results, console)
     folder = results[-1].folder
-    saved = f"\n Saved {folder}   again: pluribus run --config {folder}/config.toml"
+    again = again or f"pluribus run --config {folder}/config.toml"
+    saved = f"\n Saved {folder}   again: {again}"
     console.print(saved, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -536,7 +537,7 @@ def _serve(args: list[str]) -> None:
     with _told_how_to_go_on(again), Progress() as bar:
         observers = [] if flags.json else [bar]
         result = serve(method, flags.config, out=flags.out, tell=_teller(console), observers=observers)
-    _report([result], flags.json, console)
+    _report([result], flags.json, console, f"pluribus serve {method} --config {flags.config} --out NEW-FOLDER")
 
 
 def _join(args: list[str]) -> None:

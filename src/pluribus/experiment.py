@@ -18,6 +18,7 @@ from pluribus.folder import read_toml
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
 
+SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 

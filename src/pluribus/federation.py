@@ -53,6 +53,7 @@ class Federation:
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
+        self.names: Mapping[int, str] = {}
         self.server = Server(parts.task, parts.cards)
         self.wires = Wires(parts.method, parts.task, parts.cards)
         self.engine = engine or engine_for(parts, folder.checkpoint.client, self.warn)
@@ -296,4 +297,4 @@ class Federation:
     def _facts(self, k: int) -> ClientFacts:
         data, card = self.parts.data, self.parts.cards[k]
         names = tuple(name for name, count in zip(self.parts.task.names, data.counts(k), strict=True) if count)
-        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]))
+        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]), self.names.get(k, ""))

@@ -23,6 +23,13 @@ class ClientFacts:
     classes: tuple[str, ...]
     train: int
     test: int
+    name: str = ""
+    """What people call it, where it is more than a number."""
+
+    @property
+    def label(self) -> str:
+        """As tables show it."""
+        return self.name or str(self.id)
 
 
 @dataclass(frozen=True)
@@ -101,7 +108,7 @@ class Result:
 
 
 def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
-    return {
+    return ({"name": facts.name} if facts.name else {}) | {
         "model": facts.model,
         "classes": list(facts.classes),
         "train": facts.train,

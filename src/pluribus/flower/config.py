@@ -9,11 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pluribus.errors import ConfigError
-from pluribus.experiment import Experiment, check_names, experiment, fitted
+from pluribus.experiment import SITES, Experiment, check_names, experiment, fitted
 from pluribus.folder import read_toml
 from pluribus.method import find, hyperparameters
 
-SITES = "(sites)"  # what stands for the data of a run whose data lie elsewhere
 LOOK = "docs/deployment.md"
 # Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
 TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")

@@ -157,6 +157,7 @@ def federation(
     wires = Wires(method, task, cards)
     engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)
     made = Federation(parts, folder, observers, engine)
+    made.names = names
     made.warnings = missing.told + made.warnings
     missing.told = made.warnings  # the engine goes on telling
     return made

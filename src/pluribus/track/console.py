@@ -101,19 +101,22 @@ def print_table(results: Sequence[Result], console: Console | None = None) -> No
     """Accuracy per client of one or more runs, with mean, weighted mean and worst client."""
     console = console or Console()
     table = Table(box=None, header_style="bold", pad_edge=True)
-    for name, right in (("client", True), ("model", False), ("classes", False), ("train", True)):
+    facts = results[-1].clients
+    told = any(one.classes for one in facts.values())  # real sites do not tell
+    columns = [("client", True), ("model", False), *([("classes", False)] if told else []), ("train", True)]
+    for name, right in columns:
         table.add_column(name, justify="right" if right else "left")
     for result in results:
         table.add_column(escape(result.method), justify="right")
     chosen = [result.per_client() for result in results]
-    for k, facts in results[-1].clients.items():
+    for k, one in facts.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
-        classes = escape(_short(facts.classes))
-        table.add_row(str(k), facts.model, classes, str(facts.train), *_cells(accuracies))
+        classes = [escape(_short(one.classes))] if told else []
+        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies))
     table.add_section()
     for label in ("mean", "weighted", "worst"):
         values = [r.summary[r.views[0]]["selected"].get("test", {}).get(label) for r in results]
-        table.add_row(label, "", "", "", *_cells(values), style="bold" if label == "mean" else "")
+        table.add_row(label, *[""] * (len(columns) - 1), *_cells(values), style="bold" if label == "mean" else "")
     console.print(table)
     console.print(f" {headline(results)}", style="dim", highlight=False)
 
