@@ -66,7 +66,7 @@ class Network:
         file.write_text(to_toml(base | settings), encoding="utf-8")
         return file
 
-    def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> subprocess.Popen[bytes]:
         """A program whose words end up in NAME.log."""
         here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as words:
@@ -75,7 +75,7 @@ class Network:
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env=os.environ | here,
+                env=dict(env) | here,
                 start_new_session=True,
             )
         return self._running[name]
@@ -156,7 +156,6 @@ class Puppet:
         self._over = False
         self.asked = -1
         """The round that it has been asked to work in."""
-        self._last = -1
         threading.Thread(target=serve, args=(place, self._answer, lambda: self._desk.over), daemon=True).start()
         self._watcher = threading.Thread(target=self._watch)  # programs end with the thread that started them
         self._watcher.start()
@@ -169,10 +168,6 @@ class Puppet:
         self._watcher.join()
         self._place.cleanup()
 
-    def answer_until(self, t: int) -> None:
-        """Answer in rounds up to this one; in the next, wait."""
-        self._last = t
-
     def _watch(self) -> None:
         while not self._over:
             self._node.watch()
@@ -184,10 +179,8 @@ class Puppet:
         answer = self._desk.answer(blob)
         if head["verb"] != "work":
             return answer
-        self.asked = t = head["t"]
-        while self._last < t and not self._over:
-            time.sleep(0.05)
-        return self._changes.get(t, lambda true: true)(answer)
+        self.asked = head["t"]
+        return self._changes.get(self.asked, lambda true: true)(answer)
 
 
 class Wire:
@@ -202,12 +195,11 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Whoever is connected is cut off, and nobody else gets through."""
+        """Whoever is connected is cut off, and who comes then is heard and hung up on: Flower takes that for the end."""
         self._whole = False
         for line in self._lines:
             with contextlib.suppress(OSError):
                 line.shutdown(socket.SHUT_RDWR)
-            line.close()
         self._lines.clear()
 
     def mend(self) -> None:
@@ -223,17 +215,19 @@ class Wire:
         with contextlib.suppress(OSError):
             while True:
                 line, _ = self._door.accept()
-                if not self._whole:
-                    line.close()
-                    continue
-                try:
-                    there = socket.create_connection(("127.0.0.1", self._to))
-                except OSError:
-                    line.close()
-                    continue
+                threading.Thread(target=self._connect, args=(line,), daemon=True).start()
+
+    def _connect(self, line: socket.socket) -> None:
+        with line, contextlib.suppress(OSError):
+            if not self._whole:
+                line.recv(1 << 16)
+                return
+            with socket.create_connection(("127.0.0.1", self._to)) as there:
                 self._lines += [line, there]
-                for one, other in ((line, there), (there, line)):
-                    threading.Thread(target=self._carry, args=(one, other), daemon=True).start()
+                back = threading.Thread(target=self._carry, args=(there, line), daemon=True)
+                back.start()
+                self._carry(line, there)
+                back.join()
 
     @staticmethod
     def _carry(one: socket.socket, other: socket.socket) -> None:

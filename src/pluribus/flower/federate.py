@@ -137,7 +137,6 @@ def federation(
     folder: RunFolder,
     seconds: float,
     observers: Sequence[Observer] = (),
-    tell: Callable[[str], None] = lambda sentence: None,
 ) -> Federation:
     """The round loop over these sites, from its first round or its last checkpoint."""
     sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
@@ -154,7 +153,7 @@ def federation(
     parts = Assembly(
         experiment, method, nothing, data, nothing, task, cards, agreement.local(), torch.device("cpu"), warnings=[]
     )
-    missing = Absences(folder.path / "missing.jsonl", tell)
+    missing = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
     engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)
     made = Federation(parts, folder, observers, engine)
@@ -164,16 +163,14 @@ def federation(
 
 
 class Absences:
-    """Who was missing when, and why: told at once and in the result, and kept for a server that goes on later."""
+    """Who was missing when, and why: told in the result, and kept for a server that goes on later."""
 
-    def __init__(self, file: Path, tell: Callable[[str], None]) -> None:
+    def __init__(self, file: Path) -> None:
         self._file = file
-        self._tell = tell
         self.told: list[str] = read_lines(file)
 
     def add(self, sentence: str) -> None:
         """One more."""
-        self._tell(sentence)
         self.told.append(sentence)
         append_lines(self._file, [sentence])
 

@@ -49,7 +49,7 @@ def serve(
             agreement, facts = before or _agree(
                 place / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
-            made = federation(described, agreement, names, facts, link, folder, file.deadline, observers, tell)
+            made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
             result = made.run()
             dismiss(agreement, names, link)
             return result

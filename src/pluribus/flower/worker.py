@@ -11,6 +11,7 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which the first step would load, for seconds, while a deadline runs
 
 from pluribus.data import Dataset, load
 from pluribus.data.split import split
