@@ -195,7 +195,7 @@ class Wire:
         threading.Thread(target=self._accept, daemon=True).start()
 
     def cut(self) -> None:
-        """Whoever is connected is cut off, and who comes then is heard and hung up on: Flower takes that for the end."""
+        """Whoever is connected is cut off. Who comes then is heard and hung up on: Flower takes that for the end."""
         self._whole = False
         for line in self._lines:
             with contextlib.suppress(OSError):
