@@ -144,19 +144,17 @@ def test_every_round_ends_with_whoever_answered(story: Story) -> None:
     """All that is missing is told: in the result, and in the server's log when it happens."""
     result, said = story.result(), " ".join(story.network.said("server").split())  # which is wrapped
     assert [record["round"] for record in story.network.rounds()] == list(range(ROUNDS))
-    absent = [sum(t in story.missing(name) for name in NAMES.values()) for t in range(ROUNDS)]
-    assert [record["answered"] for record in story.network.rounds()] == [3 - number for number in absent]
-    assert absent[0] == absent[-1] == 0
-    assert len(result["warnings"]) == sum(absent)
+    before = range(ROUNDS - 1)  # in the last round there is an evaluation, too, to be missing at
+    absent = [sum(t in story.missing(name) for name in NAMES.values()) for t in before]
+    assert [story.network.rounds()[t]["answered"] for t in before] == [3 - number for number in absent]
     assert [one for one in result["warnings"] if one not in said] == []
-    assert set(result["clients"]) == {"0", "1", "2"}
 
 
 def test_a_site_that_was_killed_goes_on_from_its_folder(story: Story) -> None:
     missing = list(story.missing("north"))
     assert missing == list(range(1, 1 + len(missing)))
-    assert "refuses this site's key. After a crash that lasts up to a minute" in story.network.said("north")
     done = story.kept("north")
+    assert ROUNDS - 1 in done
     assert set(done) >= set(range(ROUNDS)) - set(missing)
     assert counted(story, "north") == list(range(len(done)))
 
@@ -181,6 +179,7 @@ def test_a_site_that_is_cut_off_comes_back(story: Story) -> None:
     assert missing[:2] == [1, 2]
     assert missing == list(range(1, 1 + len(missing)))
     assert "broke off; it is tried again" in story.network.said("south")
+    assert ROUNDS - 1 in story.kept("south")
 
 
 def test_a_site_that_sends_nonsense_did_not_answer(story: Story) -> None:
