@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
+import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from datetime import UTC, datetime
@@ -20,8 +23,15 @@ from safetensors import safe_open
 import pluribus
 from pluribus.assembly import Assembly
 from pluribus.data.datasets import write_npz
+from pluribus.files import read_lines
+from pluribus.flower.config import read_site
+from pluribus.flower.envelope import unseal
+from pluribus.flower.join import Node
 from pluribus.flower.keys import make_keys
+from pluribus.flower.party import Party
 from pluribus.flower.programs import free_port
+from pluribus.flower.wire import serve
+from pluribus.flower.worker import Desk, means_of
 from pluribus.folder import to_toml
 
 PATIENCE = 240  # seconds until a test gives up; only one that fails waits so long
@@ -56,7 +66,7 @@ class Network:
         file.write_text(to_toml(base | settings), encoding="utf-8")
         return file
 
-    def start(self, name: str, *command: object) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> subprocess.Popen[bytes]:
         """A program whose words end up in NAME.log."""
         here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
         with (self.folder / f"{name}.log").open("ab") as words:
@@ -65,7 +75,7 @@ class Network:
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env=os.environ | here,
+                env=dict(env) | here,
                 start_new_session=True,
             )
         return self._running[name]
@@ -99,6 +109,24 @@ class Network:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
+    def process(self, name: str, words: str) -> int | None:
+        """The process whose command line has these words, of those that a program has started."""
+        for pid in descendants(self._running[name].pid):
+            with contextlib.suppress(OSError):
+                if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                    return pid
+        return None
+
+    def signal(self, name: str, words: str, number: signal.Signals) -> None:
+        """For one process of a program."""
+        pid = self.process(name, words)
+        assert pid is not None, f"{name} has no '{words}'"
+        os.kill(pid, number)
+
+    def rounds(self) -> list[dict[str, Any]]:
+        """Those that the server has ended."""
+        return read_lines(self.folder / "federation" / "metrics.jsonl")
+
     def close(self) -> None:
         """Kill whatever still runs."""
         for name in list(self._running):
@@ -111,6 +139,103 @@ class Network:
             held = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118
             names = [name for name in held if not name.startswith("state/momenta.")]  # which no round outlives
             return {name.removeprefix("state/"): file.get_tensor(name) for name in names}
+
+
+class Puppet:
+    """A site that joins as any other, but whose worker is this process: what goes back is as the test likes it."""
+
+    def __init__(self, network: Network, name: str, changes: Mapping[int, Callable[[bytes], bytes]]) -> None:
+        """`changes`: what becomes of the true answer in a round."""
+        site = read_site(network.folder / f"{name}.toml")
+        self._changes = changes
+        self._desk = Desk(Party(means_of(site)))
+        self._place = tempfile.TemporaryDirectory(prefix="pluribus-")
+        place = Path(self._place.name) / "worker"
+        key = site.keys / f"{name}.key"
+        self._node = Node(site, site.keys / "ca.crt", key, place, tell=lambda text: None)
+        self._over = False
+        self.asked = -1
+        """The round that it has been asked to work in."""
+        threading.Thread(target=serve, args=(place, self._answer, lambda: self._desk.over), daemon=True).start()
+        self._watcher = threading.Thread(target=self._watch)  # programs end with the thread that started them
+        self._watcher.start()
+
+    def __enter__(self) -> Puppet:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._over = True
+        self._watcher.join()
+        self._place.cleanup()
+
+    def _watch(self) -> None:
+        while not self._over:
+            self._node.watch()
+            time.sleep(0.2)
+        self._node.stop()
+
+    def _answer(self, blob: bytes) -> bytes:
+        head = unseal(blob).head
+        answer = self._desk.answer(blob)
+        if head["verb"] != "work":
+            return answer
+        self.asked = head["t"]
+        return self._changes.get(self.asked, lambda true: true)(answer)
+
+
+class Wire:
+    """A network between a site and the server that can be cut."""
+
+    def __init__(self, to: int) -> None:
+        self._to = to
+        self._lines: list[socket.socket] = []
+        self._whole = True
+        self._door = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self._door.getsockname()[1]}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def cut(self) -> None:
+        """Whoever is connected is cut off. Who comes then is heard and hung up on: Flower takes that for the end."""
+        self._whole = False
+        for line in self._lines:
+            with contextlib.suppress(OSError):
+                line.shutdown(socket.SHUT_RDWR)
+        self._lines.clear()
+
+    def mend(self) -> None:
+        """It works again."""
+        self._whole = True
+
+    def close(self) -> None:
+        """Nobody comes any more."""
+        self.cut()
+        self._door.close()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                line, _ = self._door.accept()
+                threading.Thread(target=self._connect, args=(line,), daemon=True).start()
+
+    def _connect(self, line: socket.socket) -> None:
+        with line, contextlib.suppress(OSError):
+            if not self._whole:
+                line.recv(1 << 16)
+                return
+            with socket.create_connection(("127.0.0.1", self._to)) as there:
+                self._lines += [line, there]
+                back = threading.Thread(target=self._carry, args=(there, line), daemon=True)
+                back.start()
+                self._carry(line, there)
+                back.join()
+
+    @staticmethod
+    def _carry(one: socket.socket, other: socket.socket) -> None:
+        with contextlib.suppress(OSError):
+            while data := one.recv(1 << 16):
+                other.sendall(data)
+        with contextlib.suppress(OSError):
+            other.shutdown(socket.SHUT_RDWR)
 
 
 def write_images(parts: Assembly, k: int, folder: Path) -> dict[str, str]:

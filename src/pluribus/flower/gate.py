@@ -200,7 +200,7 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
     with _usable(f"the certificate {certificate} with the key {key}"):
         tls.load_cert_chain(certificate, key, password="")  # without one, OpenSSL may ask the terminal
     superlink = _superlink(to, ca)
-    door = _bind(listen)
+    door = bind(listen)
     config = uvicorn.Config(
         Gate(superlink, largest),
         loop="asyncio",
@@ -239,7 +239,8 @@ def _superlink(to: str, ca: str) -> httpx.AsyncClient:
     )
 
 
-def _bind(listen: str) -> socket.socket:
+def bind(listen: str) -> socket.socket:
+    """A socket for sites at this address, which must be free."""
     host, port = _address("--listen", listen)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
     with _usable(f"--listen {listen}"):

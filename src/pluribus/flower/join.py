@@ -124,11 +124,10 @@ class Node:
 
     def _started(self) -> Program:
         log = self._home / "supernode.log"
-        log.unlink(missing_ok=True)
         who = ["--root-certificates", self._ca, "--auth-supernode-private-key", self._key]
         where = ["--superlink", self._site.server, "--host", "127.0.0.1", "--port", str(free_port())]
         tie = ["--node-config", f'socket="{self._socket}"']
-        return Program([flower("flower-supernode"), *who, *where, *tie], self._home, log)
+        return Program([*module("pluribus.flower.supernode"), *who, *where, *tie], self._home, log)
 
     def _explain(self, now: float) -> None:
         assert self._program is not None

@@ -127,7 +127,6 @@ class Link:
             door, to = self._door, f"{LOOPBACK}:{self._port}"
             tls = ["--certificate", door.certificate, "--key", door.key, "--ca", ca, "--largest", str(door.largest)]
             command = [*module("pluribus.flower.gate"), "--listen", door.listen, "--to", to, *tls]
-            log.unlink(missing_ok=True)
             gate = self._programs[name] = Program(command, self._home, log)
             while "listening on" not in gate.last_words():
                 if gate.ended() is not None:
@@ -158,7 +157,8 @@ class Link:
         self._watch()
         if self._line is None:
             settings = f'socket="{self._socket}"'
-            flwr(self._home, "run", self._folder / "app", NAME, "--run-config", settings)
+            left = min(START, end - time.monotonic())
+            flwr(self._home, "run", self._folder / "app", NAME, "--run-config", settings, seconds=left)
             self._wait_for(self._listening, min(START, end - time.monotonic()))
             self._line, _ = self._listening.accept()
         return self._line

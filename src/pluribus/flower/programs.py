@@ -35,6 +35,7 @@ class Program:
         """`home` is where Flower keeps its things; without a log it speaks where we do."""
         self._log = log
         words = log.open("ab") if log else None
+        self._begin = words.tell() if words else 0
         try:
             self._process = subprocess.Popen(
                 list(map(str, command)),
@@ -54,8 +55,8 @@ class Program:
         return self._process.poll()
 
     def last_words(self, most: int = 2000) -> str:
-        """The end of its log."""
-        return self._log.read_text(encoding="utf-8", errors="replace")[-most:] if self._log else ""
+        """The end of its log, without what others before it have written there."""
+        return self._log.read_bytes()[self._begin :].decode(errors="replace")[-most:] if self._log else ""
 
     def stop(self) -> None:
         """End it, kindly if possible."""

@@ -21,6 +21,8 @@ BLOB = "blob"
 QUERY = "query"
 POLL = 0.1  # seconds; Flower's own way of waiting sleeps for three
 LOOK = 1.0  # seconds between looks at who is there
+EXPIRED = 3  # how Flower calls a message whose time is up
+LATE = "no answer by the deadline"
 
 
 @app.main()
@@ -56,7 +58,7 @@ def exchange(grid: Grid, requests: Mapping[int, bytes], seconds: float) -> tuple
                 messages = [_message(node, requests[node], end - now) for node in there]
                 sent |= dict(zip(grid.push_messages(messages), there, strict=True))
                 waiting -= set(there)
-                reasons |= dict.fromkeys(there, "no answer by the deadline")
+                reasons |= dict.fromkeys(there, LATE)
         for reply in grid.pull_messages(list(sent)) if sent else ():
             node = sent.pop(reply.metadata.reply_to_message_id, None)
             if node is None:
@@ -78,7 +80,7 @@ def _message(node: int, blob: bytes, seconds: float) -> Message:
 
 def _read(reply: Message) -> tuple[bytes | None, str]:
     if reply.has_error():
-        return None, f"its Flower node says: {reply.error.reason}"
+        return None, LATE if reply.error.code == EXPIRED else f"its Flower node says: {reply.error.reason}"
     try:
         record: Any = reply.content[BLOB]
         return bytes(record[BLOB]), ""

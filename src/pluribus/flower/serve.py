@@ -16,6 +16,7 @@ from pluribus.files import read_json, write_json
 from pluribus.flower.agreement import Agreement
 from pluribus.flower.config import FederationFile, read_federation
 from pluribus.flower.federate import dismiss, federation, greet, settled
+from pluribus.flower.gate import bind
 from pluribus.flower.keys import check_certificate, site_keys
 from pluribus.flower.link import Door, Link
 from pluribus.folder import RunFolder
@@ -42,9 +43,10 @@ def serve(
     try:
         place, names = folder.path / "link", dict(enumerate(file.sites))
         place.mkdir(exist_ok=True)
+        before = _agreed(place / "agreement.json", file, described)
         with Link(place, door, keys, names) as link:
             tell(f"listening on {file.listen} for {', '.join(file.sites)}")
-            agreement, facts = _agreed(
+            agreement, facts = before or _agree(
                 place / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
             made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
@@ -68,6 +70,10 @@ def _keys(file: FederationFile) -> dict[str, str]:
 def _door(file: FederationFile) -> Door:
     certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
     check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
+    try:
+        bind(file.listen).close()  # the gate does it again, but only once the SuperLink runs
+    except ConfigError as error:
+        raise ConfigError(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
     return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 
@@ -84,16 +90,21 @@ def _folder(out: Path, described: Experiment) -> RunFolder:
     return folder
 
 
-def _agreed(
+def _agree(
     path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, Any]]
 ) -> tuple[Agreement, dict[int, Any]]:
-    """What all sites agreed on before the first round, and what they told of themselves."""
+    """What all sites agree on before the first round, and what they tell of themselves."""
+    offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
+    facts = greeted(offer)
+    agreement = settled(offer, facts, dict(enumerate(file.sites)))
+    write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
+    return agreement, facts
+
+
+def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Agreement, dict[int, Any]] | None:
+    """The same, of a run that has begun."""
     if not path.exists():
-        offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
-        facts = greeted(offer)
-        agreement = settled(offer, facts, dict(enumerate(file.sites)))
-        write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
-        return agreement, facts
+        return None
     saved = read_json(path)
     facts = {int(k): one for k, one in saved["facts"].items()}
     agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites)))

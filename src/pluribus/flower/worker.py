@@ -11,20 +11,24 @@ import traceback
 from pathlib import Path
 
 import torch
+import torch._dynamo  # which the first step would load, for seconds, while a deadline runs
 
 from pluribus.data import Dataset, load
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.errors import ConfigError, PluribusError, unknown
 from pluribus.flower.config import SiteFile, read_site
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.holdings import Public
 from pluribus.flower.party import Means, Party
 from pluribus.flower.wire import serve
+from pluribus.models import entries
 
 
 def means_of(site: SiteFile) -> Means:
     """What the site brings, from what its file says."""
+    if site.model not in entries():
+        raise unknown("model", site.model, entries(), "pluribus list models")
     public = None if site.public is None else Public.read(site.public, site.image_size)
     return Means(_sets(site), public, site.model, site.state, _device(site))
 
