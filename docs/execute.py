@@ -25,7 +25,7 @@ from typing import Any
 from pluribus.cli import main as pluribus
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 FENCE = re.compile(
     r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )

@@ -23,12 +23,13 @@ from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import Experiment, flag
+from pluribus.flower.config import FederationFile, SiteFile
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build
 from pluribus.models import entries as model_entries
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("*.md")])
+PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Images that a model is meant for; the others take the 224 x 224 photos of torchvision and timm.
@@ -177,6 +178,19 @@ def _flag_table(cls: type, names: Sequence[str]) -> str:
     return table(("flag", "default", "meaning"), rows) if rows else "None."
 
 
+def _settings(cls: type) -> str:
+    """Of a file, a row per setting; those that follow without words of their own share the row before."""
+    helps, rows = explanations(cls), list[list[str]]()
+    for field in dataclasses.fields(cls):
+        if field.name not in helps:
+            rows[-1][0] += f", {code(field.name)}"
+            continue
+        needed, unset = field.default is dataclasses.MISSING, field.default is None
+        default = "needed" if needed else "" if unset else code(field.default)
+        rows.append([code(field.name), default, helps[field.name].strip()])
+    return table(("setting", "default", "meaning"), rows)
+
+
 def _spelled(default: object) -> str:
     return "off" if default is False else str(default)
 
@@ -193,6 +207,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "data": _data,
     "partitions": _partitions,
     "flags": _flags,
+    "federation.toml": lambda: _settings(FederationFile),
+    "site.toml": lambda: _settings(SiteFile),
     "result overhead": lambda: _result("overhead"),
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),
