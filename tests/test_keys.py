@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import shutil
 import socket
 import ssl
 import stat
 import subprocess
-import sys
 import threading
-import time
 import tomllib
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -536,96 +532,3 @@ def test_tls_refuses_another_name_and_another_ca(keys: Path, tmp_path: Path) -> 
 
 
 TIME_LIMIT = 90  # seconds for any step with Flower before the test fails
-
-
-class Flower:
-    """Flower's programs on loopback, each with its output in a file; all of them end with the test."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._running: list[subprocess.Popen[bytes]] = []
-        self._environment = os.environ | {
-            "FLWR_HOME": str(folder),
-            "FLWR_TELEMETRY_ENABLED": "0",
-            "FLWR_DISABLE_UPDATE_CHECK": "1",
-            "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        }
-
-    def start(self, label: str, program: str, *argv: object) -> subprocess.Popen[bytes]:
-        """With `--isolation process` a program starts no other, which might outlive it."""
-        command = [_program(program), "--isolation", "process", "--host", "127.0.0.1", *(str(word) for word in argv)]
-        with (self._folder / f"{label}.log").open("wb") as log:
-            process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=self._environment, cwd=self._folder
-            )
-        self._running.append(process)
-        return process
-
-    def ask(self, *argv: object) -> Any:
-        """What `flwr supernode` answers."""
-        command = [_program("flwr"), "supernode", *(str(word) for word in argv), "--format", "json"]
-        done = subprocess.run(
-            command, capture_output=True, env=self._environment, cwd=self._folder, timeout=TIME_LIMIT, check=False
-        )
-        return json.loads(done.stdout)
-
-    def log(self, label: str) -> str:
-        return (self._folder / f"{label}.log").read_text()
-
-    def stop(self) -> None:
-        for process in self._running:
-            process.kill()
-            process.wait()
-
-
-def _program(name: str) -> str:
-    return str(Path(sys.executable).with_name(name))
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-@pytest.fixture
-def flower(tmp_path: Path) -> Iterator[Flower]:
-    pytest.importorskip("flwr")
-    programs = Flower(tmp_path)
-    yield programs
-    programs.stop()
-
-
-@pytest.mark.slow
-def test_flower_lets_in_a_registered_site_and_no_other(flower: Flower, keys: Path, tmp_path: Path) -> None:
-    port, ca = free_port(), keys / "ca.crt"
-    address = f"127.0.0.1:{port}"
-    (tmp_path / "config.toml").write_text(f'[superlink.here]\naddress = "{address}"\nroot-certificates = "{ca}"\n')
-    tls = ["--ssl-ca-certfile", ca, "--ssl-certfile", keys / "server/server.pem"]
-    tls += ["--ssl-keyfile", keys / "server/server.key"]
-    database = ["--database", tmp_path / "link.db"]
-    link = flower.start("link", "flower-superlink", "--port", port, *tls, *database, "--enable-supernode-auth")
-    wait_for("Application startup complete", flower, "link", link)
-
-    def join(site: str) -> subprocess.Popen[bytes]:
-        place = keys / "sites" / site
-        who = ["--root-certificates", place / "ca.crt", "--auth-supernode-private-key", place / f"{site}.key"]
-        return flower.start(site, "flower-supernode", "--superlink", address, "--port", free_port(), *who)
-
-    registered = flower.ask("register", keys / "sites/berlin/berlin.pub", "here", "--name", "berlin")
-    assert registered["success"], registered
-    stranger = join("paris.2")
-    known = join("berlin")
-    assert stranger.wait(TIME_LIMIT) != 0
-    assert "[code: 2004] Failed to activate SuperNode" in flower.log("paris.2")
-    wait_for(f"SuperNode ID: {registered['node-id']}", flower, "berlin", known)
-    online = [node["node-id"] for node in flower.ask("list", "here")["nodes"] if node["status"] == "online"]
-    assert online == [str(registered["node-id"])]
-
-
-def wait_for(words: str, flower: Flower, label: str, process: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + TIME_LIMIT
-    while words not in flower.log(label):
-        assert process.poll() is None, flower.log(label)
-        assert time.monotonic() < end, flower.log(label)
-        time.sleep(0.05)

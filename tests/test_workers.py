@@ -69,7 +69,7 @@ def serial(name: str) -> Result:
     return run(name)
 
 
-@pytest.mark.parametrize("name", RUNS)
+@pytest.mark.parametrize("name", list(RUNS)[4:])  # test_transports.py has the first four
 def test_the_same_bits_as_one_after_the_other(name: str) -> None:
     assert_same(serial(name), run(name, workers=2))
 

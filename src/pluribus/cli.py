@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
@@ -148,6 +149,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)
         return 130
+    except BrokenPipeError:  # whoever reads, such as head, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 141
 
 
 def _fail(sentence: str, as_json: bool) -> int:
@@ -220,11 +224,22 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
 
     plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
     try:
-        return tyro.cli(form, prog=command, description=about, args=args, config=plain)
+        return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
     except SystemExit as end:
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
             print(json.dumps({"error": "the flags are not understood; standard error says which."}))
         raise
+
+
+def _wrapped(about: str) -> str:
+    """Paragraphs as wide as the terminal; tyro would make one long line of each, were it not for the margin."""
+    import shutil
+    import textwrap
+
+    width = min(100, shutil.get_terminal_size().columns)
+    margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ")
+    parts = (part if part.startswith(" ") else margin.fill(part) for part in about.strip().split("\n\n"))
+    return "\n\n".join(parts)
 
 
 def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
@@ -522,7 +537,7 @@ def _serve(args: list[str]) -> None:
     config = ("config", str, "federation.toml", "What server and sites agree on.")
     out = ("out", str | None, None, "Run folder. Unset: as the config says, or 'federation' beside it.")
     given = _understood(
-        {"flags": [_flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
+        {"server": [_flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
     )
     if method is None:
         raise ConfigError(
@@ -531,7 +546,7 @@ def _serve(args: list[str]) -> None:
     from pluribus.flower.serve import serve
     from pluribus.track.console import Progress
 
-    flags = given.flags
+    flags = given.server
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
     again += f" --out {flags.out}" if flags.out else ""
     with _told_how_to_go_on(again), Progress() as bar:
@@ -544,11 +559,11 @@ def _join(args: list[str]) -> None:
     from rich.console import Console
 
     config = ("config", str, "site.toml", "Who this site is.")
-    given = _understood({"flags": [_flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
+    given = _understood({"site": [_flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
     from pluribus.flower.join import join
 
-    with _told_how_to_go_on(f"pluribus join --config {given.flags.config}"):
-        join(given.flags.config, tell=_teller(Console()))
+    with _told_how_to_go_on(f"pluribus join --config {given.site.config}"):
+        join(given.site.config, tell=_teller(Console()))
 
 
 def _teller(console: Console) -> Callable[[str], None]:
@@ -563,6 +578,13 @@ def _teller(console: Console) -> Callable[[str], None]:
 
 @contextlib.contextmanager
 def _told_how_to_go_on(command: str) -> Any:
+    """However it is stopped, what it started is ended, and a person learns how to go on."""
+    import signal
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, stop)  # by which services are stopped
     try:
         yield
     except KeyboardInterrupt as stop:
