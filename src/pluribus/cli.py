@@ -581,10 +581,10 @@ def _told_how_to_go_on(command: str) -> Any:
     """However it is stopped, what it started is ended, and a person learns how to go on."""
     import signal
 
-    def stop(*_: object) -> None:
+    def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stop)  # by which services are stopped
+    signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
     try:
         yield
     except KeyboardInterrupt as stop:
