@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pluribus.api import load_model, resume, run
     from pluribus.benchmark import Bench, bench
     from pluribus.client import Batch, Client
+    from pluribus.comparison import compare
     from pluribus.data import Dataset, register_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
@@ -24,12 +25,14 @@ if TYPE_CHECKING:
     from pluribus.prediction import Prediction, predict
     from pluribus.result import Result
     from pluribus.server import Server
+    from pluribus.standings import Comparison
     from pluribus.task import Card, Task
 
 _HOMES = {
     "api": ("load_model", "resume", "run"),
     "benchmark": ("Bench", "bench"),
     "client": ("Batch", "Client"),
+    "comparison": ("compare",),
     "data": ("Dataset", "register_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
@@ -40,6 +43,7 @@ _HOMES = {
     "prediction": ("Prediction", "predict"),
     "result": ("Result",),
     "server": ("Server",),
+    "standings": ("Comparison",),
     "task": ("Card", "Task"),
 }
 
@@ -48,6 +52,7 @@ __all__ = [
     "Bench",
     "Card",
     "Client",
+    "Comparison",
     "Dataset",
     "Dim",
     "Exchange",
@@ -69,6 +74,7 @@ __all__ = [
     "Task",
     "Wire",
     "bench",
+    "compare",
     "load_model",
     "predict",
     "register",

@@ -25,6 +25,7 @@ Pluribus: heterogeneous federated learning.
 
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
   pluribus resume FOLDER           go on with a stopped run
+  pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
   pluribus predict PLACE IMAGES    classes of images, by a trained model
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
@@ -66,6 +67,23 @@ Measures --rounds rounds after one that warms up, and gives the median. Its run 
 After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
 cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
 the framework costs, and whatever the method does besides a step of cross-entropy.
+"""
+
+ABOUT_COMPARE = """\
+Methods side by side on the same data, partition, models and initial weights, over several seeds.
+
+  pluribus compare local fedgh fedproto --clients 10 --seeds 3
+
+Flags hold for all methods. What is not given of training, but for --rounds, is each method's own default; where methods
+then differ, a note below the table says so. --set fedgh.server_lr=0.02 is for one method: a hyper-parameter of its own,
+or a training setting.
+
+--out is a folder with a run folder per method and seed. The same command with the same --out goes on: runs that are
+finished are read, those that were stopped are resumed. Every run has one CPU thread unless --threads says otherwise, so
+that no figure but seconds depends on --jobs.
+
+Differences to --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips over
+all pairs, corrected for several methods) and a 95 % interval without 0 (seeds drawn anew, then clients within them).
 """
 
 ABOUT_PREDICT = """\
@@ -123,6 +141,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], None]] = {
         "run": _run,
         "resume": _resume,
+        "compare": _compare,
         "predict": _predict,
         "bench": _bench,
         "list": _list,
@@ -371,6 +390,106 @@ def _resume(args: list[str]) -> None:
     with _resumable(greeter):
         result = resume(path, progress=not as_json, observers=[greeter])
     _report([result], as_json, console)
+
+
+# ---- compare -------------------------------------------------------------------------------------------------------
+
+
+def _compare(args: list[str]) -> None:
+    import itertools
+    from pathlib import Path
+
+    from pluribus.comparison import common_settings, compare
+    from pluribus.files import to_json, write_text
+
+    config, args = _take(args, "--config")
+    methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+    common = common_settings(config)
+    groups = _comparison_flags(common)
+    given = _understood(groups, "pluribus compare METHOD...", ABOUT_COMPARE, args[len(methods) :])
+    flat = {k: v for name in groups for k, v in vars(getattr(given, _identifier(name))).items()}
+    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
+    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE}
+    files = {Path(flat[kind]): kind for kind in ("markdown", "csv", "latex") if flat[kind] is not None}
+    for path in files:
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
+    asked = {name: flat[name] for name in ("seeds", "seed", "baseline", "target", "jobs", "out")}
+    found = compare(methods, config=config, own=_own(flat["set"]), progress=not flat["json"], **asked, **settings)
+    for path, kind in files.items():
+        write_text(path, getattr(found, f"to_{kind}")())
+    if flat["json"]:
+        print(to_json(found.to_json()))
+    else:
+        found.table()
+
+
+def _comparison_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
+    """Those of an experiment but for method, seed and folder; how clients train may be left to methods."""
+    from typing import get_type_hints
+
+    import tyro
+
+    from pluribus.experiment import Experiment
+    from pluribus.standings import OWN
+
+    helps, hints = explanations(Experiment), get_type_hints(Experiment)
+    values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
+    groups: dict[str, list[Any]] = {
+        name: _flags(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)
+        for name, fields in FLAG_GROUPS.items()
+    }
+    unset = "(default: as the method has it)"
+    groups["training"] += [
+        (name, _word(hints[name] | None, name.upper(), helps[name], unset), common.get(name)) for name in OWN
+    ]
+    many = tyro.conf.UseAppendAction[tuple[str, ...]]
+    first = "(default: the first)"
+    groups["comparison"] = [
+        _flag("seeds", int, 3, "Number of seeds."),
+        _flag("seed", int, 0, "The first of them."),
+        ("set", _word(many, "METHOD.NAME=VALUE", "A setting of one method; may be repeated.", "(default: none)"), ()),
+        ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", first), None),
+        (
+            "target",
+            _word(
+                float | None,
+                "ACCURACY",
+                "Rounds and bytes until the mean test accuracy is there.",
+                "(default: the accuracy of the first method)",
+            ),
+            None,
+        ),
+        ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+        ("out", _word(str | None, "FOLDER", "Where the runs are.", "(default: a name of its own under runs/)"), None),
+    ]
+    groups["output"] = [
+        *(
+            _flag(kind, str | None, None, f"Write the tables to a file, as {name}.")
+            for kind, name in (("markdown", "Markdown"), ("csv", "CSV, unrounded"), ("latex", "LaTeX (booktabs)"))
+        ),
+        _flag(*JSON),
+        _flag(*CONFIG),
+    ]
+    return groups
+
+
+def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `--set fedgh.server_lr=0.02` says, by method."""
+    import tomllib
+
+    own: dict[str, dict[str, Any]] = {}
+    for text in settings:
+        where, equals, value = text.partition("=")
+        method, dot, name = where.rpartition(".")
+        if not (equals and dot):
+            raise ConfigError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
+        try:
+            read = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            read = value  # a word, which TOML would have in quotes
+        own.setdefault(method, {})[name.replace("-", "_")] = read
+    return own
 
 
 # ---- predict -------------------------------------------------------------------------------------------------------
