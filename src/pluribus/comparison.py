@@ -218,9 +218,12 @@ def _finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool)
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
-    with Board(grid, shown=progress) as board:
-        todo = [one for one in grid if not (Path(one.out or "") / "result.json").exists()]
-        failed = run_all(todo, min(jobs, len(todo)), board)
+    todo = [one for one in grid if not (Path(one.out or "") / "result.json").exists()]
+    try:
+        with Board(grid, shown=progress) as board:
+            failed = run_all(todo, min(jobs, len(todo)), board)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"Go on with the same command and --out {folder}") from stop
     if failed:
         (first, reason), *others = failed.items()
         more = f" So did {', '.join(Path(name).name for name, _ in others)}." if others else ""

@@ -69,6 +69,8 @@ def sign_flips(by_seed: BySeed) -> float:
     Exact for few pairs. Every seed counts alike, and within it every client.
     """
     shares = np.concatenate([np.asarray(values, dtype=float) / (len(values) * len(by_seed)) for values in by_seed])
+    if len(shares) == 1:
+        return 1.0  # either sign is as far from 0
     found = permutation_test(
         (shares,),
         _sum,

@@ -20,6 +20,8 @@ _LATEX = {
     ">": "$>$",
     "|": "$|$",
     "±": r"$\pm$",
+    "[": "{[}",  # at the beginning of a row it would be an option of the line above
+    "]": "{]}",
     **{character: f"\\{character}" for character in "$&%#_"},
 }
 
