@@ -1,4 +1,4 @@
-"""`pluribus compare`: the same start for all methods, figures by hand, runs that go on, the same numbers in all files."""
+"""`pluribus compare`: the same start for all methods, figures by hand, runs that go on, files with the same numbers."""
 
 from __future__ import annotations
 
@@ -233,6 +233,7 @@ def test_a_client_that_only_one_method_measured_makes_no_pair() -> None:
 def test_notes_say_what_is_not_covered() -> None:
     two, one = (comparison({"weak": WEAK[:n], "strong": STRONG[:n]}, "weak").notes for n in (2, 1))
     assert "±: standard deviation over 2 seeds (0 to 1)." in two
+    assert any(note.startswith("2 seeds are few: ") for note in two)
     assert "0.500 was not reached with every seed: weak 1 of 2." in two
     assert "weak-1 and 1 more: careful." in two
     assert "One seed (0): nothing here says how other seeds would turn out." in one
@@ -376,7 +377,7 @@ def test_no_process_outlives_an_interruption() -> None:
 
 @pytest.mark.slow
 def test_ctrl_c_leaves_everything_resumable(terminal: Terminal, tmp_path: Path) -> None:
-    flags = [*SMALL, "--rounds", "60", "--seeds", "1", "--out", tmp_path / "a", "--jobs", "1"]
+    flags = [*SMALL, "--rounds", "30", "--seeds", "1", "--out", tmp_path / "a", "--jobs", "1"]
     process = start("compare", "local", "fedgh", *flags)
     while not list((tmp_path / "a").glob("*/state/round-*")):
         assert process.poll() is None, process.err

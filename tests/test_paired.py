@@ -99,5 +99,5 @@ def found(effect: float, seed_effect: float, runs: int = 40, seeds: int = 3, cli
 
 def test_noise_is_seldom_taken_for_progress_and_progress_is_seen() -> None:
     assert found(0.0, 0.0) <= 0.05
-    assert found(0.0, 0.02) <= 0.13  # where seeds differ, three of them are few: the interval alone is not enough
+    assert found(0.0, 0.02, seeds=5) <= 0.1  # where seeds differ, it takes some of them
     assert found(0.05, 0.0, runs=10) >= 0.9

@@ -24,6 +24,8 @@ from pluribus.track.console import human
 OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
 """How clients train: each method as it is used to, where nothing is said. All other settings hold for all methods."""
 
+ENOUGH_SEEDS = 5  # docs/compare.md has how often a difference is found where there is none
+
 ACCURACIES = {"mean": "mean", "weighted": "weighted", "worst": "worst", "last": "last round"}
 
 
@@ -259,8 +261,11 @@ class Comparison:
             f"Differences are per client and seed, {pairs} pairs. p: sign flips{corrected}. Interval: seeds drawn "
             f"anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
         )
-        if len(next(iter(self.runs.values()))) == 1:
+        seeds = len(next(iter(self.runs.values())))
+        if seeds == 1:
             yield "With one seed only clients are drawn anew: a difference shown is one of this seed."
+        elif seeds < ENOUGH_SEEDS:
+            yield f"{seeds} seeds are few: where much depends on the seed, noise is taken for a difference too often."
 
     def _warnings(self) -> Iterator[str]:
         told: dict[str, list[str]] = {}
