@@ -20,7 +20,7 @@ import torch
 
 import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of, tiny
-from pluribus.cli import FLAG_GROUPS, _comparison_flags
+from pluribus.cli import FLAG_GROUPS, _common_flags
 from pluribus.comparison import common_settings, compare, default_jobs, trainable_parameters
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.experiment import Experiment, experiment
@@ -428,7 +428,7 @@ def test_without_a_folder_it_has_a_name_of_its_own(
 
 BOTH = ["local", "fedgh", *SMALL]
 BAD = {
-    "nothing": ([], "which methods? pluribus compare local fedgh; pluribus list methods shows all."),
+    "nothing": ([], "which methods? pluribus list methods shows all."),
     "method": (["local", "fedg"], "unknown method 'fedg'. Did you mean 'fedgh'?"),
     "twice": (["local", "local"], "local is named twice."),
     "seeds": ([*BOTH, "--seeds", "0"], "--seeds must be at least 1, not 0."),
@@ -460,10 +460,9 @@ def test_bad_input_is_refused_in_one_sentence(
 
 
 def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
-    groups = _comparison_flags(common_settings(None))
-    flags = [name for group in groups.values() for name, *_ in group]
+    flags = [name for group in _common_flags(common_settings(None)).values() for name, *_ in group]
     assert len(flags) == len(set(flags))
-    assert {name for fields in FLAG_GROUPS.values() for name in fields.split()} <= set(flags)
+    assert {name for fields in FLAG_GROUPS.values() for name in fields.split()} == {*flags, "seed", "out"}
     assert {*OWN, "rounds"} == set(FLAG_GROUPS["training"].split())
     told = " ".join(terminal("compare", "--help").out.split())
     for word in ("--seeds", "--set", "(default: as the method has it)", "no figure but seconds depends on --jobs"):

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from pluribus.server import Server
     from pluribus.standings import Comparison
     from pluribus.task import Card, Task
+    from pluribus.tuning import Tuned, tune
 
 _HOMES = {
     "api": ("load_model", "resume", "run"),
@@ -45,6 +46,7 @@ _HOMES = {
     "server": ("Server",),
     "standings": ("Comparison",),
     "task": ("Card", "Task"),
+    "tuning": ("Tuned", "tune"),
 }
 
 __all__ = [
@@ -72,6 +74,7 @@ __all__ = [
     "Server",
     "Split",
     "Task",
+    "Tuned",
     "Wire",
     "bench",
     "compare",
@@ -83,6 +86,7 @@ __all__ = [
     "resume",
     "run",
     "schema_of",
+    "tune",
 ]
 
 

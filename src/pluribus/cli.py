@@ -26,6 +26,7 @@ Pluribus: heterogeneous federated learning.
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
   pluribus resume FOLDER           go on with a stopped run
   pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
+  pluribus tune METHOD... [flags]  a fair search for settings, on validation data
   pluribus predict PLACE IMAGES    classes of images, by a trained model
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
@@ -86,6 +87,16 @@ Differences to --baseline are per client and seed. 'better' and 'worse' need bot
 all pairs, corrected for several methods) and a 95 % interval without 0 (seeds drawn anew, then clients within them).
 """
 
+ABOUT_TUNE = """\
+A fair search: every method gets as many trials of as many rounds, and only validation data decides, never test data.
+
+  pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
+
+Names of --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
+the methods that have them. Flags are those of compare. The same command with the same --out goes on, and with more
+--trials goes further. It needs Optuna: pip install 'pluribus[tune]'.
+"""
+
 ABOUT_PREDICT = """\
 The classes of images, by a model that a run has trained.
 
@@ -142,6 +153,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "run": _run,
         "resume": _resume,
         "compare": _compare,
+        "tune": _tune,
         "predict": _predict,
         "bench": _bench,
         "list": _list,
@@ -396,27 +408,28 @@ def _resume(args: list[str]) -> None:
 
 
 def _compare(args: list[str]) -> None:
-    import itertools
     from pathlib import Path
 
-    from pluribus.comparison import common_settings, compare
+    from pluribus.comparison import compare
     from pluribus.files import to_json, write_text
 
-    config, args = _take(args, "--config")
-    methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
-    common = common_settings(config)
-    groups = _comparison_flags(common)
-    given = _understood(groups, "pluribus compare METHOD...", ABOUT_COMPARE, args[len(methods) :])
-    flat = {k: v for name in groups for k, v in vars(getattr(given, _identifier(name))).items()}
-    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
-    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE}
-    files = {Path(flat[kind]): kind for kind in ("markdown", "csv", "latex") if flat[kind] is not None}
-    for path in files:
+    target = "Rounds and bytes until the mean test accuracy is there."
+    asked = [
+        _flag("seeds", int, 3, "Number of seeds."),
+        _flag("seed", int, 0, "The first of them."),
+        ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"), None),
+        ("target", _word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
+        ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+    ]
+    formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
+    files = [_flag(kind, str | None, None, f"Write the tables to a file, as {name}.") for kind, name in formats.items()]
+    methods, settings, flat = _for_all("compare", ABOUT_COMPARE, args, asked, files)
+    paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
+    for path in paths:
         if not path.parent.is_dir():
             raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
-    asked = {name: flat[name] for name in ("seeds", "seed", "baseline", "target", "jobs", "out")}
-    found = compare(methods, config=config, own=_own(flat["set"]), progress=not flat["json"], **asked, **settings)
-    for path, kind in files.items():
+    found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    for path, kind in paths.items():
         write_text(path, getattr(found, f"to_{kind}")())
     if flat["json"]:
         print(to_json(found.to_json()))
@@ -424,11 +437,29 @@ def _compare(args: list[str]) -> None:
         found.table()
 
 
-def _comparison_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
+def _for_all(
+    command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
+    import itertools
+
+    from pluribus.comparison import common_settings
+
+    config, args = _take(args, "--config")
+    methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+    common = common_settings(config)
+    groups = _common_flags(common) | {command: [*asked, *_set_and_out()]}
+    groups["output"] = [*output, _flag(*JSON), _flag(*CONFIG)]
+    given = _understood(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
+    flat = {k: v for name in groups for k, v in vars(getattr(given, _identifier(name))).items()}
+    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
+    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE}
+    return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
+
+
+def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     """Those of an experiment but for method, seed and folder; how clients train may be left to methods."""
     from typing import get_type_hints
-
-    import tyro
 
     from pluribus.experiment import Experiment
     from pluribus.standings import OWN
@@ -443,35 +474,17 @@ def _comparison_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     groups["training"] += [
         (name, _word(hints[name] | None, name.upper(), helps[name], unset), common.get(name)) for name in OWN
     ]
-    many = tyro.conf.UseAppendAction[tuple[str, ...]]
-    first = "(default: the first)"
-    groups["comparison"] = [
-        _flag("seeds", int, 3, "Number of seeds."),
-        _flag("seed", int, 0, "The first of them."),
-        ("set", _word(many, "METHOD.NAME=VALUE", "A setting of one method; may be repeated.", "(default: none)"), ()),
-        ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", first), None),
-        (
-            "target",
-            _word(
-                float | None,
-                "ACCURACY",
-                "Rounds and bytes until the mean test accuracy is there.",
-                "(default: the accuracy of the first method)",
-            ),
-            None,
-        ),
-        ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+    return groups
+
+
+def _set_and_out() -> list[Any]:
+    import tyro
+
+    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "A setting of one method; may be repeated."
+    return [
+        ("set", _word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
         ("out", _word(str | None, "FOLDER", "Where the runs are.", "(default: a name of its own under runs/)"), None),
     ]
-    groups["output"] = [
-        *(
-            _flag(kind, str | None, None, f"Write the tables to a file, as {name}.")
-            for kind, name in (("markdown", "Markdown"), ("csv", "CSV, unrounded"), ("latex", "LaTeX (booktabs)"))
-        ),
-        _flag(*JSON),
-        _flag(*CONFIG),
-    ]
-    return groups
 
 
 def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
@@ -490,6 +503,29 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
             read = value  # a word, which TOML would have in quotes
         own.setdefault(method, {})[name.replace("-", "_")] = read
     return own
+
+
+# ---- tune ----------------------------------------------------------------------------------------------------------
+
+
+def _tune(args: list[str]) -> None:
+    from pluribus.files import to_json
+    from pluribus.tuning import SPACE, tune
+
+    asked = [
+        _flag("trials", int, 20, "Trials of each method."),
+        _flag("space", str, SPACE, "What is searched: NAME=LOW:HIGH, LOW:HIGH:log or ONE|OTHER, with commas between."),
+        _flag("seed", int, 0, "Of all runs, and of the search."),
+    ]
+    methods, settings, flat = _for_all("tune", ABOUT_TUNE, args, asked, [])
+    found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    if flat["json"]:
+        print(to_json({"tuned": [one.to_json() for one in found]}))
+        return
+    for one in found:
+        print(f"{one.method}  {one.accuracy:.3f} on validation data, the best of {len(one.trials)} trials")
+        print(f"  {one.command}")
+        print(f"  pluribus run --config {one.file}")
 
 
 # ---- predict -------------------------------------------------------------------------------------------------------

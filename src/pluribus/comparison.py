@@ -60,8 +60,8 @@ def compare(
     """
     check_guarded()
     names = [name_of_any(method) for method in methods]
+    described = described_by(methods, config, own or {}, settings | {"seed": seed})
     _check(names, seeds, jobs, baseline, target)
-    described = _described(methods, config, own or {}, settings | {"seed": seed})
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
     grid = [
@@ -89,12 +89,6 @@ def name_of_any(method: AnyMethod) -> str:
 
 
 def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | None, target: float | None) -> None:
-    if not names:
-        raise ConfigError("which methods? pluribus compare local fedgh; pluribus list methods shows all.")
-    for name in names:
-        find(name)
-        if names.count(name) > 1:
-            raise ConfigError(f"{name} is named twice.")
     for given, value in (("seeds", seeds), ("jobs", jobs)):
         if value is not None and value < 1:
             raise ConfigError(f"{flag(given)} must be at least 1, not {value}.")
@@ -112,13 +106,20 @@ def common_settings(config: str | Path | None) -> dict[str, Any]:
     return common | {"threads": 1} | {k: v for k, v in written.items() if k not in ("method", "hyper", "out", "seed")}
 
 
-def _described(
+def described_by(
     methods: Sequence[AnyMethod],
     config: str | Path | None,
     own: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> dict[str, Experiment]:
+    """The experiment of each method: what is common to all, and what is its own."""
     names = [name_of_any(method) for method in methods]
+    if not names:
+        raise ConfigError("which methods? pluribus list methods shows all.")
+    for name in names:
+        find(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is named twice.")
     for name in own:
         if name not in names:
             raise unknown("method of this comparison", name, names, "pluribus compare --help")
