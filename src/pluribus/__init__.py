@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pluribus.api import load_model, resume, run
     from pluribus.benchmark import Bench, bench
     from pluribus.client import Batch, Client
+    from pluribus.comparison import compare
     from pluribus.data import Dataset, register_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
@@ -24,12 +25,15 @@ if TYPE_CHECKING:
     from pluribus.prediction import Prediction, predict
     from pluribus.result import Result
     from pluribus.server import Server
+    from pluribus.standings import Comparison
     from pluribus.task import Card, Task
+    from pluribus.tuning import Tuned, tune
 
 _HOMES = {
     "api": ("load_model", "resume", "run"),
     "benchmark": ("Bench", "bench"),
     "client": ("Batch", "Client"),
+    "comparison": ("compare",),
     "data": ("Dataset", "register_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
@@ -40,7 +44,9 @@ _HOMES = {
     "prediction": ("Prediction", "predict"),
     "result": ("Result",),
     "server": ("Server",),
+    "standings": ("Comparison",),
     "task": ("Card", "Task"),
+    "tuning": ("Tuned", "tune"),
 }
 
 __all__ = [
@@ -48,6 +54,7 @@ __all__ = [
     "Bench",
     "Card",
     "Client",
+    "Comparison",
     "Dataset",
     "Dim",
     "Exchange",
@@ -67,8 +74,10 @@ __all__ = [
     "Server",
     "Split",
     "Task",
+    "Tuned",
     "Wire",
     "bench",
+    "compare",
     "load_model",
     "predict",
     "register",
@@ -77,6 +86,7 @@ __all__ = [
     "resume",
     "run",
     "schema_of",
+    "tune",
 ]
 
 

@@ -26,6 +26,8 @@ Pluribus: heterogeneous federated learning.
 
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
   pluribus resume FOLDER           go on with a stopped run
+  pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
+  pluribus tune METHOD... [flags]  a fair search for settings, on validation data
   pluribus predict PLACE IMAGES    classes of images, by a trained model
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
@@ -67,6 +69,33 @@ Measures --rounds rounds after one that warms up, and gives the median. Its run 
 After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
 cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
 the framework costs, and whatever the method does besides a step of cross-entropy.
+"""
+
+ABOUT_COMPARE = """\
+Methods side by side on the same data, partition, models and initial weights, over several seeds.
+
+  pluribus compare local fedgh fedproto --clients 10 --seeds 3
+
+Flags hold for all methods. What is not given of training, but for --rounds, is each method's own default; where methods
+then differ, a note below the table says so. --set fedgh.server_lr=0.02 is for one method: a hyper-parameter of its own,
+or a training setting.
+
+--out is a folder with a run folder per method and seed. The same command with the same --out goes on: runs that are
+finished are read, those that were stopped are resumed. Every run has one CPU thread unless --threads says otherwise, so
+that no figure but seconds depends on --jobs.
+
+Differences to --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips over
+all pairs, corrected for several methods) and a 95 % interval without 0 (seeds drawn anew, then clients within them).
+"""
+
+ABOUT_TUNE = """\
+A fair search: every method gets as many trials of as many rounds, and only validation data decides, never test data.
+
+  pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
+
+Names of --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
+the methods that have them. Flags are those of compare. The same command with the same --out goes on, and with more
+--trials goes further. It needs Optuna: pip install 'pluribus[tune]'.
 """
 
 ABOUT_PREDICT = """\
@@ -124,6 +153,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands: dict[str, Callable[[list[str]], None]] = {
         "run": _run,
         "resume": _resume,
+        "compare": _compare,
+        "tune": _tune,
         "predict": _predict,
         "bench": _bench,
         "list": _list,
@@ -387,6 +418,130 @@ def _resume(args: list[str]) -> None:
     with _resumable(greeter):
         result = resume(path, progress=not as_json, observers=[greeter])
     _report([result], as_json, console)
+
+
+# ---- compare -------------------------------------------------------------------------------------------------------
+
+
+def _compare(args: list[str]) -> None:
+    from pathlib import Path
+
+    from pluribus.comparison import compare
+    from pluribus.files import to_json, write_text
+
+    target = "Rounds and bytes until the mean test accuracy is there."
+    asked = [
+        _flag("seeds", int, 3, "Number of seeds."),
+        _flag("seed", int, 0, "The first of them."),
+        ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"), None),
+        ("target", _word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
+        ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+    ]
+    formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
+    files = [_flag(kind, str | None, None, f"Write the tables to a file, as {name}.") for kind, name in formats.items()]
+    methods, settings, flat = _for_all("compare", ABOUT_COMPARE, args, asked, files)
+    paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
+    for path in paths:
+        if not path.parent.is_dir():
+            raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
+    found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    for path, kind in paths.items():
+        write_text(path, getattr(found, f"to_{kind}")())
+    if flat["json"]:
+        print(to_json(found.to_json()))
+    else:
+        found.table()
+
+
+def _for_all(
+    command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
+    import itertools
+
+    from pluribus.comparison import common_settings
+
+    config, args = _take(args, "--config")
+    methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+    common = common_settings(config)
+    groups = _common_flags(common) | {command: [*asked, *_set_and_out()]}
+    groups["output"] = [*output, _flag(*JSON), _flag(*CONFIG)]
+    given = _understood(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
+    flat = {k: v for name in groups for k, v in vars(getattr(given, _identifier(name))).items()}
+    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
+    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE}
+    return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
+
+
+def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
+    """Those of an experiment but for method, seed and folder; how clients train may be left to methods."""
+    from typing import get_type_hints
+
+    from pluribus.experiment import Experiment
+    from pluribus.standings import OWN
+
+    helps, hints = explanations(Experiment), get_type_hints(Experiment)
+    values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
+    groups: dict[str, list[Any]] = {
+        name: _flags(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)
+        for name, fields in FLAG_GROUPS.items()
+    }
+    unset = "(default: as the method has it)"
+    groups["training"] += [
+        (name, _word(hints[name] | None, name.upper(), helps[name], unset), common.get(name)) for name in OWN
+    ]
+    return groups
+
+
+def _set_and_out() -> list[Any]:
+    import tyro
+
+    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "A setting of one method; may be repeated."
+    return [
+        ("set", _word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
+        ("out", _word(str | None, "FOLDER", "Where the runs are.", "(default: a name of its own under runs/)"), None),
+    ]
+
+
+def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `--set fedgh.server_lr=0.02` says, by method."""
+    import tomllib
+
+    own: dict[str, dict[str, Any]] = {}
+    for text in settings:
+        where, equals, value = text.partition("=")
+        method, dot, name = where.rpartition(".")
+        if not (equals and dot):
+            raise ConfigError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
+        try:
+            read = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            read = value  # a word, which TOML would have in quotes
+        own.setdefault(method, {})[name.replace("-", "_")] = read
+    return own
+
+
+# ---- tune ----------------------------------------------------------------------------------------------------------
+
+
+def _tune(args: list[str]) -> None:
+    from pluribus.files import to_json
+    from pluribus.tuning import SPACE, tune
+
+    asked = [
+        _flag("trials", int, 20, "Trials of each method."),
+        _flag("space", str, SPACE, "What is searched: NAME=LOW:HIGH, LOW:HIGH:log or ONE|OTHER, with commas between."),
+        _flag("seed", int, 0, "Of all runs, and of the search."),
+    ]
+    methods, settings, flat = _for_all("tune", ABOUT_TUNE, args, asked, [])
+    found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    if flat["json"]:
+        print(to_json({"tuned": [one.to_json() for one in found]}))
+        return
+    for one in found:
+        print(f"{one.method}  {one.accuracy:.3f} on validation data, the best of {len(one.trials)} trials")
+        print(f"  {one.command}")
+        print(f"  pluribus run --config {one.file}")
 
 
 # ---- predict -------------------------------------------------------------------------------------------------------

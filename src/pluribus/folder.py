@@ -40,7 +40,7 @@ class RunFolder:
     def create(cls, out: str | None, label: str) -> RunFolder:
         """A new run folder: `out`, or a name of its own under `runs/`."""
         cls.check_free(out)
-        path = Path(out) if out else _free(Path("runs") / f"{date.today().isoformat()}-{label}")
+        path = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-{label}")
         try:
             (path / "state").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -151,7 +151,8 @@ def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]
     return kept
 
 
-def _free(path: Path) -> Path:
+def free(path: Path) -> Path:
+    """The path, or with a number behind it the first that is not taken."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

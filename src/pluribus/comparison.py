@@ -1,0 +1,250 @@
+"""Methods side by side: the same data, partition, models and initial weights for all of them, over several seeds.
+
+OUT/METHOD-SEED/    an ordinary run folder each
+OUT/compare.json    the figures, once all runs are finished
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import statistics
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pluribus.assembly import Assembly, assemble
+from pluribus.data import Dataset
+from pluribus.engines import site_of
+from pluribus.engines.worker import check_guarded
+from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
+from pluribus.experiment import Experiment, experiment, flag, from_toml, known_settings
+from pluribus.files import read_json, write_json
+from pluribus.folder import RunFolder, free, read_toml, to_toml
+from pluribus.method import Method, find, name_of
+from pluribus.models import assign
+from pluribus.parallel import run_all
+from pluribus.standings import OWN, Comparison, Run
+from pluribus.track.board import Board
+
+AnyMethod = str | Method | type[Method]
+
+
+def compare(
+    methods: Sequence[AnyMethod],
+    *,
+    seeds: int = 3,
+    seed: int = 0,
+    baseline: str | None = None,
+    target: float | None = None,
+    jobs: int | None = None,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> Comparison:
+    """Run methods on the same clients, and say which differences are more than noise.
+
+    Settings are those of `pluribus.run` and hold for all methods; `own` gives one method its hyper-parameters and
+    training settings, such as `{"fedgh": {"server_lr": 0.02}}`. Seeds are `seed`, `seed` + 1 and so on. A folder `out`
+    that holds runs of this comparison is gone on with: what is finished is read, what was stopped is resumed.
+
+    Every run has one CPU thread unless `threads` says otherwise, so that figures do not depend on `jobs`, the number
+    of runs at a time: on a GPU one, otherwise one per core.
+    """
+    check_guarded()
+    names = [name_of_any(method) for method in methods]
+    described = described_by(methods, config, own or {}, settings | {"seed": seed})
+    _check(names, seeds, jobs, baseline, target)
+    folder = _folder(out, next(iter(described.values())))
+    parameters = _parameters(described, seeds)
+    grid = [
+        replace(described[name], seed=number, out=str(folder / f"{name}-{number}"))
+        for number in range(seed, seed + seeds)
+        for name in names
+    ]
+    for one in grid:
+        _check_settings(one)
+    _finish(grid, folder, jobs or default_jobs(grid[0]), progress)
+    runs = {name: tuple(Run.read(one) for one in grid if one.method == name) for name in names}
+    _check_partitions(runs)
+    if target is None:
+        target = statistics.fmean(run.accuracies["mean"] for run in runs[names[0]])
+    found = Comparison(described, runs, baseline or names[0], target, parameters, folder)
+    write_json(folder / "compare.json", found.to_json())
+    return found
+
+
+def name_of_any(method: AnyMethod) -> str:
+    """The name of a method that is given by name, class or instance."""
+    if isinstance(method, str):
+        return method
+    return name_of(method if isinstance(method, type) else type(method))
+
+
+def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | None, target: float | None) -> None:
+    for given, value in (("seeds", seeds), ("jobs", jobs)):
+        if value is not None and value < 1:
+            raise ConfigError(f"{flag(given)} must be at least 1, not {value}.")
+    if baseline is not None and baseline not in names:
+        raise ConfigError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
+    if target is not None and not 0 <= target <= 1:
+        raise ConfigError(f"--target must be an accuracy in [0, 1], not {target}.")
+
+
+def common_settings(config: str | Path | None) -> dict[str, Any]:
+    """What holds for all methods where no flag says otherwise."""
+    defaults = {field.name: field.default for field in dataclasses.fields(Experiment)}
+    common = {name: value for name, value in defaults.items() if name not in (*OWN, "method", "hyper", "out", "seed")}
+    written = from_toml(Path(config)) if config is not None else {}
+    return common | {"threads": 1} | {k: v for k, v in written.items() if k not in ("method", "hyper", "out", "seed")}
+
+
+def described_by(
+    methods: Sequence[AnyMethod],
+    config: str | Path | None,
+    own: Mapping[str, Mapping[str, Any]],
+    settings: Mapping[str, Any],
+) -> dict[str, Experiment]:
+    """The experiment of each method: what is common to all, and what is its own."""
+    names = [name_of_any(method) for method in methods]
+    if not names:
+        raise ConfigError("which methods? pluribus list methods shows all.")
+    for name in names:
+        find(name)
+        if names.count(name) > 1:
+            raise ConfigError(f"{name} is named twice.")
+    for name in own:
+        if name not in names:
+            raise unknown("method of this comparison", name, names, "pluribus compare --help")
+    common, written = {**common_settings(config), **settings}, _written_hyper(config)
+    if common["test"] == "own" and not common["test_fraction"]:
+        raise ConfigError("a comparison needs test data: --test-fraction must be above 0.")
+    if callable(common["models"]):
+        common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
+    described = {}
+    for method, name in zip(methods, names, strict=True):
+        alone = {**written.get(name, {}), **own.get(name, {})}
+        for setting in alone:
+            if setting in known_settings() and setting not in OWN:
+                raise ConfigError(f"{setting} is the same for all methods: use {flag(setting)}.")
+        described[name] = experiment(method, **common | alone)
+        described[name].build_method()  # what is wrong with its hyper-parameters shows here
+    return described
+
+
+def _written_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
+    """By method: [hyper.fedgh] of a comparison's file, or [hyper] of a run's file, which names its method."""
+    written = from_toml(Path(config)) if config is not None else {}
+    hyper = written.get("hyper", {})
+    if "method" in written:
+        return {written["method"]: hyper}
+    for name, table in hyper.items():
+        if not isinstance(table, dict):
+            raise ConfigError(f"[hyper] in {config} is of no method: write [hyper.METHOD] above {name}.")
+        find(name)
+    return dict(hyper)
+
+
+def _folder(out: str | Path | None, described: Experiment) -> Path:
+    if out is not None:
+        RunFolder.check_free(str(out))
+        path = Path(out)
+    else:
+        data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
+        path = free(Path("runs") / f"{date.today().isoformat()}-compare-{data}")
+    return path
+
+
+def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, float]:
+    """Trainable parameters by method. Puts everything together on the way, so that what is wrong shows at once."""
+    found: dict[str, float] = {}
+    dataset: Dataset | None = None
+    for name, one in described.items():
+        parts = assemble(one, dataset)
+        found[name], dataset = trainable_parameters(parts), parts.dataset
+    for number in range(1, seeds):
+        one = next(iter(described.values()))
+        assemble(replace(one, seed=one.seed + number))
+    return found
+
+
+def trainable_parameters(parts: Assembly) -> float:
+    """What the optimisers of a client move, the mean over clients."""
+    site = site_of(parts, lambda k: None)
+    sizes: dict[str, int] = {}
+    for model, k in parts.cards.architectures().items():
+        moved = [p for optimiser in site.client(k).optimisers.values() for p in optimiser.parameters.values()]
+        sizes[model] = sum(p.numel() for p in {id(p): p for p in moved}.values())
+    return statistics.fmean(sizes[card.model] for card in parts.cards.values())
+
+
+def default_jobs(described: Experiment) -> int:
+    """Runs at a time: one where they share a GPU or a cluster, otherwise as many as there are cores for."""
+    on_gpu = described.device.startswith("cuda") or (described.device == "auto" and torch.cuda.is_available())
+    if on_gpu or described.engine == "ray":
+        return 1
+    return max(1, (os.cpu_count() or 1) // (described.workers * (described.threads or 1)))
+
+
+def _check_settings(described: Experiment) -> None:
+    """A run that is there already must be of this comparison."""
+    path = Path(described.out or "") / "config.toml"
+    if not path.exists():
+        return
+    there, wanted = _leaves(read_toml(path)), _leaves(tomllib.loads(to_toml(described.settings())))
+    for name in {**there, **wanted}:
+        if there.get(name) != wanted.get(name):
+            was, now = (_spelled(settings.get(name)) for settings in (there, wanted))
+            raise CheckpointError(f"{described.out} was run with {flag(name)} {was}, not {now}. Choose another --out.")
+
+
+def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+    return {**{k: v for k, v in settings.items() if k != "hyper"}, **settings.get("hyper", {})}
+
+
+def _spelled(value: Any) -> str:
+    return "unset" if value is None else str(value)
+
+
+def _finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
+    """Run what is not finished yet."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+    todo = [one for one in grid if not (Path(one.out or "") / "result.json").exists()]
+    try:
+        with Board(grid, shown=progress) as board:
+            failed = run_all(todo, min(jobs, len(todo)), board)
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"Go on with the same command and --out {folder}") from stop
+    if failed:
+        (first, reason), *others = failed.items()
+        more = f" So did {', '.join(Path(name).name for name, _ in others)}." if others else ""
+        raise PluribusError(
+            f"{Path(first).name} did not come to its end: {reason}{more} "
+            f"The other runs are kept: the same command with --out {folder} goes on."
+        )
+
+
+def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Same settings on other data would compare data."""
+    first, *others = runs.values()
+    for theirs in others:
+        for one, other in zip(first, theirs, strict=True):
+            if _digest(one) != _digest(other):
+                raise CheckpointError(
+                    f"{one.folder} and {other.folder} were run on other data: their partitions differ. "
+                    f"Choose another --out."
+                )
+
+
+def _digest(run: Run) -> str:
+    return str(read_json(run.folder / "partition.json")["digest"])

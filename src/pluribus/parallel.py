@@ -1,0 +1,201 @@
+"""Several runs, one after the other in this process or each in a process of its own.
+
+A run that fails, or whose process dies, does not disturb the others. Every run keeps what it has in its folder, so that
+all of them may be killed at any time.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import ForkServerContext, SpawnContext
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+from pluribus.api import resume, run
+from pluribus.engines.worker import NAME, UNGUARDED
+from pluribus.errors import ConfigError, PluribusError
+from pluribus.experiment import Experiment
+from pluribus.federation import Federation
+from pluribus.ledger import Ledger
+from pluribus.result import Result
+
+SENTENCE = (
+    "runs in processes of their own import this script anew, and would run it anew: put what runs under "
+    "`if __name__ == '__main__':`, or set jobs to 1."
+)
+
+
+class Progress(NamedTuple):
+    """How far a run is: rounds done, and the mean test accuracy where the last of them was evaluated."""
+
+    done: int
+    accuracy: float | None = None
+
+
+class Failure(NamedTuple):
+    """Why a run did not come to its end."""
+
+    sentence: str
+
+
+class Watcher(Protocol):
+    """Someone who is told how runs go. A run is known by its folder."""
+
+    def moved(self, out: str, progress: Progress) -> None:
+        """A run has begun, or a round is done."""
+
+    def ended(self, out: str, failed: bool) -> None:
+        """A run is over."""
+
+
+def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
+    """Run or resume each in its folder, so many at a time. Gives back why runs failed, by folder."""
+    return _one_by_one(experiments, watcher) if jobs <= 1 else _side_by_side(experiments, jobs, watcher)
+
+
+def _advance(described: Experiment, tell: Callable[[Progress], None]) -> None:
+    """From wherever the run is to its end."""
+    if (Path(described.out or "") / "config.toml").exists():
+        resume(described.out or "", progress=False, observers=[_Teller(tell)])
+    else:
+        run(described, progress=False, observers=[_Teller(tell)])
+
+
+class _Teller:
+    """Watches a run and tells how far it is."""
+
+    def __init__(self, tell: Callable[[Progress], None]) -> None:
+        self._tell = tell
+
+    def start(self, federation: Federation) -> None:
+        self._view = federation.method.views[0]
+        self._tell(Progress(len(federation.history)))
+
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
+        accuracy = record["mean"].get(self._view, {}).get("test", {}).get("mean")
+        self._tell(Progress(record["round"] + 1, accuracy))
+
+    def finish(self, result: Result) -> None:
+        """Whoever started the run notices."""
+
+
+# ---- in this process -------------------------------------------------------------------------------------------------
+
+
+def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str, str]:
+    failed: dict[str, str] = {}
+    for described in experiments:
+        out = described.out or ""
+        try:
+            _advance(described, lambda progress, out=out: watcher.moved(out, progress))  # type: ignore[misc]
+        except PluribusError as error:
+            failed[out] = str(error)
+        watcher.ended(out, failed=out in failed)
+    return failed
+
+
+# ---- in processes ----------------------------------------------------------------------------------------------------
+
+
+class _Running(NamedTuple):
+    out: str
+    process: BaseProcess
+
+
+def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
+    context, waiting, failed = _context(), list(experiments), dict[str, str]()
+    running: dict[Connection, _Running] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < jobs:
+                described = waiting.pop(0)
+                connection, process = _started(context, described)
+                running[connection] = _Running(described.out or "", process)
+            for ready in wait(list(running)):
+                assert isinstance(ready, Connection)
+                one = running[ready]
+                said = _heard(ready, one.process)
+                if isinstance(said, Progress):
+                    watcher.moved(one.out, said)
+                    continue
+                if said is not None:
+                    failed[one.out] = said.sentence
+                del running[ready]
+                ready.close()
+                one.process.join()
+                watcher.ended(one.out, failed=said is not None)
+    finally:
+        for one in running.values():
+            one.process.kill()
+            one.process.join()
+    return failed
+
+
+def _context() -> ForkServerContext | SpawnContext:
+    """Processes from a server that has imported everything, where there is such a thing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([__name__, "torch._dynamo"])
+    return context
+
+
+def _started(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
+    ours, theirs = context.Pipe()
+    # no daemon: those may not have worker processes of their own
+    process = context.Process(target=_work, args=(theirs, described), name=f"{NAME} {described.out}", daemon=False)
+    with _without_interrupts():
+        process.start()
+    theirs.close()  # or the pipe would stay open when the process ends
+    return ours, process
+
+
+@contextmanager
+def _without_interrupts() -> Iterator[None]:
+    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def _heard(connection: Connection, process: BaseProcess) -> Progress | Failure | None:
+    """What a process says; None where it has done its work."""
+    try:
+        said: Progress | Failure | None = connection.recv()
+    except (EOFError, OSError):
+        process.join()
+        if process.exitcode == UNGUARDED:
+            raise ConfigError(SENTENCE) from None
+        return Failure(_how_it_ended(process))
+    return said
+
+
+def _how_it_ended(process: BaseProcess) -> str:
+    status = process.exitcode or 0
+    if status == -signal.SIGKILL:
+        return f"its process ({process.pid}) was killed, perhaps because memory ran out: use fewer --jobs."
+    if status < 0:
+        return f"its process ({process.pid}) was ended by {signal.Signals(-status).name}."
+    return f"its process ({process.pid}) ended with status {status}: what it printed says why."
+
+
+def _work(connection: Connection, described: Experiment) -> None:
+    """What a process does. It ends with its parent: nobody listens then."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        try:
+            _advance(described, connection.send)
+            said = None
+        except PluribusError as error:
+            said = Failure(str(error))
+        connection.send(said)
+    except BrokenPipeError:
+        os._exit(0)

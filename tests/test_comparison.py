@@ -1,0 +1,485 @@
+"""`pluribus compare`: the same start for all methods, figures by hand, runs that go on, files with the same numbers."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import multiprocessing
+import os
+import re
+import shutil
+import signal
+import time
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import pluribus
+from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of, tiny
+from pluribus.cli import FLAG_GROUPS, _common_flags
+from pluribus.comparison import common_settings, compare, default_jobs, trainable_parameters
+from pluribus.errors import ConfigError, PluribusError
+from pluribus.experiment import Experiment, experiment
+from pluribus.files import read_json
+from pluribus.folder import RunFolder
+from pluribus.method import Method
+from pluribus.parallel import Progress, run_all
+from pluribus.standings import ACCURACIES, OWN, Comparison, Run
+from processes import start
+from test_cli import Terminal
+
+SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu", "--models", "mlp-64"]
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+def compare_tiny(*methods: Any, **settings: Any) -> Comparison:
+    settings = {"out": new_folder(), "jobs": 1, "seeds": 2, "models": "mlp-64"} | settings
+    return compare(methods, progress=False, **tiny(**settings))
+
+
+@pytest.fixture(scope="module")
+def found() -> Comparison:
+    return compare_tiny("local", "fedgh", "fedproto")
+
+
+def without_seconds(folder: Path) -> Any:
+    told = read_json(folder / "compare.json")
+    for row in told["rows"]:
+        del row["seconds"]
+    return told
+
+
+# ---- the same start --------------------------------------------------------------------------------------------------
+
+
+def test_methods_start_from_the_same_rows_and_weights() -> None:
+    """Also those that keep more models than the client's own."""
+    parts = {name: assemble_tiny(name, clients=2) for name in ("local", "fedgh", "fedproto", "fedl2g-f", "fml")}
+    assert len({one.manifest.digest for one in parts.values()}) == 1
+    for k in range(2):
+        first, *others = [site_of(one).client(k) for one in parts.values()]
+        for other in others:
+            assert other.model.state_dict().keys() == first.model.state_dict().keys()
+            for name, value in first.model.state_dict().items():
+                assert torch.equal(value, other.model.state_dict()[name]), name
+            for kind in ("train", "val", "test"):
+                assert torch.equal(first.data[kind].labels(), other.data[kind].labels())
+
+
+def test_another_seed_is_another_start() -> None:
+    one, other = (assemble_tiny("local", seed=seed) for seed in (0, 1))
+    assert one.manifest.digest != other.manifest.digest
+    weights = [next(iter(site_of(parts).client(0).model.parameters())) for parts in (one, other)]
+    assert not torch.equal(*weights)
+
+
+def test_its_runs_are_ordinary_runs(found: Comparison) -> None:
+    assert {method: [run.seed for run in runs] for method, runs in found.runs.items()} == {
+        "local": [0, 1],
+        "fedgh": [0, 1],
+        "fedproto": [0, 1],
+    }
+    alone = run_tiny("fedgh", models="mlp-64", seed=1, threads=1)
+    inside = pluribus.resume(found.folder / "fedgh-1", progress=False)
+    assert inside.summary == alone.summary
+    assert inside.bytes == alone.bytes
+    run = found.runs["fedgh"][1]
+    assert run.folder == found.folder / "fedgh-1"
+    assert run.accuracies["mean"] == alone.accuracy
+    assert run.by_client == {k: chosen.selected["test"] for k, chosen in alone.per_client().items()}
+
+
+def test_only_training_is_a_methods_own() -> None:
+    """FedL2G would have 40 rounds and a rate of 0.05, FedAvg one model, FedMD public data."""
+    told = compare_tiny("local", "fedl2g-f", "fedavg", seeds=1, lr=0.01).experiments
+    assert {one.rounds for one in told.values()} == {2}
+    assert {one.models for one in told.values()} == {"mlp-64"}
+    assert {one.lr for one in told.values()} == {0.01}
+    settings = tiny(seeds=1, jobs=1, models="mlp-64")
+    del settings["lr"]
+    free = compare(["local", "fedl2g-f"], progress=False, out=new_folder(), **settings)
+    assert [one.lr for one in free.experiments.values()] == [0.01, 0.05]
+    assert "Training differs, --lr: local 0.01, fedl2g-f 0.05." in free.notes
+    with pytest.raises(ConfigError, match="fedmd needs public data"):
+        compare_tiny("local", "fedmd")
+    with pytest.raises(ConfigError, match="fedavg averages whole models"):
+        compare_tiny("local", "fedavg", models="small")
+
+
+def test_a_method_may_have_settings_of_its_own(tmp_path: Path) -> None:
+    own = {"fedgh": {"server_lr": 0.5, "lr": 0.02}}
+    told = compare_tiny("local", "fedgh", own=own, seeds=1)
+    assert told.to_json()["hyper"]["fedgh"]["server_lr"] == 0.5
+    assert [one.lr for one in told.experiments.values()] == [0.05, 0.02]
+    config = tmp_path / "mine.toml"
+    config.write_text("clients = 3\n[hyper.fedgh]\nserver_lr = 0.5\n")
+    settings = {key: value for key, value in tiny(models="mlp-64").items() if key != "clients"}
+    file = compare(["local", "fedgh"], config=config, seeds=1, jobs=1, out=tmp_path / "a", progress=False, **settings)
+    assert {one.clients for one in file.experiments.values()} == {3}
+    assert file.to_json()["hyper"]["fedgh"]["server_lr"] == 0.5
+    config.write_text("[hyper]\nserver_lr = 0.5\n")
+    with pytest.raises(ConfigError, match=r"write \[hyper\.METHOD\] above server_lr"):
+        compare_tiny("local", "fedgh", config=config)
+
+
+def test_trainable_parameters_by_hand() -> None:
+    """A perceptron of 64 units on 8 x 8 pixels and 10 classes; FML trains a second model beside it."""
+    perceptron = 64 * 64 + 64 + 64 * 10 + 10
+    assert trainable_parameters(assemble_tiny("local", models="mlp-64")) == perceptron
+    assert trainable_parameters(assemble_tiny("fedgh", models="mlp-64")) == perceptron
+    assert trainable_parameters(assemble_tiny("fml", models="mlp-64", aux_model="mlp-64")) == 2 * perceptron
+    frozen = assemble_tiny("fedhpl", models="tiny", image_size=16, momentum=0.9)
+    model = site_of(frozen).client(0).model
+    assert 0 < trainable_parameters(frozen) < sum(p.numel() for p in model.parameters()) / 10
+
+
+# ---- figures by hand -------------------------------------------------------------------------------------------------
+
+
+def made_up(method: str, seed: int, accuracies: list[list[float]], sizes: tuple[int, int] = (5, 7)) -> Run:
+    """A run whose clients had these accuracies, round by round; the last round is selected by everyone."""
+    last = accuracies[-1]
+    over = {"mean": sum(last) / len(last), "weighted": last[0], "worst": min(last)}
+    moments = {"last": {"test": over}, "selected": {"test": over}}
+    result = {
+        "summary": {"after": moments},
+        "clients": {str(k): {"selected": {"test": value}} for k, value in enumerate(last)},
+        "bytes": {"up": sizes[0] * len(accuracies), "down": sizes[1] * len(accuracies), "evaluation": 1000},
+        "seconds": 2.0 + seed,
+        "warnings": ["careful."] if seed else [],
+    }
+    history = [
+        {
+            "round": t,
+            "bytes": {"up": sizes[0], "down": sizes[1], "evaluation": 500},
+            "mean": {"after": {"test": {"mean": sum(now) / len(now)}}},
+        }
+        for t, now in enumerate(accuracies)
+    ]
+    return Run(method, seed, Path(f"{method}-{seed}"), result, history)
+
+
+def comparison(runs: dict[str, tuple[Run, ...]], baseline: str, target: float = 0.5) -> Comparison:
+    described = {name: replace(experiment("local"), lr=0.01) for name in runs}
+    return Comparison(described, runs, baseline, target, dict.fromkeys(runs, 1234.5), Path("out"))
+
+
+WEAK = tuple(made_up("weak", s, [[0.1, 0.3], [0.2 + 0.2 * s, 0.4 + 0.2 * s]]) for s in (0, 1))
+STRONG = tuple(made_up("strong", s, [[0.4, 0.5], [0.8, 0.9]], sizes=(50, 70)) for s in (0, 1))
+
+
+def test_figures_by_hand() -> None:
+    weak, strong = comparison({"weak": WEAK, "strong": STRONG}, "weak").rows
+    assert weak.accuracies["mean"].mean == pytest.approx(0.4)
+    assert weak.accuracies["mean"].std == pytest.approx(0.2 / 2**0.5)  # 0.3 and 0.5
+    assert weak.accuracies["worst"].mean == pytest.approx(0.3)
+    assert (weak.up, weak.down, weak.seconds, weak.parameters) == (10, 14, 2.5, 1234.5)
+    assert (weak.rounds_to_target, weak.bytes_to_target, weak.reached) == (None, None, 1)
+    assert (strong.rounds_to_target, strong.bytes_to_target, strong.reached) == (
+        2,
+        240,
+        2,
+    )  # what evaluation took aside
+    assert comparison({"weak": WEAK, "strong": STRONG}, "weak", 0.45).rows[1].rounds_to_target == 1
+
+
+def test_rounds_without_an_evaluation_reach_nothing_but_their_bytes_count() -> None:
+    run = made_up("strong", 0, [[0.9], [0.9], [0.9]])
+    run.history[0]["mean"] = {}
+    assert run.reached(0.8) == (2, 24)
+    assert run.reached(0.95) is None
+
+
+def test_differences_by_hand() -> None:
+    """0.6, 0.5, 0.4, 0.3: the mean is 0.45, and of 16 ways to set four signs two are as far from 0."""
+    (one,) = comparison({"weak": WEAK, "strong": STRONG}, "weak").differences
+    assert (one.method, one.difference.pairs, one.difference.seeds) == ("strong", 4, 2)
+    assert one.difference.mean == pytest.approx(0.45)
+    assert one.p == one.difference.p == pytest.approx(2 / 16)
+    assert one.verdict == "no difference shown"  # four pairs cannot show more
+    (other,) = comparison({"weak": WEAK, "strong": STRONG}, "strong").differences
+    assert (other.method, other.difference.mean) == ("weak", -one.difference.mean)
+    assert other.p == one.p
+
+
+def test_several_methods_are_corrected_for() -> None:
+    clients = [0.5 + 0.01 * k for k in range(6)]
+    runs = {"base": (made_up("base", 0, [clients]),)}
+    for name, gain in (("a", 0.1), ("b", 0.2)):
+        runs[name] = (made_up(name, 0, [[value + gain + 0.001 * k for k, value in enumerate(clients)]]),)
+    alone = comparison({name: runs[name] for name in ("base", "a")}, "base").differences[0]
+    assert (alone.p, alone.verdict) == (2 / 64, "better")
+    together = comparison(runs, "base")
+    assert [(one.difference.p, one.p) for one in together.differences] == [(2 / 64, 4 / 64)] * 2
+    assert {one.verdict for one in together.differences} == {"no difference shown"}
+    assert any("corrected for 2 methods" in note for note in together.notes)
+
+
+def test_a_client_that_only_one_method_measured_makes_no_pair() -> None:
+    short = made_up("short", 0, [[0.5, 0.5]])
+    short.result["clients"]["1"]["selected"]["test"] = None
+    (one,) = comparison({"short": (short,), "strong": STRONG[:1]}, "short").differences
+    assert (one.difference.pairs, one.difference.mean) == (1, pytest.approx(0.3))
+
+
+def test_notes_say_what_is_not_covered() -> None:
+    two, one = (comparison({"weak": WEAK[:n], "strong": STRONG[:n]}, "weak").notes for n in (2, 1))
+    assert "±: standard deviation over 2 seeds (0 to 1)." in two
+    assert any(note.startswith("2 seeds are few: ") for note in two)
+    assert "0.500 was not reached with every seed: weak 1 of 2." in two
+    assert "weak-1 and 1 more: careful." in two
+    assert "One seed (0): nothing here says how other seeds would turn out." in one
+    assert "With one seed only clients are drawn anew: a difference shown is one of this seed." in one
+
+
+# ---- files -----------------------------------------------------------------------------------------------------------
+
+
+def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.CaptureFixture[str]) -> None:
+    found.table()
+    printed = " ".join(capsys.readouterr().out.split())
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["method"] for row in rows] == list(found.runs)
+    for row in rows:
+        for name in ACCURACIES:
+            figure = f"{float(row[name]):.3f} ± {float(row[f'{name}_std']):.3f}"
+            assert figure in printed
+            assert figure in found.to_markdown()
+            assert figure.replace("±", "$\\pm$") in found.to_latex()
+        if row["method"] != found.baseline:
+            figure = f"{float(row['difference_mean']):+.3f}"
+            assert figure in printed
+            assert figure in found.to_markdown()
+            assert row["verdict"] in printed
+    assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 3
+    assert all(note.split()[0] in printed for note in found.notes)
+
+
+def test_the_folder_has_the_numbers_too(found: Comparison) -> None:
+    told = read_json(found.folder / "compare.json")
+    assert told == json.loads(json.dumps(found.to_json()))
+    assert told["target"] == told["rows"][0]["accuracies"]["mean"]["mean"]
+    assert {path.name for path in found.folder.iterdir()} == {
+        "compare.json",
+        *(f"{method}-{seed}" for method in found.runs for seed in (0, 1)),
+    }
+
+
+def test_a_baseline_and_a_target_of_ones_own(found: Comparison) -> None:
+    told = compare_tiny(*found.runs, out=str(found.folder), baseline="fedgh", target=0.99)
+    assert [one.method for one in told.differences] == ["local", "fedproto"]
+    assert {row.reached for row in told.rows} == {0}
+    mirrored = compare_tiny(*found.runs, out=str(found.folder)).differences[0]
+    assert told.differences[0].difference.mean == -mirrored.difference.mean
+
+
+# ---- going on --------------------------------------------------------------------------------------------------------
+
+
+def test_it_goes_on_where_it_was_stopped() -> None:
+    whole = compare_tiny("local", "fedgh")
+    told = without_seconds(whole.folder)
+    kept = (whole.folder / "fedgh-0" / "metrics.jsonl").read_text()
+    shutil.rmtree(whole.folder / "local-0")  # not begun
+    (whole.folder / "fedgh-1" / "result.json").unlink()  # stopped
+    (whole.folder / "local-1" / "config.toml").unlink()  # stopped before round 0
+    (whole.folder / "local-1" / "result.json").unlink()
+    again = compare_tiny("local", "fedgh", out=str(whole.folder))
+    assert without_seconds(again.folder) == told
+    assert (whole.folder / "fedgh-0" / "metrics.jsonl").read_text() == kept  # its seconds too: it was only read
+
+
+def test_other_settings_are_refused_in_one_sentence(found: Comparison) -> None:
+    out = str(found.folder)
+    for settings, sentence in (
+        ({"lr": 0.1}, "local-0 was run with --lr 0.05, not 0.1. Choose another --out."),
+        ({"width": 32}, "local-0 was run with --width unset, not 32. Choose another --out."),
+        ({"own": {"fedgh": {"server_lr": 0.7}}}, "fedgh-0 was run with --server-lr 0.01, not 0.7."),
+    ):
+        with pytest.raises(PluribusError, match=re.escape(f"{out}/{sentence}")):
+            compare_tiny("local", "fedgh", out=out, **settings)
+    with pytest.raises(PluribusError, match="already holds a run"):
+        compare_tiny("local", "fedgh", out=str(found.runs["local"][0].folder))
+
+
+def test_runs_on_other_data_are_not_compared(found: Comparison, tmp_path: Path) -> None:
+    shutil.copytree(found.folder, tmp_path / "moved")
+    path = tmp_path / "moved" / "fedgh-1" / "partition.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"digest": "0" * 64}))
+    with pytest.raises(PluribusError, match=r"local-1 and \S+fedgh-1 were run on other data"):
+        compare_tiny("local", "fedgh", out=str(tmp_path / "moved"))
+
+
+def test_a_run_that_fails_does_not_disturb_the_others(terminal: Terminal, tmp_path: Path) -> None:
+    out = ["--out", tmp_path / "a", "--seeds", "2", "--jobs", "1"]
+    sentence = terminal.refused("compare", "local", "fedgh", *SMALL, *out, "--set", "fedgh.lr=1e30")
+    assert sentence == (
+        "fedgh-0 did not come to its end: round 0, client 0: 'means' holds NaN or infinity. Lower --lr. "
+        f"So did fedgh-1. The other runs are kept: the same command with --out {tmp_path / 'a'} goes on."
+    )
+    assert (tmp_path / "a" / "local-1" / "result.json").exists()
+    assert terminal("compare", "local", *SMALL, *out).code == 0
+
+
+@dataclass(frozen=True)
+class Mortal(Method):
+    """Its process is killed in seed 1."""
+
+    def local_update(self, client: Any) -> Any:
+        if client.task.seed == 1:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().local_update(client)
+
+
+def test_processes_give_the_same_bits_and_may_die() -> None:
+    alone = compare_tiny("local", "fedgh", seeds=1, rounds=1)
+    with pytest.raises(PluribusError) as error:
+        compare_tiny("local", Mortal, "fedgh", rounds=1, jobs=2, out=(out := new_folder()))
+    assert re.match(
+        r"test_comparison\.Mortal-1 did not come to its end: its process \(\d+\) was killed, perhaps because memory "
+        r"ran out: use fewer --jobs\. The other runs are kept",
+        str(error.value),
+    )
+    beside = compare_tiny("local", "fedgh", out=out, rounds=1)
+    for method in ("local", "fedgh"):
+        one, other = alone.runs[method][0], beside.runs[method][0]
+        assert one.result["summary"] == other.result["summary"]
+        assert one.result["bytes"] == other.result["bytes"]
+
+
+class Impatient:
+    """Interrupts as soon as a run has begun."""
+
+    def moved(self, out: str, progress: Progress) -> None:
+        raise KeyboardInterrupt
+
+    def ended(self, out: str, failed: bool) -> None:
+        raise AssertionError("no run should have ended")
+
+
+def test_no_process_outlives_an_interruption() -> None:
+    grid = [experiment(name, **tiny(out=new_folder(), rounds=10_000, models="mlp-64")) for name in ("local", "fedgh")]
+    with pytest.raises(KeyboardInterrupt):
+        run_all(grid, 2, Impatient())
+    assert [child for child in multiprocessing.active_children() if child.name.endswith(grid[0].out or "")] == []
+    for one in grid:
+        if (Path(one.out or "") / "config.toml").exists():
+            RunFolder.open(one.out or "").close()  # nobody holds its lock
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_everything_resumable(terminal: Terminal, tmp_path: Path) -> None:
+    flags = [*SMALL, "--rounds", "30", "--seeds", "1", "--out", tmp_path / "a", "--jobs", "1"]
+    process = start("compare", "local", "fedgh", *flags)
+    while not list((tmp_path / "a").glob("*/state/round-*")):
+        assert process.poll() is None, process.err
+        time.sleep(0.02)
+    os.kill(process.pid, signal.SIGINT)
+    assert process.wait() == 130
+    assert f"stopped. Go on with the same command and --out {tmp_path / 'a'}\n" in process.err
+    assert "Traceback" not in process.err
+    assert not (tmp_path / "a" / "compare.json").exists()
+    answer = terminal("compare", "local", "fedgh", *flags, "--json")
+    assert answer.code == 0
+    assert [row["method"] for row in answer.json["rows"]] == ["local", "fedgh"]
+
+
+# ---- the command line ------------------------------------------------------------------------------------------------
+
+
+def test_the_command_prints_saves_and_writes(terminal: Terminal, tmp_path: Path) -> None:
+    files = [("--markdown", "a.md"), ("--csv", "a.csv"), ("--latex", "a.tex")]
+    where = [word for flag, name in files for word in (flag, tmp_path / name)]
+    argv = ["compare", "local", "fedgh", *SMALL, "--seeds", "2", "--seed", "5", "--out", tmp_path / "runs"]
+    answer = terminal(*argv, "--jobs", "1", "--set", "fedgh.server_lr=0.5", "--set", "fedgh.server-step=client", *where)
+    assert answer.code == 0
+    assert re.match(r"Pluribus \S+   compare local, fedgh   \S+   4 clients   2 rounds   seeds 5 to 6\n", answer.out)
+    assert "against local" in answer.out
+    assert f" Saved {tmp_path / 'runs'}\n" in answer.out
+    assert re.search(r"local-5 +2/2 .* done", answer.err)
+    told = json.loads((tmp_path / "runs" / "compare.json").read_text())
+    assert told["hyper"]["fedgh"] | {"server_lr": 0.5, "server_step": "client"} == told["hyper"]["fedgh"]
+    assert (told["seeds"], told["methods"]) == ([5, 6], ["local", "fedgh"])
+    assert (tmp_path / "a.md").read_text().startswith("| method | mean |")
+    assert (tmp_path / "a.csv").read_text().startswith("method,mean,mean_std,")
+    assert (tmp_path / "a.tex").read_text().startswith("\\begin{tabular}{lrrrr}\n\\toprule\n")
+    same = terminal(*argv, "--set", "fedgh.server_lr=0.5", "--set", "fedgh.server-step=client", "--json")
+    assert (same.err, same.json) == ("", told)
+
+
+def test_without_a_folder_it_has_a_name_of_its_own(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for _ in range(2):
+        assert terminal("compare", "local", *SMALL, "--seeds", "1", "--rounds", "1").code == 0
+    first, second = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert re.fullmatch(r"\d{4}-\d\d-\d\d-compare-digits-320-10", first)
+    assert second == f"{first}-2"
+
+
+BOTH = ["local", "fedgh", *SMALL]
+BAD = {
+    "nothing": ([], "which methods? pluribus list methods shows all."),
+    "method": (["local", "fedg"], "unknown method 'fedg'. Did you mean 'fedgh'?"),
+    "twice": (["local", "local"], "local is named twice."),
+    "seeds": ([*BOTH, "--seeds", "0"], "--seeds must be at least 1, not 0."),
+    "jobs": ([*BOTH, "--jobs", "0"], "--jobs must be at least 1, not 0."),
+    "target": ([*BOTH, "--target", "80"], "--target must be an accuracy in [0, 1], not 80.0."),
+    "baseline": ([*BOTH, "--baseline", "fedproto"], "--baseline must be one of local, fedgh, not fedproto."),
+    "set what": ([*BOTH, "--set", "server_lr"], "--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not"),
+    "set whom": ([*BOTH, "--set", "fedg.mu=1"], "unknown method of this comparison 'fedg'. Did you mean 'fedgh'?"),
+    "set name": ([*BOTH, "--set", "fedgh.server_l=1"], "unknown setting 'server_l'. Did you mean 'server_lr'?"),
+    "set value": ([*BOTH, "--set", "fedgh.server_lr=x"], "--server-lr must be a number, not 'x'."),
+    "set for all": ([*BOTH, "--set", "fedgh.clients=3"], "clients is the same for all methods: use --clients."),
+    "flag": ([*BOTH, "--lr", "-1"], "--lr must be above 0 and finite, not -1.0."),
+    "data": ([*BOTH, "--data", "digit"], "unknown data set 'digit'. Did you mean 'digits'?"),
+    "needs": (["local", "fedavg", *SMALL, "--models", "small"], "fedavg averages whole models, but clients 0"),
+    "no test": ([*BOTH, "--test-fraction", "0"], "a comparison needs test data: --test-fraction must be above 0."),
+    "no file": ([*BOTH, "--csv", "no/such/a.csv"], "cannot write no/such/a.csv: no/such is not a folder."),
+    "no config": ([*BOTH, "--config", "no.toml"], "cannot read no.toml: No such file or directory."),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_input_is_refused_in_one_sentence(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    argv, sentence = BAD[case]
+    assert terminal.refused("compare", *argv).startswith(sentence)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
+    flags = [name for group in _common_flags(common_settings(None)).values() for name, *_ in group]
+    assert len(flags) == len(set(flags))
+    assert {name for fields in FLAG_GROUPS.values() for name in fields.split()} == {*flags, "seed", "out"}
+    assert {*OWN, "rounds"} == set(FLAG_GROUPS["training"].split())
+    told = " ".join(terminal("compare", "--help").out.split())
+    for word in ("--seeds", "--set", "(default: as the method has it)", "no figure but seconds depends on --jobs"):
+        assert word in told
+    assert "compare METHOD" in terminal("--help").out
+
+
+def test_jobs_are_as_many_as_the_machine_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(os, "cpu_count", lambda: 8)
+    assert default_jobs(Experiment(device="cpu", threads=1)) == 8
+    assert default_jobs(Experiment(device="cpu", threads=1, workers=4)) == 2
+    assert default_jobs(Experiment(device="cpu", threads=16)) == 1
+    assert default_jobs(Experiment(device="cuda", threads=1)) == 1
+    assert default_jobs(Experiment(engine="ray", threads=1)) == 1
+
+
+def test_python_has_it_too(found: Comparison) -> None:
+    assert pluribus.compare is compare
+    assert isinstance(found, pluribus.Comparison)
+    assert found.experiments["local"].threads == 1

@@ -1,0 +1,131 @@
+"""`pluribus tune`: the same budget for all, validation data alone, and a search that goes on as if never stopped."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import pluribus
+from conftest import few_digits, new_folder, tiny
+from pluribus.cli import _begun, _parse
+from pluribus.errors import ConfigError, PluribusError
+from pluribus.files import read_json
+from pluribus.tuning import Range, Tuned, parse_space, tune
+from test_cli import Terminal
+
+SMALL = ["--data", few_digits(), "--clients", "3", "--rounds", "1", "--device", "cpu", "--models", "mlp-64"]
+SPACE = "lr=1e-3:1e-1:log,server_lr=0.01:1"
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
+    return Terminal(capsys)
+
+
+def tune_tiny(*methods: Any, **settings: Any) -> list[Tuned]:
+    settings = {"out": new_folder(), "space": SPACE, "trials": 3, "models": "mlp-64", "rounds": 1} | settings
+    return tune(methods, progress=False, **tiny(**settings))
+
+
+def test_every_method_has_the_same_budget_and_its_own_space() -> None:
+    local, fedgh = tune_tiny("local", "fedgh")
+    assert [len(one.trials) for one in (local, fedgh)] == [3, 3]
+    assert {tuple(trial["settings"]) for trial in local.trials} == {("lr",)}
+    assert {tuple(trial["settings"]) for trial in fedgh.trials} == {("lr", "server_lr")}
+    for trial in fedgh.trials:
+        assert 1e-3 <= trial["settings"]["lr"] <= 1e-1
+        assert 0.01 <= trial["settings"]["server_lr"] <= 1
+    assert len({trial["settings"]["lr"] for trial in fedgh.trials}) == 3
+
+
+def test_validation_data_decides() -> None:
+    (found,) = tune_tiny("fedgh")
+    for trial in found.trials:
+        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
+        assert trial["accuracy"] == result["summary"]["after"]["selected"]["val"]["mean"]
+    assert found.accuracy == max(trial["accuracy"] for trial in found.trials)
+    best = next(trial for trial in found.trials if trial["accuracy"] == found.accuracy)
+    assert found.settings == best["settings"]
+
+
+def test_what_it_prints_is_the_best_run() -> None:
+    (found,) = tune_tiny("fedgh", trials=2)
+    begun, rest = _begun(shlex.split(found.command)[2:])
+    told, _ = _parse("run", begun, rest, [])
+    file = pluribus.experiment.experiment(None, found.file)
+    assert told.settings() == file.settings()
+    assert (file.lr, file.hyper["server_lr"]) == (found.settings["lr"], found.settings["server_lr"])
+
+
+def test_a_search_goes_on_as_if_never_stopped() -> None:
+    (whole,) = tune_tiny("fedgh", trials=12, out=(out := new_folder()))  # beyond the ten that are drawn blindly
+    path = Path(out) / "fedgh" / "trials.jsonl"
+    path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]))
+    (Path(out) / "fedgh" / "trial-10" / "result.json").unlink()  # stopped in the middle
+    shutil.rmtree(Path(out) / "fedgh" / "trial-11")
+    (again,) = tune_tiny("fedgh", trials=12, out=out)
+    assert again.trials == whole.trials
+    assert len(tune_tiny("fedgh", trials=13, out=out)[0].trials) == 13
+    with pytest.raises(PluribusError, match="holds a search with other settings"):
+        tune_tiny("fedgh", out=out, clients=3)
+
+
+def test_training_that_diverges_counts_as_nothing() -> None:
+    (found,) = tune_tiny("fedgh", space="lr=1e29:1e30", trials=1)
+    assert found.accuracy == 0
+
+
+def test_the_command(terminal: Terminal, tmp_path: Path) -> None:
+    argv = ["tune", "local", "fedgh", *SMALL, "--trials", "1", "--out", tmp_path / "a"]
+    answer = terminal(*argv)
+    assert answer.code == 0
+    assert "on validation data, the best of 1 trials" in answer.out
+    assert f"  pluribus run --config {tmp_path / 'a'}/fedgh/best.toml\n" in answer.out
+    told = terminal(*argv, "--json").json
+    assert [one["method"] for one in told["tuned"]] == ["local", "fedgh"]
+    assert json.loads(json.dumps(told))["tuned"][0]["settings"].keys() == {"lr"}
+    assert "never test data" in " ".join(terminal("tune", "--help").out.split())
+
+
+@pytest.mark.parametrize(
+    ("space", "sentence"),
+    [
+        ("server_l=0:1", "unknown setting in --space 'server_l'. Did you mean 'server_lr'?"),
+        ("clients=2:5", "unknown setting in --space 'clients'."),
+        ("lr", "--space takes NAME=LOW:HIGH, with commas between several, not 'lr'."),
+        ("lr=1:0", "--space lr takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '1:0'."),
+        ("lr=0:1:log", "--space lr takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '0:1:log'."),
+        ("lr=a:b", "--space lr takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not 'a:b'."),
+        ("lr=1:2:square", "--space lr takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '1:2:square'."),
+    ],
+)
+def test_bad_spaces_are_refused_in_one_sentence(terminal: Terminal, tmp_path: Path, space: str, sentence: str) -> None:
+    told = terminal.refused("tune", "fedgh", *SMALL, "--space", space, "--out", tmp_path / "a")
+    assert told.startswith(sentence)
+    assert not (tmp_path / "a").exists()
+
+
+def test_ranges_of_all_kinds() -> None:
+    space = parse_space("lr=1e-3:1e-1:log,server-step=class|client")
+    assert space == {"lr": Range(1e-3, 1e-1, log=True), "server_step": Range(choices=("class", "client"))}
+    (found,) = tune_tiny("fedgh", space="epochs=1:2,server-step=class|client", trials=1)
+    assert found.settings["epochs"] in (1, 2)
+    assert found.settings["server_step"] in ("class", "client")
+
+
+def test_without_validation_data_nothing_can_be_decided() -> None:
+    with pytest.raises(ConfigError, match="--val-fraction must be above 0"):
+        tune_tiny("fedgh", val_fraction=0.0)
+    with pytest.raises(ConfigError, match="--trials must be at least 1"):
+        tune_tiny("local", trials=0)
+
+
+def test_what_cannot_run_leaves_nothing_behind(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="fedavg averages whole models"):
+        tune_tiny("local", "fedavg", space="lr=0.01:0.1", models="small", out=tmp_path / "a")
+    assert not (tmp_path / "a").exists()
