@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from pluribus.models import Split, register_model
     from pluribus.optim import Opt, Rule
     from pluribus.prediction import Prediction, predict
+    from pluribus.report import write_report
     from pluribus.result import Result
     from pluribus.server import Server
     from pluribus.task import Card, Task
@@ -38,6 +39,7 @@ _HOMES = {
     "models": ("Split", "register_model"),
     "optim": ("Opt", "Rule"),
     "prediction": ("Prediction", "predict"),
+    "report": ("write_report",),
     "result": ("Result",),
     "server": ("Server",),
     "task": ("Card", "Task"),
@@ -77,6 +79,7 @@ __all__ = [
     "resume",
     "run",
     "schema_of",
+    "write_report",
 ]
 
 
