@@ -20,7 +20,7 @@ from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.engines import site_of
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.errors import CheckpointError, ConfigError, DataError, PluribusError
 from pluribus.evaluate import Chosen, Figures, choose, over_clients
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.files import read_json, to_json
@@ -255,7 +255,10 @@ class _Ledger:
 def _partition(path: Path) -> Held:
     if not path.exists():
         return [], str(path)  # a federation of real sites: nobody knows
-    manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+    try:
+        manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
+    except DataError as error:
+        raise CheckpointError(f"{path} is damaged: {error}") from error
     return [[int(count) for count in row] for row in manifest.counts], str(manifest.digest)
 
 
