@@ -40,7 +40,7 @@ from pluribus.result import Result
 from processes import start
 from test_cli import Terminal
 
-EVIL = "</script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 2'>"
+EVIL = "<b>x</b></script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 2'>"
 
 
 @pytest.fixture
