@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from pluribus.models import Split, register_model
     from pluribus.optim import Opt, Rule
     from pluribus.prediction import Prediction, predict
+    from pluribus.report import write_report
     from pluribus.result import Result
     from pluribus.server import Server
     from pluribus.standings import Comparison
@@ -42,6 +43,7 @@ _HOMES = {
     "models": ("Split", "register_model"),
     "optim": ("Opt", "Rule"),
     "prediction": ("Prediction", "predict"),
+    "report": ("write_report",),
     "result": ("Result",),
     "server": ("Server",),
     "standings": ("Comparison",),
@@ -87,6 +89,7 @@ __all__ = [
     "run",
     "schema_of",
     "tune",
+    "write_report",
 ]
 
 

@@ -29,6 +29,8 @@ Pluribus: heterogeneous federated learning.
   pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
   pluribus tune METHOD... [flags]  a fair search for settings, on validation data
   pluribus predict PLACE IMAGES    classes of images, by a trained model
+  pluribus report RUN... [flags]   plots and tables of runs, as one web page
+  pluribus watch RUN               the same page, live, while a run goes on
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
 
@@ -109,6 +111,22 @@ does not measure that one, it is the one of its headline accuracy. The score is 
 the method gives to each class: a probability where that is logits, just a number where it is a distance.
 """
 
+ABOUT_REPORT = """\
+Plots and tables of runs, as one web page that holds all it needs: it can be sent by mail and read without a network.
+
+  pluribus report runs/a                              report.html
+  pluribus report runs/a runs/b --out both.html       several runs in the same plots
+  pluribus report runs --figures figures              all runs below a folder; figures for a paper, as PNG and PDF
+
+A run may be going on, or have been stopped. Features of models are shown from its last checkpoint.
+"""
+
+ABOUT_WATCH = """\
+The page of pluribus report, live, while a run goes on. It is served to this machine alone; Ctrl-C ends it, not the run.
+
+  pluribus watch runs/a
+"""
+
 ABOUT_KEYS = """\
 Certificates and keys for a federation of real sites: a CA of your own, a certificate for the server, a key per site.
 
@@ -156,6 +174,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         "compare": _compare,
         "tune": _tune,
         "predict": _predict,
+        "report": _report_page,
+        "watch": _watch,
         "bench": _bench,
         "list": _list,
         "keys": _keys,
@@ -580,6 +600,45 @@ def _word(kind: Any, metavar: str, about: str, hint: str) -> Any:
     import tyro
 
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
+
+
+# ---- report and watch ------------------------------------------------------------------------------------------------
+
+
+def _report_page(args: list[str]) -> None:
+    import dataclasses
+    from typing import Literal
+
+    import tyro
+
+    words, places = tyro.conf.Positional[tuple[str, ...]], "Folders of runs, or folders that hold some."
+    folder, features = "Write every plot to this folder, too, as PNG and PDF.", "How features of models are shown."
+    flags: list[Any] = [
+        ("runs", _word(words, "RUN...", places, "(required)")),
+        ("out", _word(str, "FILE", "The page.", "(default: report.html)"), "report.html"),
+        ("figures", _word(str | None, "FOLDER", folder, "(default: none)"), None),
+        _flag("embeddings", Literal["tsne", "pca", "none"], "pca", features),
+    ]
+    given = _typed(dataclasses.make_dataclass("Report", flags), "pluribus report", ABOUT_REPORT, args)
+    from pluribus.report import write_report
+
+    for path in write_report(given.runs, given.out, given.figures, given.embeddings):
+        print(f"wrote {path}")
+
+
+def _watch(args: list[str]) -> None:
+    import dataclasses
+
+    import tyro
+
+    flags: list[Any] = [
+        ("run", _word(tyro.conf.Positional[str], "RUN", "The folder of a run.", "(required)")),
+        ("port", _word(int, "INT", "Where the page is served.", "(default: 0, any that is free)"), 0),
+    ]
+    given = _typed(dataclasses.make_dataclass("Watch", flags), "pluribus watch", ABOUT_WATCH, args)
+    from pluribus.report.watch import watch
+
+    watch(given.run, given.port, tell=lambda text: print(text, flush=True))
 
 
 # ---- bench ---------------------------------------------------------------------------------------------------------

@@ -1,0 +1,195 @@
+"""One HTML page about runs. It holds all that it needs: nothing is loaded from elsewhere, and nothing could be.
+
+Whatever comes from a run folder is text: Jinja escapes it in the page, `_label` in plots, and `_inline` in the JSON
+between. The page's policy names its scripts by their hashes, so a script that came in by any other way would not run.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import math
+from collections.abc import Sequence
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from jinja2 import Environment, StrictUndefined, Template
+from markupsafe import Markup
+
+from pluribus.files import to_json
+from pluribus.report.numbers import Run
+from pluribus.report.plots import Plot, Section, Series
+from pluribus.track.console import human
+
+# Okabe and Ito's colours, which people with any colour vision can tell apart; on a dark page the same hues, lighter.
+PALETTE = {
+    "light": ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b"],
+    "dark": ["#4ea6e0", "#ff8a4c", "#2fc79c", "#e8a3c8", "#f2bf4d", "#9ad4f7", "#b5b5b5"],
+}
+SYMBOLS = ["circle", "diamond", "square", "cross", "triangle-up", "x"]
+DASHES = ["solid", "dash", "dashdot", "longdash"]
+LONGEST = 24  # characters of a name on an axis
+MOST_TICKS = 40
+ROW = 22  # pixels of a named row
+HEIGHT = 400
+LARGEST = 30  # pixels across the largest circle
+
+
+def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
+    """The page; one that is live asks its server for what is new."""
+    return _template().render(
+        _values(runs)
+        | {
+            "sections": sections,
+            "plotly": Markup(_plotly()),
+            "script": Markup(_script()),
+            "data": Markup(_inline(content(runs, sections))),
+            "policy": _policy(live),
+            "live": live,
+        }
+    )
+
+
+def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
+    """What changes while a run goes on, as plain values."""
+    template = _template()
+    summary = "".join(template.blocks["summary"](template.new_context(_values(runs))))
+    return {
+        "palette": PALETTE,
+        "summary": summary,
+        "finished": all(run.state == "finished" for run in runs),
+        "sections": [_section(one) for one in sections],
+    }
+
+
+def _values(runs: Sequence[Run]) -> dict[str, Any]:
+    from pluribus import __version__
+
+    title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
+    return {"runs": runs, "title": title, "version": __version__, "human": human, "number": _rounded}
+
+
+def _rounded(value: float | None) -> str:
+    return "–" if value is None else f"{value:.3f}"
+
+
+@cache
+def _template() -> Template:
+    text = files("pluribus.report").joinpath("template.html").read_text(encoding="utf-8")
+    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
+        text
+    )
+
+
+@cache
+def _plotly() -> str:
+    from plotly import offline
+
+    source: str = offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call]
+    return source
+
+
+@cache
+def _script() -> str:
+    return files("pluribus.report").joinpath("page.js").read_text(encoding="utf-8")
+
+
+def _policy(live: bool) -> str:
+    hashes = " ".join(f"'sha256-{_hash(source)}'" for source in (_plotly(), _script()))
+    connect = "'self'" if live else "'none'"
+    return (
+        f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
+        f"connect-src {connect}; base-uri 'none'; form-action 'none'"
+    )
+
+
+def _hash(source: str) -> str:
+    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
+
+
+def _inline(value: Any) -> str:
+    """JSON that cannot end the element it stands in."""
+    return to_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+# ---- plots, for plotly -----------------------------------------------------------------------------------------------
+
+
+def _section(section: Section) -> dict[str, Any]:
+    return {
+        "key": section.key,
+        "says": section.says if section.plots else section.missing,
+        "plots": [{"name": plot.name, "data": _traces(plot), "layout": _layout(plot)} for plot in section.plots],
+    }
+
+
+def _label(text: str) -> str:
+    """Plotly takes tags in labels for markup."""
+    return html.escape(text, quote=False)
+
+
+def _traces(plot: Plot) -> list[dict[str, Any]]:
+    largest = max((size for one in plot.series for size in one.sizes), default=1.0)
+    return [_trace(one, largest) for one in plot.series]
+
+
+def _trace(one: Series, largest: float) -> dict[str, Any]:
+    """A trace; `colour` is a number that the page puts a colour for, light or dark."""
+    turn = one.colour // len(PALETTE["light"])
+    common: dict[str, Any] = {
+        "name": _label(one.name),
+        "x": list(one.x),
+        "y": list(one.y),
+        "text": [_label(text) for text in one.text],
+        "hovertemplate": "%{text}<extra></extra>",
+        "textposition": "none" if one.kind in ("bars", "stack") else None,
+        "colour": one.colour % len(PALETTE["light"]),
+    }
+    if one.kind == "line":
+        dash = "dot" if one.faint else DASHES[turn % len(DASHES)]
+        return common | {
+            "type": "scatter",
+            "mode": "lines+markers",
+            "line": {"dash": dash, "width": 2},
+            "marker": {"size": 4},
+        }
+    if one.kind == "dots":
+        symbol = SYMBOLS[turn % len(SYMBOLS)] + ("-open" if one.faint else "")
+        sized = {"size": list(one.sizes), "sizemode": "area", "sizeref": 2 * largest / LARGEST**2}
+        marker = {"symbol": symbol, "opacity": 0.85, **(sized if one.sizes else {"size": 9})}
+        return common | {"type": "scatter", "mode": "markers", "marker": marker}
+    pattern = {"shape": "/" if one.faint else "", "fillmode": "overlay", "size": 6}
+    return common | {"type": "bar", "orientation": "h" if one.kind == "bars" else "v", "marker": {"pattern": pattern}}
+
+
+def _layout(plot: Plot) -> dict[str, Any]:
+    stacked = any(one.kind == "stack" for one in plot.series)
+    layout: dict[str, Any] = {
+        "xaxis": _axis(plot.x, plot.x_names, plot.bytes == "x"),
+        "yaxis": _axis(plot.y, plot.y_names, plot.bytes == "y"),
+        "height": max(HEIGHT, ROW * len(plot.y_names) + 140),
+        "barmode": "stack" if stacked else "group",
+        "showlegend": len(plot.series) > 1,
+    }
+    if plot.y_names:
+        layout["yaxis"]["range"] = [len(plot.y_names) - 0.4, -0.6]
+    if plot.square:
+        for axis in ("xaxis", "yaxis"):
+            layout[axis] |= {"showticklabels": False, "showgrid": False}
+    return layout
+
+
+def _axis(title: str, names: Sequence[str], of_bytes: bool) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": _label(title), "standoff": 12}, "automargin": True, "zeroline": False}
+    if names:
+        every = math.ceil(len(names) / MOST_TICKS)
+        shown = range(0, len(names), every)
+        ticks = {"tickvals": list(shown), "ticktext": [_label(_short(names[at])) for at in shown]}
+        return axis | {"tickmode": "array", **ticks}
+    return axis | ({"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if of_bytes else {})
+
+
+def _short(name: str) -> str:
+    return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"

@@ -1,0 +1,391 @@
+"""What each plot of a report shows, as series of numbers. Two back ends draw them: a web page, and files for papers."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pluribus.report.embeddings import Embedding
+from pluribus.report.numbers import Run
+from pluribus.result import view_text
+from pluribus.track.console import human
+
+FEW = 3  # runs whose worst clients fit beside their means
+SPREAD = 0.4  # of a row, over which the runs of one client are spread
+MOST_CLIENTS = 100  # in the plot of every client's accuracy
+MOST_BARS = 36  # of tensors, of all runs together
+MOST_NAMED = 8  # runs in a sentence
+MOST_LAYERS = 6  # of a stack, for each direction
+
+
+Kind = Literal["line", "dots", "bars", "stack"]
+Point = tuple[float, float, str]  # x, y, and what there is to say about it
+
+
+@dataclass(frozen=True)
+class Series:
+    """Points that share a colour and an entry of the legend."""
+
+    name: str
+    x: Sequence[float | None]
+    y: Sequence[float | None]
+    colour: int
+    """A number into the palette; the mark or the dashes tell apart what has the same colour."""
+    kind: Kind = "line"
+    text: Sequence[str] = ()
+    """What there is to say about each point."""
+    sizes: Sequence[float] = ()
+    """Areas of the dots; all alike where there are none."""
+    faint: bool = False
+    """Dotted, or pale: beside what matters more."""
+
+
+def _made(name: str, points: Sequence[Point], colour: int, kind: Kind, faint: bool = False) -> Series:
+    xs, ys, text = [x for x, _, _ in points], [y for _, y, _ in points], [said for _, _, said in points]
+    return Series(name, xs, ys, colour, kind, text, faint=faint)
+
+
+@dataclass(frozen=True)
+class Plot:
+    """One picture. Where an axis has names, numbers on it are positions in that list; the first is at the top."""
+
+    name: str
+    x: str
+    y: str
+    series: list[Series]
+    x_names: list[str] = field(default_factory=list)
+    y_names: list[str] = field(default_factory=list)
+    bytes: Literal["", "x", "y"] = ""
+    """The axis that counts bytes."""
+    square: bool = False
+    """Neither axis has a unit."""
+
+
+@dataclass(frozen=True)
+class Section:
+    """Pictures of one thing, of which one is shown at a time."""
+
+    key: str
+    title: str
+    says: str
+    plots: list[Plot]
+    missing: str
+    """What to say if there is no picture; empty: nothing, as few runs have one."""
+
+
+def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: str = "") -> list[Section]:
+    """Everything that there is to see of these runs."""
+    return [
+        accuracy(runs),
+        per_client(runs),
+        partition(runs),
+        traffic(runs),
+        losses(runs),
+        embeddings(embedded, why_not),
+        decisions(runs),
+        notes(runs),
+    ]
+
+
+# ---- against rounds --------------------------------------------------------------------------------------------------
+
+Record = dict[str, Any]
+Axis = Callable[[Run], Sequence[float]]
+
+OVER = ("mean", "worst")
+AXES: dict[str, tuple[str, Axis]] = {
+    "rounds": ("round", lambda run: [record["round"] + 1 for record in run.history]),
+    "bytes": ("bytes up and down so far", lambda run: run.cumulated(lambda one: sum(one["bytes"].values()))),
+    "seconds": ("seconds in rounds so far", lambda run: run.cumulated(lambda one: one["seconds"])),
+}
+
+
+def accuracy(runs: Sequence[Run]) -> Section:
+    """Test accuracy against rounds, bytes and seconds."""
+    few = len(runs) <= FEW
+    shown: list[tuple[str, str, tuple[str, ...]]] = [(axis, axis, OVER if few else ("mean",)) for axis in AXES]
+    shown += [] if few else [("worst client", "rounds", ("worst",))]
+    plots = [_accuracies(runs, *one) for one in shown]
+    views = " and ".join(dict.fromkeys(view_text(run.view) for run in runs))
+    lines = "Lines are the mean over clients."
+    if few:
+        lines = "Solid lines are the mean over clients, dotted lines the client that is worst in that round."
+    says = (
+        f"Test accuracy {views}, each client on its own test data. {lines} "
+        "The names below the plot switch lines on and off."
+    )
+    drawn = [plot for plot in plots if plot.series]
+    return Section("accuracy", "Accuracy", says, drawn, "No round has been evaluated yet.")
+
+
+def _accuracies(runs: Sequence[Run], name: str, axis: str, over: Sequence[str]) -> Plot:
+    title, of = AXES[axis]
+    lines = [line for number, run in enumerate(runs) for one in over for line in _accuracy(run, number, of, one)]
+    return Plot(name, title, "test accuracy", lines, bytes="x" if axis == "bytes" else "")
+
+
+def _accuracy(run: Run, colour: int, axis: Axis, over: str) -> Iterator[Series]:
+    name = run.name if over == "mean" else f"{run.name}, worst client"
+    return _line(run, name, colour, axis, lambda one: _mean(one, run.view, "test", over), faint=over == "worst")
+
+
+def _mean(record: Record, view: str, figure: str, over: str) -> float | None:
+    value: float | None = record["mean"].get(view, {}).get(figure, {}).get(over)
+    return value
+
+
+def _line(
+    run: Run,
+    name: str,
+    colour: int,
+    axis: Axis,
+    of: Callable[[Record], float | None],
+    faint: bool = False,
+) -> Iterator[Series]:
+    """A line through the rounds that have a value; none where no round has."""
+    rounds = zip(axis(run), run.history, strict=True)
+    points = [(x, y, f"{name}: {y:.4g} in round {one['round'] + 1}") for x, one in rounds if (y := of(one)) is not None]
+    if points:
+        yield _made(name, points, colour, "line", faint)
+
+
+def losses(runs: Sequence[Run]) -> Section:
+    """The loss of the original task against rounds."""
+    shown: dict[str, Callable[[Run], Callable[[Record], float | None]]] = {
+        "test loss": lambda run: lambda one: _mean(one, run.view, "test_loss", "mean"),
+        "training loss": lambda run: lambda one: one["loss"],
+    }
+    says = (
+        "The test loss is the cross-entropy on each client's own test data, mean over clients: the loss of the task "
+        "itself, whatever else a method minimises. The training loss is what clients minimised, with all terms that "
+        "the method adds to it, so it compares runs of one method only."
+    )
+    plots = [_against_rounds(runs, name, of) for name, of in shown.items()]
+    return Section("loss", "Loss", says, [plot for plot in plots if plot.series], "No loss has been recorded yet.")
+
+
+def _against_rounds(runs: Sequence[Run], name: str, of: Callable[[Run], Callable[[Record], float | None]]) -> Plot:
+    title, axis = AXES["rounds"]
+    lines = [one for number, run in enumerate(runs) for one in _line(run, run.name, number, axis, of(run))]
+    return Plot(name, title, name, lines)
+
+
+def notes(runs: Sequence[Run]) -> Section:
+    """Numbers that a method's server notes in each round."""
+
+    def noted(name: str) -> Callable[[Run], Callable[[Record], float | None]]:
+        return lambda run: lambda one: _plain(one["notes"].get(name))
+
+    names = dict.fromkeys(
+        str(name)
+        for run in runs
+        for one in run.history
+        for name, value in one["notes"].items()
+        if _plain(value) is not None
+    )
+    plots = [_against_rounds(runs, name, noted(name)) for name in names]
+    says = "Numbers that the method's server notes in each round; the page of the method says what they are."
+    return Section("notes", "Notes of the server", says, plots, "")
+
+
+def _plain(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# ---- clients ---------------------------------------------------------------------------------------------------------
+
+
+def _on_same_data(runs: Sequence[Run]) -> list[list[tuple[int, Run]]]:
+    """Runs whose clients hold the same rows, together, each with its colour."""
+    groups: dict[str, list[tuple[int, Run]]] = {}
+    for number, run in enumerate(runs):
+        groups.setdefault(run.partition, []).append((number, run))
+    return list(groups.values())
+
+
+def _called(group: Sequence[tuple[int, Run]]) -> str:
+    return ", ".join(run.name for _, run in group)
+
+
+def per_client(runs: Sequence[Run]) -> Section:
+    """Every client's accuracy, worst first."""
+    groups = [[(n, run) for n, run in group if _tested(run)] for group in _on_same_data(runs)]
+    plots = [_clients(group) for group in groups if group]
+    worst = "; ".join(_worst(run) for run in runs[:MOST_NAMED] if _tested(run))
+    says = (
+        "Test accuracy of each client, selected on its validation data, sorted by the first run: the worst client is "
+        f"at the top. Clients go by their number and their model. The worst: {worst}."
+    )
+    return Section("clients", "Clients", says, plots, "No client has been evaluated yet.")
+
+
+def _tested(run: Run) -> dict[int, float]:
+    """Test accuracy by client, worst first."""
+    known = {k: value for k, one in run.chosen.items() if (value := one.selected.get("test")) is not None}
+    return dict(sorted(known.items(), key=lambda pair: pair[1]))
+
+
+def _worst(run: Run) -> str:
+    k, value = next(iter(_tested(run).items()))
+    return f"client {run.client(k)} with {value:.3f} ({run.name})"
+
+
+def _clients(group: Sequence[tuple[int, Run]]) -> Plot:
+    order = list(dict.fromkeys(k for _, run in group for k in _tested(run)))[:MOST_CLIENTS]
+    position = {k: at for at, k in enumerate(order)}
+    series = []
+    for at, (number, run) in enumerate(group):
+        aside = SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0  # equal values would hide each other
+        points = [
+            (value, position[k] + aside, f"{run.name}, client {run.client(k)}: {value:.3f}{_holds(run, k)}")
+            for k, value in _tested(run).items()
+            if k in position
+        ]
+        series.append(_made(run.name, points, number, "dots"))
+    first = group[0][1]
+    return Plot(_called(group), "test accuracy", "client", series, y_names=[first.client(k) for k in order])
+
+
+def _holds(run: Run, k: int) -> str:
+    if k >= len(run.counts):
+        return ""
+    names = [run.class_name(number) for number, count in enumerate(run.counts[k]) if count]
+    return f", holds {', '.join(names)}" if len(names) <= 5 else f", holds {len(names)} classes"
+
+
+def partition(runs: Sequence[Run]) -> Section:
+    """Who holds which class, as circles."""
+    plots = [_bubbles(group) for group in _on_same_data(runs) if group[0][1].counts]
+    says = "Who holds which class. The area of a circle is the number of rows that a client holds of a class."
+    missing = (
+        "Nobody knows who holds what: there is no partition.json, as in a federation of real sites, or it is damaged."
+    )
+    return Section("partition", "Data of each client", says, plots, missing)
+
+
+def _bubbles(group: Sequence[tuple[int, Run]]) -> Plot:
+    run = group[0][1]
+    held = [(k, c, count) for k, row in enumerate(run.counts) for c, count in enumerate(row) if count]
+    text = [f"client {run.client(k)}: {count} rows of class {run.class_name(c)}" for k, c, count in held]
+    xs, ys, sizes = [k for k, _, _ in held], [c for _, c, _ in held], [float(count) for _, _, count in held]
+    classes = [run.class_name(number) for number in range(max(map(len, run.counts)))]
+    dots = Series("rows", xs, ys, 0, "dots", text, sizes)
+    return Plot(_called(group), "client", "class", [dots], [str(k) for k in range(len(run.counts))], classes)
+
+
+# ---- communication ---------------------------------------------------------------------------------------------------
+
+WAYS = ("up", "down")
+OTHERS = "others"
+
+
+def traffic(runs: Sequence[Run]) -> Section:
+    """Bytes by tensor, in all and per round."""
+    talking = [run for run in runs if any(way in WAYS for way, _ in run.traffic)]
+    plots = [_in_all(talking), *map(_per_round, talking)] if talking else []
+    says = (
+        "Bytes as they were serialised, by tensor, all clients together; (header) is what a message needs to describe "
+        "itself. Downloads that were made only to measure are left out."
+    )
+    return Section("traffic", "Communication", says, plots, "Nothing has travelled.")
+
+
+def _shares(run: Run, way: str, named: Sequence[str]) -> dict[str, Counter[int]]:
+    """Bytes per round by tensor; what is not named goes together."""
+    shares: dict[str, Counter[int]] = {}
+    for (one, tensor), rounds in run.traffic.items():
+        if one == way:
+            shares.setdefault(tensor if tensor in named else OTHERS, Counter()).update(rounds)
+    return shares
+
+
+def _largest(run: Run, ways: Sequence[str], most: int) -> list[str]:
+    """The tensors of which most bytes travelled."""
+    sums: Counter[str] = Counter()
+    for (way, tensor), rounds in run.traffic.items():
+        if way in ways:
+            sums[tensor] += sum(rounds.values())
+    return [tensor for tensor, _ in sums.most_common(most)]
+
+
+def _in_all(runs: Sequence[Run]) -> Plot:
+    rows: list[str] = []
+    bars: dict[str, list[Point]] = {way: [] for way in WAYS}
+    for run in runs:
+        named = _largest(run, WAYS, max(2, MOST_BARS // len(runs)))
+        shares = {way: _shares(run, way, named) for way in WAYS}
+        for tensor in [*named, OTHERS]:
+            sizes = {way: sum(share[tensor].values()) for way, share in shares.items() if tensor in share}
+            for way, size in sizes.items():
+                bars[way].append((size, len(rows), f"{run.name}, {way}: {human(size)} of {tensor}"))
+            rows += [f"{run.name}: {tensor}" if len(runs) > 1 else tensor] if sizes else []
+    series = [_made(way, bars[way], number, "bars", way == "down") for number, way in enumerate(WAYS) if bars[way]]
+    return Plot("in all", "bytes", "", series, y_names=rows, bytes="x")
+
+
+def _per_round(run: Run) -> Plot:
+    series: list[Series] = []
+    for way in WAYS:
+        shares = _shares(run, way, _largest(run, [way], MOST_LAYERS))
+        for tensor, rounds in sorted(shares.items(), key=lambda pair: -sum(pair[1].values())):
+            name = f"{way}: {tensor}"
+            points = [(t + 1, rounds[t], f"{name}, {human(rounds[t])} in round {t + 1}") for t in sorted(rounds)]
+            series.append(_made(name, points, len(series), "stack", way == "down"))
+    return Plot(f"{run.name}, per round", "round", "bytes", series, bytes="y")
+
+
+# ---- what models see, what layers they take --------------------------------------------------------------------------
+
+
+def embeddings(embedded: Sequence[Embedding], why_not: str = "") -> Section:
+    """Features of test images in two dimensions."""
+    plots = [Plot(one.name, "", "", _points(one), square=True) for one in embedded]
+    says = " ".join(dict.fromkeys(one.says for one in embedded))
+    return Section("embeddings", "Features", says, plots, why_not or "Features are not shown.")
+
+
+def _points(one: Embedding) -> list[Series]:
+    series = []
+    for number, name in enumerate(one.classes):
+        mine = [at for at, label in enumerate(one.labels) if label == number]
+        if mine:
+            points = [(*one.points[at], f"class {name}, {one.where[at]}") for at in mine]
+            series.append(_made(name, points, number, "dots"))
+    return series
+
+
+def decisions(runs: Sequence[Run]) -> Section:
+    """Which layer of the global model each client took, round by round."""
+    plots = [_layers(run) for run in runs if any(_decided(one) for one in run.history)]
+    says = (
+        "For each client and round, the client's own layer that gives way to one of the global model, because that one "
+        "promises the largest gain of knowledge (FedFree, Section 3.5); none where no layer promises any."
+    )
+    return Section("layers", "Layer decisions", says, plots, "")
+
+
+def _decided(record: Record) -> dict[int, Any]:
+    said = record["notes"].get("layers")
+    return {int(k): one for k, one in said.items() if str(k).isdecimal()} if isinstance(said, dict) else {}
+
+
+def _layers(run: Run) -> Plot:
+    found: dict[str, list[tuple[int, int, str]]] = {}
+    for record in run.history:
+        for k, one in _decided(record).items():
+            t, client = record["round"] + 1, f"round {record['round'] + 1}, client {run.client(k)}"
+            if isinstance(one, dict):
+                gain = _plain(one.get("gain"))
+                told = f"{client}: {one.get('layer')} from {one.get('global')}" + (f", gain {gain:.3g}" if gain else "")
+                found.setdefault(str(one.get("layer")), []).append((t, k, told))
+            else:
+                found.setdefault("none", []).append((t, k, f"{client}: none"))
+    clients = sorted({k for decided in found.values() for _, k, _ in decided})
+    place = {k: at for at, k in enumerate(clients)}
+    series: list[Series] = []
+    for name, decided in sorted(found.items(), key=lambda pair: (pair[0] == "none", -len(pair[1]))):
+        points = [(t, place[k], told) for t, k, told in decided]
+        series.append(_made(name, points, len(series), "dots", faint=name == "none"))
+    return Plot(run.name, "round", "client", series, y_names=[run.client(k) for k in clients])

@@ -1,0 +1,142 @@
+"""The page of a run that goes on: a small web server for this machine alone."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+from pluribus.errors import ConfigError, PluribusError
+from pluribus.files import to_json
+from pluribus.report import check_packages
+
+LOOPBACK = "127.0.0.1"
+WHY_NO_FEATURES = "Features are not shown while a run is watched: pluribus report shows them when it has ended."
+
+
+def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print) -> None:
+    """Serve the page until Ctrl-C. Port 0 is any that is free."""
+    check_packages("jinja2", "plotly")
+    with server_of(Path(run), port) as server:
+        tell(f"{address(server)}   Ctrl-C ends it")
+        try:
+            server.serve_forever()
+        except KeyboardInterrupt:
+            tell("")
+
+
+def address(server: Watching) -> str:
+    """Where the page is."""
+    return f"http://{LOOPBACK}:{server.server_port}/"
+
+
+def server_of(run: Path, port: int = 0) -> Watching:
+    """A server that listens, and serves once it is told to."""
+    pages = Pages(run)
+    pages.page()  # a mistake is told now, not in a browser
+    try:
+        return Watching(pages, port)
+    except OverflowError:
+        raise ConfigError(f"--port must lie in 0..65535, not {port}.") from None
+    except OSError as error:
+        raise ConfigError(
+            f"cannot listen on {LOOPBACK}:{port}: {error.strerror}. Leave out --port for a free one."
+        ) from error
+
+
+class Pages:
+    """The page and its data, made anew when the files of the run have changed."""
+
+    def __init__(self, run: Path) -> None:
+        self._run = run
+        self._known: Any = {}
+        self._made: tuple[Any, str] | None = None
+        self._lock = Lock()
+
+    def page(self) -> str:
+        """The whole page."""
+        from pluribus.report.page import page
+
+        with self._lock:
+            return page(*self._read(), live=True)
+
+    def data(self) -> str:
+        """What changes, as JSON."""
+        from pluribus.report.page import content
+
+        with self._lock:
+            stamp = self._stamp()
+            if self._made is None or self._made[0] != stamp:
+                self._made = stamp, to_json(content(*self._read()))
+            return self._made[1]
+
+    def _read(self) -> tuple[Any, Any]:
+        from pluribus.report.numbers import read_runs
+        from pluribus.report.plots import sections
+
+        runs = read_runs([self._run], self._known)
+        return runs, sections(runs, why_not=WHY_NO_FEATURES)
+
+    def _stamp(self) -> Any:
+        from pluribus.report.numbers import in_use, run_folders
+
+        files = [file for folder in run_folders(self._run) for file in sorted(folder.glob("*.*"))]
+        held = [in_use(folder) for folder in run_folders(self._run)]
+        return held, [(file, facts.st_mtime_ns, facts.st_size) for file in files if (facts := _facts(file))]
+
+
+def _facts(file: Path) -> Any:
+    try:
+        return file.stat()
+    except OSError:  # renamed since it was listed
+        return None
+
+
+class Watching(ThreadingHTTPServer):
+    """Listens to this machine alone."""
+
+    daemon_threads = True
+
+    def __init__(self, pages: Pages, port: int) -> None:
+        self.pages = pages
+        super().__init__((LOOPBACK, port), _Handler)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: Watching
+
+    def do_GET(self) -> None:
+        """The page, or its data."""
+        hosts = [f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")]
+        if self.headers.get("Host") not in hosts:  # some page's name that was made to point here
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This server is for this machine alone.")
+        elif self.path == "/":
+            self._made("text/html", self.server.pages.page)
+        elif self.path == "/data.json":
+            self._made("application/json", self.server.pages.data)
+        else:
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is only one page here.")
+
+    def _made(self, kind: str, make: Callable[[], str]) -> None:
+        try:
+            self._answer(HTTPStatus.OK, kind, make())
+        except PluribusError as error:
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+
+    def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
+        body = text.encode()
+        self.send_response(status)
+        self.send_header("Content-Type", f"{kind}; charset=utf-8")
+        self.send_header("Content-Length", str(len(body)))
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        with contextlib.suppress(ConnectionError):  # a browser that went away in between
+            self.end_headers()
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *args: Any) -> None:
+        """Requests are nobody's concern."""
