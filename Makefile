@@ -9,10 +9,10 @@ run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n 2 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup
 
 coverage: .venv/installed-test
-	$(BIN)/python -m pytest -n 2 --dist loadgroup --cov=pluribus --cov-report=term
+	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov=pluribus --cov-report=term
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

@@ -29,6 +29,15 @@ AnyMethod = str | Method | type[Method]
 _scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when the process ends
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Some pytest and pytest-xdist do not fit, and then one federation runs in every process at the same time."""
+    if config.getoption("loadgroup", False):
+        grouped = [item for item in items if item.get_closest_marker("xdist_group")]
+        if not all("@" in item.nodeid for item in grouped):
+            raise pytest.UsageError("this pytest ignores groups of pytest-xdist: pip install -c constraints.txt pytest")
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _same_conditions_for_all() -> Iterator[None]:
     """Bits are equal per number of threads; and no test may read or fill the user's own data folder."""

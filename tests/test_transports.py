@@ -6,7 +6,7 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping
 from functools import cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -27,7 +27,7 @@ from pluribus.folder import RunFolder
 pytest.importorskip("flwr")
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("transports")]
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("network")]
 
 NAMES = {0: "north", 1: "south"}
 METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
@@ -83,8 +83,14 @@ def cluster() -> Iterator[None]:
 # ---- Flower, with TLS, the gate and node authentication ------------------------------------------------------------
 
 
+class Sites(NamedTuple):
+    network: Network
+    link: Link
+    facts: dict[int, Any]
+
+
 @pytest.fixture(scope="module")
-def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, Link]]:
+def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     """One link and two joined sites for all methods: what they agree on travels with every request."""
     network = Network(tmp_path_factory.mktemp("sites"), parts_of("fedh2l"), NAMES)
     keys, place = network.folder / "keys", network.folder / "link"
@@ -93,7 +99,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Network, L
     try:
         with Link(place, door, site_keys(keys / "sites.toml"), NAMES) as link:
             joined = [network.join(name) for name in NAMES.values()]
-            yield network, link
+            yield Sites(network, link, greet(offer("fedh2l"), NAMES, link, 240))
             dismiss(offer("fedgh"), NAMES, link)
             assert [process.wait(60) for process in joined] == [0, 0]
     finally:
@@ -106,9 +112,8 @@ def offer(method: str) -> Agreement:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_over_the_network(method: str, sites: tuple[Network, Link]) -> None:
-    network, link = sites
-    facts = greet(offer(method), NAMES, link, 120)
+def test_over_the_network(method: str, sites: Sites) -> None:
+    network, link, facts = sites
     folder = RunFolder.create(new_folder(), "sites")
     agreed = settled(offer(method), facts, NAMES)
     result = federation(experiment(method, **SETTINGS), agreed, NAMES, facts, link, folder, 120).run()

@@ -74,14 +74,14 @@ def test_the_same_bits_as_one_after_the_other(name: str) -> None:
     assert_same(serial(name), run(name, workers=2))
 
 
-@pytest.mark.parametrize("name", ["a prototype method", "slots that outlive an exchange"])
+@pytest.mark.parametrize("name", ["slots that outlive an exchange"])
 def test_the_same_bits_with_room_for_one_client_per_worker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 2)
     monkeypatch.setattr("pluribus.site.MOST_BYTES", 0)  # what is saved is forgotten, and asked back from the parent
     assert_same(serial(name), run(name, workers=2))
 
 
-@pytest.mark.parametrize("name", ["two exchanges", "slots that outlive an exchange", "peers", "some absent, some late"])
+@pytest.mark.parametrize("name", ["slots that outlive an exchange", "peers"])
 def test_the_same_bits_when_everyone_moves_all_the_time(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     moves = []
     turn = itertools.count()

@@ -288,7 +288,7 @@ def _wrapped(about: str) -> str:
     import textwrap
 
     width = min(100, shutil.get_terminal_size().columns)
-    margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ")
+    margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
     parts = (part if part.startswith(" ") else margin.fill(part) for part in about.strip().split("\n\n"))
     return "\n\n".join(parts)
 
