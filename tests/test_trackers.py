@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import pluribus
-from conftest import run_tiny, tiny
+from conftest import new_folder, run_tiny, tiny
 from pluribus.cli import main
 from pluribus.result import Result
 from pluribus.track.tracker import TRACKERS, Tracker, trackers
@@ -306,6 +306,11 @@ def test_a_tracker_that_fails_is_told_of_once_and_the_run_goes_on(fails: str, ca
     assert tracker.calls == calls
     assert result.warnings == ["Heard failed and is left out from here: [Errno 28] No space left on device."]
     assert len(result.history) == 2
+
+
+def test_a_person_sees_it_when_a_tracker_fails_at_the_very_end(capsys: pytest.CaptureFixture[str]) -> None:
+    pluribus.run("fedgh", out=new_folder(), observers=[Heard("end")], **tiny())
+    assert capsys.readouterr().err.count("Heard failed") == 1
 
 
 @needs("tensorboard")

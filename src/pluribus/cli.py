@@ -434,7 +434,7 @@ def _resume(args: list[str]) -> None:
 
     about = "Go on with a run that was stopped, from its last checkpoint; a finished run shows its table again."
     track, args = _take(args, "--track")
-    path, as_json = _one_word("resume", "FOLDER [--track NAME,...]", about, args)
+    path, as_json = _one_word("resume", "FOLDER [--track NAMES]", about, args)
     console = Console(stderr=as_json)
     greeter = _Greeter(console, [], first=False)
     with _resumable(greeter):

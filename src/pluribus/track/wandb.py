@@ -24,13 +24,14 @@ class WandB(Tracker):
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when W&B is imported
         import wandb
 
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "pluribus"),
             name=folder.name,
             id=identity(folder, self.name, lambda: uuid4().hex[:12]),
             resume="allow",
             dir=str(folder),  # W&B adds its name
-            mode=os.environ.get("WANDB_MODE", "offline"),
+            mode=mode,
             config=dict(settings),
             settings=wandb.Settings(  # neither this machine nor what is printed on it is its business
                 silent=True,
