@@ -1,9 +1,9 @@
-# Two commands: `make run` (install, then the main job on embedded data) and `make test` (install, then every check).
+# `make run`: install, then the main job on embedded data. `make test`: install, then every check. `make docs`: site/.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test coverage lint clean
+.PHONY: run test coverage lint docs clean
 
 run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
@@ -19,6 +19,9 @@ lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
+docs: .venv/installed-test
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+
 .venv/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv .venv
 	$(PIP) install -q -c constraints.txt -e .
@@ -29,4 +32,4 @@ lint: .venv/installed-test
 	touch $@
 
 clean:
-	rm -rf .venv build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv build dist site *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -79,7 +79,7 @@ def test_a_command_that_ends_otherwise_than_the_page_says_is_noticed(tmp_path, m
 def test_no_block_is_marked_in_a_way_that_nobody_runs():
     for page in PAGES:
         for info in re.findall(r"^```([^\n`]+)$", read(page), re.MULTILINE):
-            known = info in ("bash", "text", "mermaid", "toml", "python", "json") or re.fullmatch(
+            known = info in ("bash", "text", "toml", "python", "json") or re.fullmatch(
                 "bash run|bash fails|python run|text output|python from .*", info
             )
             assert known, f"{page.name}: unknown kind of block: {info}"

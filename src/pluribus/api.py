@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from pluribus.folder import RunFolder
 from pluribus.method import Method
 from pluribus.result import Result
 from pluribus.track.console import Progress
+from pluribus.track.tracker import trackers
 
 MOST_LOSSES = 2  # of hosts, from one checkpoint to the next: more are no accident
 
@@ -32,17 +33,20 @@ def run(
     config: str | Path | None = None,
     progress: bool = True,
     observers: Sequence[Observer] = (),
+    track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Result:
     """Run a federation and return its figures.
 
     `method` is a name, a dotted path, a Method class or instance, or a whole Experiment; without it, what `config`
-    names, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores.
+    names, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores. `track`
+    names trackers, such as `["tensorboard", "wandb"]`.
 
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
     """
     check_guarded()
+    watching = _watching(observers, track, progress)
     described = experiment(method, config, **settings)
     with _reproducible(described):
         parts = assemble(described)
@@ -50,21 +54,24 @@ def run(
         try:
             folder.write_partition(parts.manifest)
             folder.write_config(described.settings())  # last: it makes the folder a run that can be resumed
-            return _run(parts, folder, progress, observers)
+            return _run(parts, folder, watching)
         finally:
             folder.close()
 
 
-def resume(path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = ()) -> Result:
+def resume(
+    path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
+) -> Result:
     """Go on with a run that was stopped, from its last checkpoint; a finished run gives its result back."""
     check_guarded()
+    watching = _watching(observers, track, progress)
     folder = RunFolder.open(path)
     try:
         described = _described(folder)
         with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
-            return Federation(parts, folder).result() if folder.finished else _run(parts, folder, progress, observers)
+            return Federation(parts, folder).result() if folder.finished else _run(parts, folder, watching)
     finally:
         folder.close()
 
@@ -104,12 +111,18 @@ def _label(described: Experiment) -> str:
     return f"{method}-{data}-{described.seed}"
 
 
-def _run(parts: Assembly, folder: RunFolder, progress: bool, observers: Sequence[Observer]) -> Result:
+def _watching(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
+    """Everyone who watches; the bar last, because it shows what the others warn of."""
+    return [*observers, *trackers(track), *([Progress()] if progress else [])]
+
+
+def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
     try:
-        if not progress:
+        with ExitStack() as stack:
+            for one in observers:
+                if isinstance(one, AbstractContextManager):
+                    stack.enter_context(one)
             return _run_on(parts, folder, observers)
-        with Progress() as bar:
-            return _run_on(parts, folder, [*observers, bar])
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:

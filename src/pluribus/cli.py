@@ -63,6 +63,7 @@ TASK = (
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
+TRACK = ("track", str, "", "Trackers that are told, with commas between: tensorboard, mlflow, wandb.")
 BARE = ("bare", bool, True, "Time the bare loop too. It takes as long as the run.")
 
 ABOUT_BENCH = """
@@ -216,8 +217,8 @@ def _fail(sentence: str, as_json: bool) -> int:
 
 
 def _run(args: list[str]) -> None:
-    described, output = _parse("run", *_begun(args), [AGAINST, JSON, CONFIG])
-    _run_and_report(described, output["against"], output["json"])
+    described, output = _parse("run", *_begun(args), [AGAINST, TRACK, JSON, CONFIG])
+    _run_and_report(described, output["against"], output["track"], output["json"])
 
 
 def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
@@ -339,7 +340,7 @@ def _identifier(name: str) -> str:
     return name.replace(" ", "_").replace("-", "_").replace(".", "_")
 
 
-def _run_and_report(described: Experiment, against: str | None, as_json: bool) -> None:
+def _run_and_report(described: Experiment, against: str | None, track: str, as_json: bool) -> None:
     import dataclasses
 
     from rich.console import Console
@@ -359,7 +360,7 @@ def _run_and_report(described: Experiment, against: str | None, as_json: bool) -
     for number, one in enumerate(chain):
         greeter = _Greeter(console, chain, first=number == 0)
         with _resumable(greeter):
-            results.append(run(one, progress=not as_json, observers=[greeter]))
+            results.append(run(one, progress=not as_json, observers=[greeter], track=track))
     _report(results, as_json, console)
 
 
@@ -432,11 +433,12 @@ def _resume(args: list[str]) -> None:
     from pluribus.api import resume
 
     about = "Go on with a run that was stopped, from its last checkpoint; a finished run shows its table again."
-    path, as_json = _one_word("resume", "FOLDER", about, args)
+    track, args = _take(args, "--track")
+    path, as_json = _one_word("resume", "FOLDER [--track NAMES]", about, args)
     console = Console(stderr=as_json)
     greeter = _Greeter(console, [], first=False)
     with _resumable(greeter):
-        result = resume(path, progress=not as_json, observers=[greeter])
+        result = resume(path, progress=not as_json, observers=[greeter], track=track or ())
     _report([result], as_json, console)
 
 

@@ -28,7 +28,7 @@ CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked
 
 
 class Observer(Protocol):
-    """Someone who watches a run: a progress bar, a tracker."""
+    """Someone who watches a run: a progress bar, a tracker. One that is a context manager is left however it ends."""
 
     def start(self, federation: Federation) -> None:
         """Before the first round."""

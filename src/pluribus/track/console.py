@@ -72,6 +72,7 @@ class Progress:
 
     def finish(self, result: Result) -> None:
         """Leave the bar as it is."""
+        self._warn()
         self.bar.stop()
 
     def _warn(self) -> None:

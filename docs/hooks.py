@@ -1,0 +1,105 @@
+"""What MkDocs must know of these pages, which are written to be read in the repository, too.
+
+Pages link to files outside this folder, such as ../CONTRIBUTING.md: those become pages of the site below `project/`,
+Markdown as it is and code as a block. Formulas become MathML, which browsers show without help. What a fence says
+beyond its language is for the tests, not for readers.
+"""
+
+from __future__ import annotations
+
+import html
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from latex2mathml.converter import convert
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+DOCS = Path(__file__).resolve().parent
+ROOT = DOCS.parent
+FENCE = re.compile(r"^(?P<open> *```\w*)(?P<more>[^\n]*)(?P<rest>\n.*?^ *```$)", re.DOTALL | re.MULTILINE)
+LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)")
+FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+LANGUAGES = {".py": "python", ".toml": "toml"}
+
+
+def on_config(config: MkDocsConfig) -> None:
+    """Name every page that a pattern of the contents stands for."""
+    config.nav = _expanded(config.nav or [])
+
+
+def _expanded(parts: list[Any]) -> list[Any]:
+    expanded: list[Any] = []
+    for part in parts:
+        if isinstance(part, dict):
+            expanded.append({name: _expanded(p) if isinstance(p, list) else p for name, p in part.items()})
+        else:
+            found = sorted(DOCS.glob(part), key=lambda path: path.stem) if "*" in part else [DOCS / part]
+            expanded += [str(path.relative_to(DOCS)) for path in found]
+    return expanded
+
+
+def on_files(files: Files, config: MkDocsConfig) -> None:
+    """Make pages of what lies outside and is linked, from there too."""
+    outside: set[Path] = set()
+    unread = list(DOCS.glob("**/*.md"))
+    while unread:
+        page = unread.pop()
+        links = (_target(page, link["path"]) for link in LINK.finditer(FENCE.sub("", page.read_text("utf-8"))))
+        new = {path for path in links if path and not path.is_relative_to(DOCS)} - outside
+        outside |= new
+        unread += [path for path in new if path.suffix == ".md"]
+    for path in sorted(outside):
+        files.append(File.generated(config, _place(path), content=_page(path)))
+
+
+def _target(page: Path, link: str) -> Path | None:
+    """The file of ours that a link means."""
+    path = (page.parent / link).resolve()
+    return path if path.is_file() and path.is_relative_to(ROOT) else None
+
+
+def _place(path: Path) -> str:
+    """Where a file is in the site."""
+    if path.is_relative_to(DOCS):
+        return str(path.relative_to(DOCS))
+    return f"project/{path.relative_to(ROOT)}" + ("" if path.suffix == ".md" else ".md")
+
+
+def _source(place: str) -> Path:
+    """Which file is in that place."""
+    return ROOT / place.removeprefix("project/") if place.startswith("project/") else DOCS / place
+
+
+def _page(path: Path) -> str:
+    text = path.read_text("utf-8")
+    if path.suffix == ".md":
+        return text
+    return f"# {path.relative_to(ROOT)}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}```\n"
+
+
+def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
+    """Links as the site has them, and fences with nothing but their language."""
+    source, folder = _source(page.file.src_uri), posixpath.dirname(page.file.src_uri)
+
+    def moved(link: re.Match[str]) -> str:
+        path = _target(source, link["path"])
+        return posixpath.relpath(_place(path), folder or ".") if path else link["path"]
+
+    done, text = 0, ""
+    for fence in FENCE.finditer(markdown):
+        text += LINK.sub(moved, markdown[done : fence.start()]) + fence["open"] + fence["rest"]
+        done = fence.end()
+    return text + LINK.sub(moved, markdown[done:])
+
+
+def on_page_content(content: str, **_: Any) -> str:
+    """Formulas in the words of browsers."""
+    return FORMULA.sub(_formula, content)
+
+
+def _formula(found: re.Match[str]) -> str:
+    return convert(html.unescape(found["tex"]), display="block" if found["tag"] == "div" else "inline")

@@ -1,0 +1,54 @@
+"""Weights & Biases: files in RUN/wandb; nothing is sent unless WANDB_MODE=online says so.
+
+wandb sync RUN/wandb/offline-run-*
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pluribus.track.tracker import Tracker, identity
+
+
+class WandB(Tracker):
+    """Writes configuration, history and summary for W&B."""
+
+    name = "wandb"
+
+    def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
+        """Begin a run, or another part of the one that this run is to W&B."""
+        os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when W&B is imported
+        import wandb
+
+        mode: Any = os.environ.get("WANDB_MODE", "offline")
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "pluribus"),
+            name=folder.name,
+            id=identity(folder, self.name, lambda: uuid4().hex[:12]),
+            resume="allow",
+            dir=str(folder),  # W&B adds its name
+            mode=mode,
+            config=dict(settings),
+            settings=wandb.Settings(  # neither this machine nor what is printed on it is its business
+                silent=True,
+                console="off",
+                save_code=False,
+                disable_git=True,
+                x_disable_stats=True,
+                x_disable_meta=True,
+                x_disable_machine_info=True,
+            ),
+        )
+
+    def log(self, step: int, figures: Mapping[str, float]) -> None:
+        """A line of the history."""
+        self._run.log({"round": step, **figures}, step=step)
+
+    def end(self, step: int, figures: Mapping[str, float] | None) -> None:
+        """Write the summary, and let go."""
+        self._run.summary.update(dict(figures or {}))
+        self._run.finish(exit_code=1 if figures is None else 0)

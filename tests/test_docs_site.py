@@ -1,0 +1,103 @@
+"""The documentation as a site: it is built without a warning, is whole, and is read without a network."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import pytest
+
+from browser import CHROMIUM, Browser
+from pluribus.method import methods
+
+ROOT = Path(__file__).resolve().parent.parent
+MISSING = [name for name in ("mkdocs", "material", "latex2mathml") if find_spec(name) is None]
+pytestmark = [
+    pytest.mark.skipif(bool(MISSING), reason=f"{' and '.join(MISSING)} not installed"),
+    pytest.mark.xdist_group("site"),
+]
+
+_folder = TemporaryDirectory(prefix="pluribus-site-")  # gone when the process ends
+
+
+@cache
+def site() -> Path:
+    """Built once, with every warning an error."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", _folder.name]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    return Path(_folder.name)
+
+
+def pages() -> dict[str, str]:
+    return {str(path.relative_to(site())): path.read_text(encoding="utf-8") for path in site().glob("**/*.html")}
+
+
+def without_code(page: str) -> str:
+    return re.sub(r"<(pre|code)\b.*?</\1>", "", page, flags=re.DOTALL)
+
+
+def test_every_page_of_ours_is_in_the_contents() -> None:
+    home = pages()["index.html"]
+    sources = [str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").glob("**/*.md")]
+    assert {f"methods/{name}.md" for name in methods()} < set(sources)
+    contents = re.findall(r'<a href="([^"]+)" class="md-nav__link', home)
+    assert {source.removesuffix(".md") + ".html" for source in sources} - {"index.html"} <= set(contents)
+
+
+def test_files_outside_are_pages_and_lead_back() -> None:
+    found = pages()
+    assert 'href="../methods/fedgh.html"' in found["project/CONTRIBUTING.html"]
+    assert 'href="../../../deployment.html#what-it-costs"' in found["project/examples/hospitals/index.html"]
+    assert 'href="project/examples/my_method.py.html"' in found["add-a-method.html"]
+    assert "PrototypePull" in found["project/examples/my_method.py.html"]
+    assert 'href="project/CHANGELOG.html"' in found["index.html"]
+
+
+def test_formulas_and_blocks_of_code_are_no_longer_source() -> None:
+    for name, page in pages().items():
+        prose = without_code(page)
+        assert "arithmatex" not in prose, name
+        assert "```" not in prose, name
+        assert not re.search(r"\$[\w\\]", prose), name
+    assert "<math" in pages()["methods/fedgh.html"]
+    assert 'display="block"' in pages()["methods/fedl2g-l.html"]
+    assert "python from" not in pages()["add-a-method.html"]
+
+
+def test_no_page_asks_for_anything_from_elsewhere() -> None:
+    for name, page in pages().items():
+        assert re.findall(r'<(?:script|img|iframe)[^>]+src="(?:https?:)?//', page) == [], name
+        assert re.findall(r'<link[^>]+href="(?:https?:)?//', page) == [], name
+        assert 'class="mermaid"' not in page, name  # for which the theme would fetch a script
+    for style in site().glob("**/*.css"):
+        assert "url(http" not in style.read_text(encoding="utf-8")
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
+def test_a_browser_shows_and_searches_it_from_disk() -> None:
+    with Browser() as browser:
+        browser.open(f"{site().as_uri()}/methods/fedgh.html", width=390, scheme="dark")
+        assert browser.js("document.documentElement.scrollWidth") == 390  # wide tables scroll by themselves
+        assert browser.js("document.body.dataset.mdColorScheme") == "slate"
+        assert browser.js("document.querySelector('math').getBoundingClientRect().height") > 5
+        assert elsewhere(browser) == []
+        browser.open(f"{site().as_uri()}/index.html")
+        browser.click(".md-search__input")
+        browser("Input.insertText", text="stragglers")
+        browser("Input.dispatchKeyEvent", type="keyUp", key="s")
+        browser.until("document.querySelectorAll('.md-search-result__item').length > 0")
+        assert elsewhere(browser) == []
+        assert browser.troubles == []
+
+
+def elsewhere(browser: Browser) -> list[str]:
+    return [address for address in browser.requests if not address.startswith("file:")]
