@@ -342,6 +342,14 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
             assert sum(clients) / len(clients) == pytest.approx(told, abs=1e-5)
 
 
+def test_measured_figures_that_the_documentation_names() -> None:
+    fedmd = shown("fedh2l-table2", RESULTS, seeds=3).runs["FedMD"]
+    last = Spread.of([figure("last acc mean", one) or 0.0 for one in fedmd])
+    assert (round(last.mean, 1), round(last.std or 0.0, 1)) == (86.3, 1.9)
+    chosen = [client["selected_round"] for one in fedmd for client in one.run.result["clients"].values()]
+    assert (sum(t < 1000 for t in chosen), len(chosen)) == (10, 12)
+
+
 def test_measured_figures_by_hand() -> None:
     """FedH2L's seeds 0 to 3 at alpha = 10 %."""
     found = shown("fedh2l-table2", RESULTS, seeds=4)

@@ -108,14 +108,10 @@ class Beside:
 
     def _figures(self, columns: list[str]) -> Table:
         headings = ("", "seeds", *(heading for column in columns for heading in (column, "paper", "difference")))
-        rows = [
-            (
-                Cell(name),
-                Cell(str(len(self.runs[name]))),
-                *(cell for column in columns for cell in _cells(pairs, column)),
-            )
-            for name, pairs in self.pairs.items()
-        ]
+        rows = []
+        for name, pairs in self.pairs.items():
+            shown = [cell for column in columns for cell in _cells(pairs, column)]
+            rows.append((Cell(name), Cell(str(len(self.runs[name]))), *shown))
         return Table(headings, tuple(rows))
 
     def _against(self) -> list[Table]:
