@@ -273,6 +273,15 @@ def test_a_row_that_another_table_has_is_shared(folder: Path) -> None:
     assert (folder / "other.json").exists()
 
 
+def test_a_table_that_asks_for_more_looks_into_the_folders_again(folder: Path) -> None:
+    rows = {"IND": {"method": "local", "paper": {"Rounds": "1"}}}
+    other = replace(tiny_table(rows=rows, baseline="", figures={"Rounds": "rounds to 0.15"}), name="more")
+    found = reproduce(other, out=folder, jobs=1, device="cpu", progress=False)
+    assert len(runs_of(folder, "local")) == 1
+    assert found.pairs["IND"]["Rounds"].ours.mean in (1, 2)
+    assert {"0.15", "0.2"} in [set(one.reached) for one in summary.read(folder).values()]
+
+
 def test_summaries_outlive_the_runs_and_more_seeds_add_to_them(folder: Path, tmp_path: Path) -> None:
     file = tmp_path / "tiny.json"
     file.write_text((folder / "tiny.json").read_text())

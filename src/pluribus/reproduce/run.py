@@ -57,14 +57,12 @@ def reproduce(
     if save and not file.parent.is_dir():
         raise ConfigError(f"cannot write {file}: {file.parent} is not a folder.")
     settings = {"rounds": rounds, "device": device, "threads": 1}
-    grid = [
-        table.experiment(row, **settings, seed=number, out=str(folder))
-        for number in range(seeds or table.seeds)
-        for row in rows
-    ]
-    known = summary.read(file.parent) if file.parent.is_dir() else {}
+    grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
+    reach = targets(table.figures.values())
+    kept = summary.read(file.parent) if file.parent.is_dir() else {}
+    known = {key: one for key, one in kept.items() if one.reached.keys() >= set(reach)}  # other tables ask for less
     if missing := list({summary.key(one): one for one in grid if summary.key(one) not in known}.values()):
-        known |= _run(missing, folder, jobs, progress, targets(table.figures.values()))
+        known |= _run(missing, folder, jobs, progress, reach)
     mine = [one for row in table.rows for one in of_row(table, row, known.values())]
     summary.write(file, table.name, {one.key: one for one in mine}.values())
     return Beside.of(table, rows, [known[summary.key(one)] for one in grid], rounds)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -116,7 +116,11 @@ def read(place: Path) -> dict[Key, Finished]:
         files = [(place, read_json(place))]
         if not _is_summary(files[0][1]):
             raise CheckpointError(f"{place} is no summary of runs: pluribus reproduce writes one.")
-    return {one.key: one for path, written in files for one in _runs(path, written)}
+    found: dict[Key, Finished] = {}
+    for one in (one for path, written in files for one in _runs(path, written)):
+        there = found.get(one.key, one)  # one table may have asked for accuracies that another did not
+        found[one.key] = replace(one, reached={**there.reached, **one.reached})
+    return found
 
 
 def _is_summary(written: Any) -> bool:
