@@ -27,8 +27,11 @@ from pluribus.flower.config import FederationFile, SiteFile
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build
 from pluribus.models import entries as model_entries
+from pluribus.reproduce import paper
+from pluribus.reproduce.run import shown
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -150,8 +153,12 @@ def _counts(kind: str) -> str:
 # ---- benchmarks ------------------------------------------------------------------------------------------------------
 
 
+def _reproduced(name: str) -> str:
+    return shown(name, RESULTS).to_markdown().strip()
+
+
 def _result(benchmark: str) -> str:
-    written = json.loads((ROOT / "benchmarks" / "results" / f"{benchmark}.json").read_text(encoding="utf-8"))
+    written = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
     rows = written["rows"] if isinstance(written, dict) else written
     columns = [name.replace("_", " ") for name in rows[0]]
     numbers = [name for name, value in zip(columns, rows[0].values(), strict=True) if not isinstance(value, str)]
@@ -214,6 +221,11 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result gpu": lambda: _result("gpu"),
     "result workers": lambda: _result("workers"),
     "result ray": lambda: _result("ray"),
+    **{
+        f"reproduced {name}": lambda name=name: _reproduced(name)  # type: ignore[misc]
+        for name in paper.names()
+        if (RESULTS / f"{name}.json").exists()
+    },
     **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
     **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
 }

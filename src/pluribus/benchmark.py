@@ -211,7 +211,7 @@ class _Watch:
         self.architectures = len(parts.cards.architectures())
         self.machine = Machine(
             engine=type(federation.engine).__name__.lower(),
-            device=_device_name(parts.device),
+            device=device_name(parts.device),
             threads=torch.get_num_threads(),
             workers=parts.experiment.workers,
             torch=torch.__version__,
@@ -259,7 +259,8 @@ def _high_water(pid: int | None) -> int:
     return 0
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
+    """What a GPU or the processor is called."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):

@@ -28,6 +28,7 @@ Pluribus: heterogeneous federated learning.
   pluribus resume FOLDER           go on with a stopped run
   pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
   pluribus tune METHOD... [flags]  a fair search for settings, on validation data
+  pluribus reproduce [NAME] [..]   a paper's table: ours beside its figures
   pluribus predict PLACE IMAGES    classes of images, by a trained model
   pluribus report RUN... [flags]   plots and tables of runs, as one web page
   pluribus watch RUN               the same page, live, while a run goes on
@@ -99,6 +100,17 @@ A fair search: every method gets as many trials of as many rounds, and only vali
 Names of --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
 the methods that have them. Flags are those of compare. The same command with the same --out goes on, and with more
 --trials goes further. It needs Optuna: pip install 'pluribus[tune]'.
+"""
+
+ABOUT_REPRODUCE = """\
+A paper's table: runs its rows over several seeds, and puts ours beside the paper's figures.
+
+  pluribus reproduce                                            all tables, and what they need
+  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       less than the paper, which the heading says
+  pluribus reproduce fedh2l-table2 --summary benchmarks/results what was measured, without running anything
+
+The same command goes on: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
+tables share are run once.
 """
 
 ABOUT_PREDICT = """\
@@ -174,6 +186,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "resume": _resume,
         "compare": _compare,
         "tune": _tune,
+        "reproduce": _reproduce,
         "predict": _predict,
         "report": _report_page,
         "watch": _watch,
@@ -564,6 +577,67 @@ def _tune(args: list[str]) -> None:
         print(f"{one.method}  {one.accuracy:.3f} on validation data, the best of {len(one.trials)} trials")
         print(f"  {one.command}")
         print(f"  pluribus run --config {one.file}")
+
+
+# ---- reproduce -----------------------------------------------------------------------------------------------------
+
+
+def _reproduce(args: list[str]) -> None:
+    import dataclasses
+
+    import tyro
+
+    runs = "Where the runs are, of all tables."
+    flags: list[Any] = [
+        ("name", _word(tyro.conf.Positional[str], "NAME", "The table.", "(default: list all)"), ""),
+        ("seeds", _word(int | None, "INT", "Number of seeds.", "(default: as the table has it)"), None),
+        ("rounds", _word(int | None, "INT", "Rounds of every run.", "(default: the paper's)"), None),
+        ("only", _word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
+        ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+        _flag("device", str, "auto", "cpu, cuda, or auto."),
+        ("out", _word(str, "FOLDER", runs, "(default: runs/reproduce)"), "runs/reproduce"),
+        ("save", _word(str | None, "FILE", "Write what stays of the runs here.", "(default: OUT/NAME.json)"), None),
+        ("summary", _word(str | None, "PLACE", "Run nothing: read this file or folder.", "(default: none)"), None),
+        _flag("markdown", str | None, None, "Write the tables to a file, as Markdown."),
+        _flag(*JSON),
+    ]
+    given = _typed(dataclasses.make_dataclass("Reproduce", flags), "pluribus reproduce", ABOUT_REPRODUCE, args)
+    if not given.name:
+        return _list_tables(given.json)
+    from pathlib import Path
+
+    from pluribus.files import to_json, write_text
+    from pluribus.reproduce.run import reproduce, shown
+
+    asked = {"seeds": given.seeds, "rounds": given.rounds}
+    asked["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
+    if given.summary is not None:
+        found = shown(given.name, given.summary, **asked)
+    else:
+        how = {name: getattr(given, name) for name in ("out", "save", "jobs", "device")}
+        found = reproduce(given.name, **asked, **how, progress=not given.json)
+    if given.markdown is not None:
+        write_text(Path(given.markdown), found.to_markdown())
+    if given.json:
+        print(to_json(found.to_json()))
+    else:
+        found.show()
+
+
+def _list_tables(as_json: bool) -> None:
+    from pluribus.listing import print_list
+    from pluribus.reproduce.paper import find, names
+
+    tables = [find(name) for name in names()]
+    rows = [
+        {"name": one.name, "about": one.title, "data": one.data, "needs": one.needs}
+        | {"rows": ", ".join(row.name for row in one.rows)}
+        for one in tables
+    ]
+    if as_json:
+        print(json.dumps({"tables": rows}))
+    else:
+        print_list(rows)
 
 
 # ---- predict -------------------------------------------------------------------------------------------------------

@@ -70,8 +70,8 @@ def compare(
         for name in names
     ]
     for one in grid:
-        _check_settings(one)
-    _finish(grid, folder, jobs or default_jobs(grid[0]), progress)
+        check_settings(one)
+    finish(grid, folder, jobs or default_jobs(grid[0]), progress)
     runs = {name: tuple(Run.read(one) for one in grid if one.method == name) for name in names}
     _check_partitions(runs)
     if target is None:
@@ -193,8 +193,8 @@ def default_jobs(described: Experiment) -> int:
     return max(1, (os.cpu_count() or 1) // (described.workers * (described.threads or 1)))
 
 
-def _check_settings(described: Experiment) -> None:
-    """A run that is there already must be of this comparison."""
+def check_settings(described: Experiment) -> None:
+    """A run that is there already must be one of these settings."""
     path = Path(described.out or "") / "config.toml"
     if not path.exists():
         return
@@ -213,8 +213,8 @@ def _spelled(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
-def _finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
-    """Run what is not finished yet."""
+def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
+    """Run or resume, each in its folder, what is not finished yet."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -123,6 +123,41 @@ class Compared:
         return self.difference.verdict(self.p)
 
 
+def compared(runs: Mapping[str, Sequence[Run]], baseline: str) -> list[Compared]:
+    """Everyone else against the baseline, with the seeds that both have; who shares none with it is left out."""
+    pairs = {name: _pairs(runs[name], runs[baseline]) for name in runs if name != baseline}
+    found = {name: difference(by_seed) for name, by_seed in pairs.items() if by_seed}
+    corrected = holm([one.p for one in found.values()])
+    return [Compared(name, one, p) for (name, one), p in zip(found.items(), corrected, strict=True)]
+
+
+def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
+    """By seed, the differences of its clients."""
+    bases = {run.seed: run.by_client for run in baseline}
+    by_seed = []
+    for run in runs:
+        base = bases.get(run.seed, {})
+        if pairs := [mine - base[k] for k, mine in run.by_client.items() if k in base]:
+            by_seed.append(pairs)
+    return by_seed
+
+
+def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
+    """Differences to the baseline as a table."""
+    headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
+    rows = [
+        (
+            Cell(one.method),
+            Cell(f"{one.difference.mean:+.3f}"),
+            Cell(f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"),
+            Cell("<0.001" if one.p < 0.001 else f"{one.p:.3f}"),
+            Cell(one.verdict),
+        )
+        for one in differences
+    ]
+    return Table(headings, tuple(rows))
+
+
 @dataclass(frozen=True)
 class Comparison:
     """Figures of several methods over the same seeds, and which differences are more than noise.
@@ -166,26 +201,15 @@ class Comparison:
     @cached_property
     def differences(self) -> list[Compared]:
         """Every other method against the baseline."""
-        others = [method for method in self.runs if method != self.baseline]
-        found = [difference(self._pairs(method)) for method in others]
-        corrected = holm([one.p for one in found])
-        return [Compared(*each) for each in zip(others, found, corrected, strict=True)]
-
-    def _pairs(self, method: str) -> list[list[float]]:
-        """By seed, the differences of its clients."""
-        by_seed = []
-        for ours, theirs in zip(self.runs[method], self.runs[self.baseline], strict=True):
-            mine, base = ours.by_client, theirs.by_client
-            if pairs := [mine[k] - base[k] for k in mine if k in base]:
-                by_seed.append(pairs)
-        return by_seed
+        return compared(self.runs, self.baseline)
 
     # ---- as text ---------------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> list[Table]:
         """Accuracy, cost, and differences where there are any."""
-        return [self._accuracy(), self._cost(), *([self._against()] if self.differences else [])]
+        differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
+        return [self._accuracy(), self._cost(), *differences]
 
     def _accuracy(self) -> Table:
         columns = [[row.accuracies[name] for row in self.rows] for name in ACCURACIES]
@@ -210,20 +234,6 @@ class Comparison:
     def _table(self, headings: tuple[str, ...], columns: Sequence[Sequence[Cell]]) -> Table:
         names = [Cell(row.method) for row in self.rows]
         return Table(headings, tuple(zip(names, *columns, strict=True)))
-
-    def _against(self) -> Table:
-        headings = (f"against {self.baseline}", "difference", "95 % interval", "p", "")
-        rows = [
-            (
-                Cell(one.method),
-                Cell(f"{one.difference.mean:+.3f}"),
-                Cell(f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"),
-                Cell("<0.001" if one.p < 0.001 else f"{one.p:.3f}"),
-                Cell(one.verdict),
-            )
-            for one in self.differences
-        ]
-        return Table(headings, tuple(rows))
 
     @property
     def notes(self) -> list[str]:

@@ -1,0 +1,212 @@
+"""Ours beside the paper's figures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+
+from pluribus.paired import LEVEL
+from pluribus.reproduce.figures import figure
+from pluribus.reproduce.paper import PaperRow, PaperTable, Printed
+from pluribus.reproduce.summary import Finished, decisive
+from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences
+from pluribus.tables import Cell, Table, markdown
+
+
+@dataclass(frozen=True)
+class Pair:
+    """A figure of ours over seeds, and the paper's."""
+
+    ours: Spread
+    seeds: int
+    paper: Printed
+    paper_runs: int
+
+    @property
+    def difference(self) -> float | None:
+        """Ours less the paper's; None where the paper has none."""
+        return None if self.paper.value is None else self.ours.mean - self.paper.value
+
+    @property
+    def beyond_noise(self) -> bool:
+        """Whether the paper's figure lies outside 95 % of what further runs of ours would give (Student's t)."""
+        if self.difference is None or self.ours.std is None:
+            return False
+        from scipy.stats import t
+
+        error = self.ours.std * math.sqrt(1 / self.paper_runs + 1 / self.seeds)
+        return bool(abs(self.difference) > t.ppf(1 - LEVEL / 2, self.seeds - 1) * error)
+
+    @property
+    def cells(self) -> list[Cell]:
+        """Ours, the paper's, the difference."""
+        mean, std, apart = self.ours.mean, self.ours.std, self.difference
+        ours = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
+        shown = "-" if apart is None else f"{apart:+.2f}{'*' if self.beyond_noise else ''}"
+        return [Cell(ours), Cell(self.paper.text), Cell(shown)]
+
+
+@dataclass(frozen=True)
+class Beside:
+    """A table of a paper with what our runs gave. Rows without a run are left out."""
+
+    table: PaperTable
+    rounds: int
+    runs: Mapping[str, tuple[Finished, ...]]
+    """By row, in the order of seeds."""
+
+    @classmethod
+    def of(cls, table: PaperTable, rows: Iterable[PaperRow], found: Iterable[Finished], rounds: int | None) -> Beside:
+        """What runs say about some rows: those of so many rounds, or of the most that there are."""
+        found = list(found)
+        by_row = {row.name: of_row(table, row, found) for row in rows}
+        most = max((one.rounds for runs in by_row.values() for one in runs), default=table.rounds)
+        rounds = rounds or most
+        runs = {name: tuple(one for one in runs if one.rounds == rounds) for name, runs in by_row.items()}
+        return cls(table, rounds, {name: some for name, some in runs.items() if some})
+
+    @cached_property
+    def pairs(self) -> dict[str, dict[str, Pair]]:
+        """By row and column."""
+        return {row.name: dict(self._pairs(row)) for row in self.table.rows if row.name in self.runs}
+
+    def _pairs(self, row: PaperRow) -> Iterator[tuple[str, Pair]]:
+        for column, name in self.table.figures.items():
+            values = [figure(name, one) for one in self.runs[row.name]]
+            known = [value for value in values if value is not None]
+            if len(known) == len(values):  # a target that a seed never reached has no mean
+                printed = row.figures.get(column, Printed("-"))
+                yield column, Pair(Spread.of(known), len(known), printed, self.table.paper_runs)
+
+    @cached_property
+    def differences(self) -> list[Compared]:
+        """Rows against the baseline, by the selected test accuracy per client and seed."""
+        if self.table.baseline not in self.runs:
+            return []
+        return compared({name: [one.run for one in runs] for name, runs in self.runs.items()}, self.table.baseline)
+
+    # ---- as text ---------------------------------------------------------------------------------------------------
+
+    @property
+    def heading(self) -> str:
+        """What this is, and whether it is all of it."""
+        short = self.rounds != self.table.rounds
+        length = f"{self.rounds:,} of the paper's {self.table.rounds:,} rounds" if short else f"{self.rounds:,} rounds"
+        return f"{self.table.title}   {length}"
+
+    @property
+    def tables(self) -> list[Table]:
+        """Figures, and differences between rows where there are any."""
+        return [self._figures(list(self.table.figures)), *self._against()]
+
+    def _figures(self, columns: list[str]) -> Table:
+        headings = ("", "seeds", *(heading for column in columns for heading in (column, "paper", "difference")))
+        rows = []
+        for name, pairs in self.pairs.items():
+            shown = [cell for column in columns for cell in _cells(pairs, column)]
+            rows.append((Cell(name), Cell(str(len(self.runs[name]))), *shown))
+        return Table(headings, tuple(rows))
+
+    def _against(self) -> list[Table]:
+        return [table_of_differences(self.table.baseline, self.differences)] if self.differences else []
+
+    @property
+    def notes(self) -> list[str]:
+        """What a reader must know of the figures."""
+        return [*self._about_figures(), *self._about_differences(), *self.table.notes]
+
+    def _about_figures(self) -> Iterator[str]:
+        yield "Ours: " + ", ".join(f"{column} is '{name}'" for column, name in self.table.figures.items()) + "."
+        of = "one run" if self.table.paper_runs == 1 else f"the mean of {self.table.paper_runs} runs"
+        yield (
+            f"±: standard deviation over seeds. *: the paper's figure, taken as {of}, lies outside 95 % of what "
+            f"further runs of ours would give."
+        )
+        missing = [row.name for row in self.table.rows if row.name not in self.runs]
+        if missing:
+            yield f"Not measured: {', '.join(missing)}."
+        where = sorted(
+            {f"{one.device}, torch {one.run.result['torch']}" for runs in self.runs.values() for one in runs}
+        )
+        if where:
+            yield f"Ran on {'; '.join(where)}."
+
+    def _about_differences(self) -> Iterator[str]:
+        if not self.differences:
+            return
+        several = len(self.differences)
+        corrected = f", corrected for {several} rows (Holm)" if several > 1 else ""
+        yield (
+            f"Differences between rows are of the selected test accuracy, per client and seed that both rows have. p: "
+            f"sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or worse: p below {LEVEL} and an "
+            f"interval without 0."
+        )
+        fewest = min(one.difference.seeds for one in self.differences)
+        if fewest < ENOUGH_SEEDS:
+            yield f"{fewest} seeds are few: where much depends on the seed, noise is taken for a difference too often."
+
+    def show(self, console: Console | None = None) -> None:
+        """Print it."""
+        from pluribus import __version__
+
+        console = console or Console(highlight=False)
+        console.print(f"[bold]Pluribus {__version__}[/]   {escape(self.heading)}\n", soft_wrap=True)
+        for table in (*(self._figures([column]) for column in self.table.figures), *self._against()):  # not too wide
+            table.show(console)
+            console.print()
+        for note in self.notes:
+            console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
+
+    def to_markdown(self) -> str:
+        """The tables and notes in Markdown."""
+        notes = "".join(f"- {markdown(note)}\n" for note in self.notes)
+        return "\n".join([*(table.to_markdown() for table in self.tables), notes])
+
+    def to_json(self) -> dict[str, Any]:
+        """Everything as plain values."""
+        return {
+            "table": self.table.name,
+            "title": self.table.title,
+            "rounds": self.rounds,
+            "paper_rounds": self.table.rounds,
+            "rows": [
+                {
+                    "row": name,
+                    "seeds": [one.run.seed for one in self.runs[name]],
+                    "figures": {
+                        column: {
+                            "mean": pair.ours.mean,
+                            "std": pair.ours.std,
+                            "paper": pair.paper.text,
+                            "difference": pair.difference,
+                            "beyond_noise": pair.beyond_noise,
+                        }
+                        for column, pair in pairs.items()
+                    },
+                }
+                for name, pairs in self.pairs.items()
+            ],
+            "differences": [
+                {"row": one.method, **asdict(one.difference), "p_holm": one.p, "verdict": one.verdict}
+                for one in self.differences
+            ],
+            "notes": self.notes,
+        }
+
+
+def _cells(pairs: Mapping[str, Pair], column: str) -> list[Cell]:
+    return pairs[column].cells if column in pairs else [Cell("-")] * 3
+
+
+def of_row(table: PaperTable, row: PaperRow, found: Iterable[Finished]) -> list[Finished]:
+    """Runs with a row's settings, whatever their rounds."""
+    wanted = decisive(table.experiment(row)) | {"rounds": None}
+    mine = [one for one in found if {**one.settings, "rounds": None} == wanted]
+    return sorted(mine, key=lambda one: one.run.seed)
