@@ -19,7 +19,7 @@ from pluribus.flower.wire import receive, send
 app = ServerApp()
 BLOB = "blob"
 QUERY = "query"
-POLL = 0.1  # seconds; Flower's own way of waiting sleeps for three
+POLL = 0.5  # seconds; Flower's own way of waiting sleeps for three, and ten looks a second keep a core busy
 LOOK = 1.0  # seconds between looks at who is there
 EXPIRED = 3  # how Flower calls a message whose time is up
 LATE = "no answer by the deadline"
