@@ -1,15 +1,19 @@
-# Two commands: `make run` (install, then the main job on embedded data) and `make test` (install, then every check).
+# Two commands: `make run` (install, then the main job on embedded data) and `make test` (install, then the checks).
+# `make network` has the faults and the conformance of whole federations over the network, minutes of Flower's waiting.
 PYTHON ?= python3
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test coverage lint clean
+.PHONY: run test network coverage lint clean
 
 run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup
+	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not network"
+
+network: .venv/installed-test
+	$(BIN)/python -m pytest -m network
 
 coverage: .venv/installed-test
 	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov=pluribus --cov-report=term
