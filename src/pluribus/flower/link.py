@@ -86,7 +86,7 @@ class Link:
         end = time.monotonic() + seconds
         nodes = {k: str(self._nodes[self._names[k]]) for k in requests}
         trouble = "there was no time"
-        while (left := end - time.monotonic()) > 0:
+        while time.monotonic() < end:
             try:
                 line = self._connected(end)
                 left = max(0.0, end - time.monotonic())
