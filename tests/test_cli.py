@@ -475,3 +475,13 @@ def test_an_interrupt_before_the_first_round_is_no_traceback(
     monkeypatch.syspath_prepend(tmp_path)
     answer = terminal("run", "local", "--data", "slow_data.load")
     assert (answer.code, answer.err.strip()) == (130, "stopped.")
+
+
+def test_whoever_reads_may_have_read_enough() -> None:
+    """As head does: it closes its end before all is written."""
+    reader, writer = os.pipe()
+    os.close(reader)
+    command = [sys.executable, "-m", "pluribus", "run", "fedgh", "--help"]
+    done = subprocess.run(command, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (141, "")

@@ -31,7 +31,7 @@ from pluribus.folder import to_toml
 
 pytest.importorskip("flwr")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
 
 WORKER, CLIENT = "pluribus.flower.worker", "flwr-clientapp"
 

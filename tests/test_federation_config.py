@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import os
 import re
 import shutil
 import socket
@@ -205,6 +206,22 @@ def test_a_port_in_use(terminal: Terminal, place: Path) -> None:
 def test_a_server_that_is_not_there(terminal: Terminal, place: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     assert_says(join(terminal, place, server=address), f"cannot reach the server at {address}: Connection refused")
+
+
+def test_a_service_that_is_stopped_says_how_to_go_on_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
+    file, scratch = write_site(place, wait=60.0), tmp_path / "scratch"
+    scratch.mkdir()
+    command = [sys.executable, "-m", "pluribus", "join", "--config", str(file)]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(scratch)}
+    ) as site:
+        assert site.stdout is not None
+        assert "cannot reach the server" in site.stdout.readline()
+        site.terminate()
+        said = site.communicate()[1]
+    assert site.returncode == 130
+    assert f"Go on with: pluribus join --config {file}" in said
+    assert list(scratch.glob("pluribus-*")) == []
 
 
 def test_a_server_of_another_authority(terminal: Terminal, place: Path) -> None:

@@ -37,7 +37,7 @@ COMMANDS = [
 SHOWN = re.findall(r"^```text\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 LINGER = ("serve", "join")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
 
 
 class Reader:

@@ -111,6 +111,7 @@ def offer(method: str) -> Agreement:
     return Agreement.of_experiment(parts.experiment, method, parts.task.names, parts.task.shape)
 
 
+@pytest.mark.network
 @pytest.mark.parametrize("method", METHODS)
 def test_over_the_network(method: str, sites: Sites) -> None:
     network, link, facts = sites

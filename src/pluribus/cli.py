@@ -874,8 +874,10 @@ def _told_how_to_go_on(command: str) -> Any:
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
-    signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
+    before = signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
     try:
         yield
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Go on with: {command}") from stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

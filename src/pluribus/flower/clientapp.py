@@ -7,10 +7,9 @@ from typing import Any
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from pluribus.flower.wire import ask
+from pluribus.flower.wire import BLOB, ask
 
 app = ClientApp()
-BLOB = "blob"
 
 
 @app.query()

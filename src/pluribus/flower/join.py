@@ -22,6 +22,7 @@ AGAIN = 5.0  # seconds until what ended is started again
 REFUSED_FOR = 150.0  # seconds of refusals until a site gives up; after a crash Flower refuses a key for up to a minute
 LEAVE = 8.0  # seconds for the last answer to leave; a SuperNode looks every three
 MOST_CRASHES = 5  # of the worker in a row
+STEADY = 600.0  # seconds that a worker has to live to be a new row
 REFUSED = "code: 2004"
 
 
@@ -63,11 +64,12 @@ class Worker:
         self._home = site.state / "flower"
         self._program: Program | None = None
         self._crashes = 0
+        self._started = 0.0
 
     def start(self) -> None:
         """Start it, and wait until it has read its data."""
         self._socket.unlink(missing_ok=True)
-        self._program = Program(self._command, self._home, log=None)
+        self._program, self._started = Program(self._command, self._home, log=None), time.monotonic()
         while not self._socket.exists():
             if (status := self._program.ended()) is not None:
                 if status == 2:  # it has said why
@@ -79,9 +81,9 @@ class Worker:
         """Start it again if it has died: all that it knew lies in the state folder."""
         if self._program is None or self._program.ended() in (None, 0):
             return
-        self._crashes += 1
+        self._crashes = 1 if time.monotonic() - self._started > STEADY else self._crashes + 1
         if self._crashes > MOST_CRASHES:
-            raise WorkerError(f"the site's worker died {self._crashes} times.")
+            raise WorkerError(f"the site's worker died {self._crashes} times in a row.")
         tell(f"the worker died (status {self._program.ended()}); it is started again")
         self.start()
 

@@ -407,7 +407,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     _sync(path.parent)
 
 
-def _sync(folder: Path) -> None:
+def _sync(folder: Path) -> None:  # files.sync does the same, but imports torch
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

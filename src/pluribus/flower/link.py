@@ -86,7 +86,7 @@ class Link:
         end = time.monotonic() + seconds
         nodes = {k: str(self._nodes[self._names[k]]) for k in requests}
         trouble = "there was no time"
-        while (left := end - time.monotonic()) > 0:
+        while time.monotonic() < end:
             try:
                 line = self._connected(end)
                 left = max(0.0, end - time.monotonic())
@@ -113,6 +113,7 @@ class Link:
         self._run("superlink")
         self._nodes = self._registered()
         self._run("gate")
+        self._connected(time.monotonic() + START)  # now, because later a deadline runs
 
     def _run(self, name: str) -> None:
         inner = self._folder / "keys"

@@ -14,10 +14,9 @@ from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.serverapp import Grid, ServerApp
 
 from pluribus.flower.envelope import seal, unseal
-from pluribus.flower.wire import receive, send
+from pluribus.flower.wire import BLOB, receive, send
 
 app = ServerApp()
-BLOB = "blob"
 QUERY = "query"
 POLL = 0.5  # seconds; Flower's own way of waiting sleeps for three, and ten looks a second keep a core busy
 LOOK = 1.0  # seconds between looks at who is there

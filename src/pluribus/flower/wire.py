@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
+BLOB = "blob"  # what holds it in a message of Flower
 LENGTH = 8  # bytes of the number before a blob
 MOST_BYTES = 2**34  # beyond any message
 
