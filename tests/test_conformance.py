@@ -63,6 +63,17 @@ PRETRAINED = {
     "mlp-64,cnn-16-32": "tiny-vit-32,tiny-cnn-64",
 }
 
+# Hyper-parameters that some methods have, and values that suit the shortest of runs.
+SHORT = {
+    "matched_batch": 10**6,  # a bandwidth that pays for a model every round
+    "pretrain_public": 2,
+    "pretrain_private": 2,
+    "head_epochs": 2,
+    "finetune_epochs": 2,
+    "server_epochs": 5,
+    "generator_steps": 5,
+}
+
 
 def fitting(name: str, **settings: Any) -> dict[str, Any]:
     """Settings that are small, that the method can work with, and under which a checkpoint follows every round."""
@@ -75,8 +86,7 @@ def fitting(name: str, **settings: Any) -> dict[str, Any]:
     }
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
         small["public_fraction"] = 0.2
-    if "matched_batch" in {field.name for field in dataclasses.fields(cls)}:
-        small["matched_batch"] = 10**6  # a bandwidth that pays for a model every round, also in the shortest run
+    small |= {field.name: SHORT[field.name] for field in dataclasses.fields(cls) if field.name in SHORT}
     if Need.PRETRAINED in cls.needs and "models" in settings:
         alone = Need.SAME_MODEL in cls.needs and settings["models"] != "small"
         settings["models"] = cls.defaults["models"] if alone else PRETRAINED[settings["models"]]
