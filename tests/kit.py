@@ -12,14 +12,13 @@ import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
 from conftest import site_of
 from pluribus import draws
@@ -122,6 +121,42 @@ def _shows_no_obstacle(client: Client, step: Step, batch: Batch, samples: int) -
 # ---- record and replay ---------------------------------------------------------------------------------------------
 
 
+class Operation(NamedTuple):
+    """One tensor operation: what it was given and what it gave, and how to call it again."""
+
+    do: Callable[..., Any]
+    given: list[Any]
+    form: TreeSpec
+    made: list[Any]
+
+
+class Recording(TorchDispatchMode):
+    """The tensor operations of a program, in their order. Called with other inputs it does the same to those.
+
+    What torch.fx records is a graph, and that takes most of the time of a check.
+    """
+
+    def __init__(self, program: Callable[..., Any], *inputs: Tensor) -> None:
+        super().__init__()
+        self._inputs = inputs
+        self._operations: list[Operation] = []  # they keep their tensors alive, so that no two have the same id
+        with self:
+            self._result = program(*inputs)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        self._operations.append(Operation(func, *tree_flatten((args, kwargs or {})), tree_leaves(result)))
+        return result
+
+    def __call__(self, *inputs: Tensor) -> Any:
+        now = {id(then): value for then, value in zip(self._inputs, inputs, strict=True)}
+        for operation in self._operations:
+            args, kwargs = tree_unflatten([now.get(id(then), then) for then in operation.given], operation.form)
+            made = zip(operation.made, tree_leaves(operation.do(*args, **kwargs)), strict=True)
+            now |= {id(then): value for then, value in made if isinstance(then, Tensor)}
+        return now.get(id(self._result), self._result)
+
+
 def _replays(method: Method, client: Client, step: Step, batches: Sequence[Batch], samples: int) -> None:
     size = batches[0].n
 
@@ -131,7 +166,7 @@ def _replays(method: Method, client: Client, step: Step, batches: Sequence[Batch
     with client._training(samples):
         try:
             with _unchanged(client):
-                recorded = make_fx(bare)(*batches[0][:3])
+                recorded = Recording(bare, *batches[0][:3])
         except Exception as error:
             raise StepError(f"{_name(step)} cannot be recorded: {error}") from error
         with torch.no_grad():

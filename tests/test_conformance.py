@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import dataclasses
 import inspect
+import itertools
 import textwrap
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -40,14 +42,15 @@ from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.folder import RunFolder
 from pluribus.ledger import Entry, Ledger
-from pluribus.message import Dim, Field, Message, Schema, tensor_bytes
+from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
 from pluribus.method import Method, Need, PeerMethod, Sizes, find, methods, name_of
 from pluribus.result import Result
 from pluribus.site import Site
 from toys import TOYS
 
 NAMES = [*methods(), *(name_of(toy) for toy in TOYS)]
-every_method = pytest.mark.parametrize("name", NAMES)
+# The tests of a method share its runs, so one process has them all.
+every_method = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES])
 
 
 # ---- how methods are run here --------------------------------------------------------------------------------------
@@ -58,6 +61,17 @@ PRETRAINED = {
     "small": "tiny",
     "toys.normed": "tiny-cnn-64",
     "mlp-64,cnn-16-32": "tiny-vit-32,tiny-cnn-64",
+}
+
+# Hyper-parameters that some methods have, and values that suit the shortest of runs.
+SHORT = {
+    "matched_batch": 10**6,  # a bandwidth that pays for a model every round
+    "pretrain_public": 2,
+    "pretrain_private": 2,
+    "head_epochs": 2,
+    "finetune_epochs": 2,
+    "server_epochs": 5,
+    "generator_steps": 5,
 }
 
 
@@ -72,8 +86,7 @@ def fitting(name: str, **settings: Any) -> dict[str, Any]:
     }
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
         small["public_fraction"] = 0.2
-    if "matched_batch" in {field.name for field in dataclasses.fields(cls)}:
-        small["matched_batch"] = 10**6  # a bandwidth that pays for a model every round, also in the shortest run
+    small |= {field.name: SHORT[field.name] for field in dataclasses.fields(cls) if field.name in SHORT}
     if Need.PRETRAINED in cls.needs and "models" in settings:
         alone = Need.SAME_MODEL in cls.needs and settings["models"] != "small"
         settings["models"] = cls.defaults["models"] if alone else PRETRAINED[settings["models"]]
@@ -84,30 +97,109 @@ def run(name: str, **settings: Any) -> Result:
     return run_tiny(name, **fitting(name, **settings))
 
 
+# ---- what many tests look at, and none may change ------------------------------------------------------------------
+
+
 @cache
+def plain_parts(name: str) -> Assembly:
+    """To look at. Whoever lets clients work needs parts of its own: cards remember who enrolled."""
+    return assemble_tiny(name, **fitting(name))
+
+
+@cache
+def born(name: str) -> dict[str, Tensor]:
+    """What will be trained, before anything was."""
+    return trained(site_of(plain_parts(name)))
+
+
+def trained(site: Site) -> dict[str, Tensor]:
+    """Everything that an optimiser of a client moves, by client and optimiser, as one vector."""
+    return {key: value for k in site.cards for key, value in trained_by(site.client(k)).items()}
+
+
+def trained_by(client: Client) -> dict[str, Tensor]:
+    return {
+        f"client {client.card.id} {name}": torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
+        for name, optimiser in client.optimisers.items()
+    }
+
+
+@dataclass(frozen=True)
+class Watched:
+    """A run to its end; what round 1 started from; and all messages that were booked: direction, client, bytes."""
+
+    result: Result
+    at_start: dict[str, Tensor]
+    booked: list[tuple[str, int, bytes]]
+
+
+@cache
+def watched_run(name: str) -> Watched:
+    at_start: dict[str, Tensor] = {}
+    booked: list[tuple[str, int, bytes]] = []
+    fit, add = Client.fit, Ledger.add
+
+    def watched_fit(client: Client, *args: Any, **how: Any) -> int:
+        if client.t == 1:
+            at_start.update({key: value for key, value in trained_by(client).items() if key not in at_start})
+        return fit(client, *args, **how)
+
+    def watched_add(ledger: Ledger, t: int, exchange: int, client: int, direction: str, data: bytes) -> None:
+        booked.append((direction, client, data))
+        add(ledger, t, exchange, client, direction, data)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "fit", watched_fit)
+        patch.setattr(Ledger, "add", watched_add)
+        return Watched(run(name), at_start, booked)
+
+
 def plain_run(name: str) -> Result:
-    return run(name)
+    return watched_run(name).result
+
+
+@cache
+def eventful_run(name: str) -> Result:
+    return run(name, **EVENTFUL)
+
+
+# Of clients 0 and 3 the latter is late, then 1 is alone, then come 1 and 3 again and 2 for the first time.
+EVENTFUL = {"rounds": 3, "participation": 0.75, "drop_rate": 0.3, "straggler_rate": 0.3, "seed": 1}
+
+
+@dataclass(frozen=True)
+class Worked:
+    """Two rounds without the loop: what was answered, the server before and after each round, and all tensors now."""
+
+    hand: ByHand
+    answers: list[dict[tuple[int, int], bytes | None]]
+    server: list[dict[str, Tensor]]
+    tensors: dict[str, Tensor]
+
+
+@cache
+def by_hand(name: str) -> Worked:
+    hand = ByHand(assemble_tiny(name, **fitting(name)))
+    answers, server = [], [server_of(hand)]
+    for t in range(2):
+        answers.append(hand.round(t, range(4)))
+        server.append(server_of(hand))
+    return Worked(hand, answers, server, hand.tensors())
+
+
+def server_of(hand: ByHand) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in hand.server.state.state_dict().items()}
 
 
 # ---- state ---------------------------------------------------------------------------------------------------------
 
 
-def trained(site: Site) -> dict[str, Tensor]:
-    """Everything that an optimiser of a client moves, by client and optimiser, as one vector."""
-    return {
-        f"client {k} {name}": torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
-        for k in site.cards
-        for name, optimiser in site.client(k).optimisers.items()
-    }
-
-
 @every_method
 def test_whatever_has_an_optimiser_learns_and_what_it_learnt_is_kept(name):
-    parts = assemble_tiny(name, **fitting(name))
     saved = Checkpoint(plain_run(name).folder / "state")
-    before, later = trained(site_of(parts)), site_of(parts, saved.client)
-    assert sorted(differing(before, trained(later))) == sorted(before)
-    for k in parts.cards:
+    later = site_of(plain_parts(name), saved.client)
+    assert sorted(differing(born(name), trained(later))) == sorted(born(name))
+    for k in later.cards:
         client = later.client(k)
         kept_at = {value.data_ptr() for value in client.tensors().values()}
         for key, optimiser in client.optimisers.items():
@@ -116,41 +208,18 @@ def test_whatever_has_an_optimiser_learns_and_what_it_learnt_is_kept(name):
 
 
 @every_method
-def test_the_next_round_starts_from_what_was_learnt(name, monkeypatch):
-    parts = assemble_tiny(name, **fitting(name))
-    born = trained(site_of(parts))
-    at_start: dict[str, Tensor] = {}
-    fit = Client.fit
-
-    def watched(client: Client, *args: Any, **how: Any) -> int:
-        if client.t == 1:
-            for key, optimiser in client.optimisers.items():
-                values = torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
-                at_start.setdefault(f"client {client.card.id} {key}", values)
-        return fit(client, *args, **how)
-
-    monkeypatch.setattr(Client, "fit", watched)
-    run(name)
-    assert at_start.keys() == born.keys()
-    assert sorted(differing(born, at_start)) == sorted(born)
-
-
-@every_method
-def test_clients_that_leave_memory_come_back_as_they_were(name, monkeypatch):
-    roomy = plain_run(name)
-    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
-    assert_same(roomy, run(name))
+def test_the_next_round_starts_from_what_was_learnt(name):
+    at_start = watched_run(name).at_start
+    assert at_start.keys() == born(name).keys()
+    assert sorted(differing(born(name), at_start)) == sorted(at_start)
 
 
 @every_method
 def test_the_server_learns_from_uploads(name):
-    parts = assemble_tiny(name, **fitting(name))
-    hand = ByHand(parts)
-    if not hand.server.state.state_dict() or not any(w.up for w in hand.site.wires(0)):
+    hand, (before, after, _) = by_hand(name).hand, by_hand(name).server
+    if not before or not any(w.up for w in hand.site.wires(0)):
         pytest.skip("nothing is learnt on the server")
-    before = {name: value.clone() for name, value in hand.server.state.state_dict().items()}
-    hand.round(0, parts.cards)
-    changed = differing(before, hand.server.state.state_dict())
+    changed = differing(before, after)
     assert changed
     for part, module in hand.server.state.named_children():
         if any(p.requires_grad for p in module.parameters()):
@@ -227,79 +296,68 @@ def test_mixed_architectures_unless_the_method_refuses_them(name):
 
 
 @every_method
-def test_same_seed_same_bits_another_seed_other_numbers(name):
-    assert_same(plain_run(name), run(name))
+def test_same_seed_same_bits_also_where_clients_leave_memory_and_come_back(name, monkeypatch):
+    roomy = plain_run(name)
+    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+    assert_same(roomy, run(name))
+
+
+@every_method
+def test_another_seed_other_numbers(name):
     other = run(name, seed=1)
-    born, reborn = (trained(site_of(assemble_tiny(name, **fitting(name, seed=seed)))) for seed in (0, 1))
-    assert sorted(differing(born, reborn)) == sorted(born)
+    reborn = trained(site_of(assemble_tiny(name, **fitting(name, seed=1))))
+    assert sorted(differing(born(name), reborn)) == sorted(reborn)
     assert numbers(other) != numbers(plain_run(name))
     assert differing(kept(other), kept(plain_run(name)))
 
 
 @every_method
 def test_a_stopped_run_resumes_to_the_same_bits(name):
-    halves = fitting(name, rounds=4, participation=0.5)
-    straight, folder = run_tiny(name, **halves), new_folder()
+    folder = new_folder()
     with pytest.raises(StoppedError):
-        run_tiny(name, folder, observers=[StopAfter(1)], **halves)
-    assert_same(straight, pluribus.resume(folder, progress=False))
+        run_tiny(name, folder, observers=[StopAfter(1)], **fitting(name, **EVENTFUL))
+    assert_same(eventful_run(name), pluribus.resume(folder, progress=False))
 
 
 @every_method
 def test_the_order_of_clients_does_not_matter(name):
-    forwards, backwards = (ByHand(assemble_tiny(name, **fitting(name))) for _ in range(2))
-    for t in range(2):
-        assert forwards.round(t, range(4)) == backwards.round(t, reversed(range(4)))
-    assert differing(forwards.tensors(), backwards.tensors()) == []
+    forwards, backwards = by_hand(name), ByHand(assemble_tiny(name, **fitting(name)))
+    assert [backwards.round(t, reversed(range(4))) for t in range(2)] == forwards.answers
+    assert differing(forwards.tensors, backwards.tensors()) == []
 
 
 @every_method
-def test_the_loop_is_what_the_parts_do_by_hand(name):
-    hand = ByHand(assemble_tiny(name, **fitting(name)))
-    for t in range(2):
-        hand.round(t, range(4))
-    assert differing(hand.tensors(), kept(plain_run(name))) == []
+def test_the_loop_is_what_the_parts_do_by_hand_without_evaluation(name):
+    assert differing(by_hand(name).tensors, kept(plain_run(name))) == []
 
 
 @every_method
 def test_evaluation_leaves_no_trace(name):
-    parts = assemble_tiny(name, **fitting(name))
-    hand = ByHand(parts)
-    hand.round(0, parts.cards)
-    for k in parts.cards:
-        client = hand.site.client(k)
-        before = {n: v.clone() for n, v in client.tensors().items()} | _server(hand)
-        measured = hand.site.evaluate(0, k, hand.download(0, k))
-        assert measured.keys() == set(parts.method.views)
-        assert differing(before, client.tensors() | _server(hand)) == []
-    rare = run(name, evaluate_every=2)
+    hand, before = by_hand(name).hand, by_hand(name).tensors
+    for k in hand.parts.cards:
+        measured = hand.site.evaluate(1, k, hand.download(0, k))
+        assert measured.keys() == set(hand.method.views)
+    assert differing(before, hand.tensors()) == []
+
+
+@pytest.mark.xdist_group("fedgh")
+def test_rare_evaluation_learns_the_same():
+    rare = run("fedgh", evaluate_every=2)
     assert [bool(record["clients"]) for record in rare.history] == [False, True]
-    assert differing(kept(rare), kept(plain_run(name))) == []
-
-
-def _server(hand: ByHand) -> dict[str, Tensor]:
-    return {f"server {n}": v.clone() for n, v in hand.server.state.state_dict().items()}
+    assert differing(kept(rare), kept(plain_run("fedgh"))) == []
 
 
 # ---- messages ------------------------------------------------------------------------------------------------------
 
 
 @every_method
-def test_bytes_are_what_was_serialised_and_what_the_schema_says(name, monkeypatch):
-    parts = assemble_tiny(name, **fitting(name))
-    site, booked = site_of(parts), []
-    add = Ledger.add
-
-    def watched(ledger: Ledger, t: int, exchange: int, client: int, direction: str, data: bytes) -> None:
-        booked.append((direction, len(data)))
+def test_bytes_are_what_was_serialised_and_what_the_schema_says(name):
+    result, booked, site = plain_run(name), watched_run(name).booked, site_of(plain_parts(name))
+    for direction, client, data in booked:
         assert sum(tensor_bytes(data).values()) == len(data)
         assert any(_fits(data, schema) for schema in _schemas(site, client, direction)), (direction, tensor_bytes(data))
-        add(ledger, t, exchange, client, direction, data)
-
-    monkeypatch.setattr(Ledger, "add", watched)
-    result = run(name)
     for way, total in result.bytes.items():
-        assert total == sum(size for direction, size in booked if direction == way)
+        assert total == sum(len(data) for direction, _, data in booked if direction == way)
         assert total == sum(result.ledger.by("tensor", way).values()) == sum(result.ledger.by("client", way).values())
         assert total == sum(record["bytes"][way] for record in result.history)
 
@@ -338,25 +396,23 @@ def _size(field: Field) -> int:
 
 @every_method
 def test_no_client_sends_or_gets_more_in_a_round_than_the_method_says(name):
-    parts, result = assemble_tiny(name, **fitting(name)), plain_run(name)
+    parts, wires = plain_parts(name), site_of(plain_parts(name)).wires
     known = {label for k in parts.cards for label, count in enumerate(parts.data.counts(k)) if count}
     found: dict[tuple[str, int, int], int] = {}
-    for entry in result.ledger.entries():
-        if entry.tensor != "(header)" and not _enrolled(parts, entry):
+    for entry in plain_run(name).ledger.entries():
+        if entry.tensor != "(header)" and not _enrolled(wires(entry.client)[0], entry):
             key = entry.direction, entry.client, entry.round
             found[key] = found.get(key, 0) + entry.bytes
-    for (direction, k, t), size in found.items():
-        if direction == "evaluation":
-            continue
+    for k, card in parts.cards.items():
         held = sum(count > 0 for count in parts.data.counts(k))
-        most = parts.method.traffic(parts.task, parts.cards[k], Sizes(held, len(known), parts.local.batch))
-        assert size <= getattr(most, direction), f"{direction} {k} in round {t}"
+        most = parts.method.traffic(parts.task, card, Sizes(held, len(known), parts.local.batch))
+        for direction, t in itertools.product(("up", "down"), range(2)):
+            assert found.get((direction, k, t), 0) <= getattr(most, direction), f"{direction} {k} in round {t}"
 
 
-def _enrolled(parts: Assembly, entry: Entry) -> bool:
+def _enrolled(wire: Wire, entry: Entry) -> bool:
     """Whether this went up when the client enrolled, which is once."""
-    once = parts.method.wires(parts.task, parts.cards[entry.client])[0].once
-    return entry.direction == "up" and entry.tensor.removesuffix(".ids") in once
+    return entry.direction == "up" and entry.tensor.removesuffix(".ids") in wire.once
 
 
 def leaking(cls: type[Method], function: str) -> type[Method]:
@@ -398,24 +454,21 @@ def test_what_is_not_declared_never_leaves_the_server(name):
 
 @every_method
 def test_some_take_part_some_go_away_some_are_late(name):
-    result = run(name, rounds=3, participation=0.75, drop_rate=0.3, straggler_rate=0.3, seed=2)
+    result = eventful_run(name)
     assert any(record["answered"] < record["present"] for record in result.history)
     for record in result.history:
         assert record["answered"] <= record["present"] <= 3
         assert len(record["clients"]) == 4
-    everyone = run(name, rounds=1)
-    assert [(r["present"], r["answered"]) for r in everyone.history] == [(4, 4)]
 
 
 @every_method
 @pytest.mark.parametrize("trouble", ["drop_rate", "straggler_rate"])
 def test_a_round_without_answers_leaves_the_server_unchanged(name, trouble):
-    settings = fitting(name, rounds=1, **{trouble: 0.999999})
-    result, server = run_tiny(name, **settings), ByHand(assemble_tiny(name, **settings)).server
+    result = run(name, rounds=1, **{trouble: 0.999999})
     assert result.history[0]["answered"] == 0
     assert result.history[0]["present"] == (0 if trouble == "drop_rate" else 4)
     assert len(result.history[0]["clients"]) == 4
-    assert differing(Checkpoint(result.folder / "state").server(), server.state.state_dict()) == []
+    assert differing(Checkpoint(result.folder / "state").server(), by_hand(name).server[0]) == []
 
 
 # ---- steps ---------------------------------------------------------------------------------------------------------
@@ -550,11 +603,10 @@ def _explained(cls: type) -> set[str]:
 
 @every_method
 def test_a_method_says_what_it_is_and_what_travels(name):
-    cls, parts = find(name), assemble_tiny(name, **fitting(name))
+    cls, wires = find(name), site_of(plain_parts(name)).wires(0)
     assert "__doc__" in vars(cls)
     assert not cls.__doc__.startswith(f"{cls.__name__}("), "the docstring is the one that dataclass made up"
     assert cls.paper
-    wires = site_of(parts).wires(0)
     assert (cls.up != "nothing") == any(wire.up or wire.once for wire in wires)
     if not issubclass(cls, PeerMethod):
         assert (cls.down != "nothing") == any(wire.down for wire in wires)
@@ -563,7 +615,7 @@ def test_a_method_says_what_it_is_and_what_travels(name):
 
 @every_method
 def test_a_method_is_frozen_and_holds_no_tensors(name):
-    method = assemble_tiny(name, **fitting(name)).method
+    method = plain_parts(name).method
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.anything = 1
     assert not any(isinstance(value, Tensor | nn.Module) for value in vars(method).values())

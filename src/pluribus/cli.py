@@ -9,7 +9,8 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
@@ -317,7 +318,8 @@ def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
     return [_flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 
-def explanations(cls: type) -> dict[str, str]:
+@cache  # a command asks for each of its groups of flags, and the source has to be parsed
+def explanations(cls: type) -> Mapping[str, str]:
     """The attribute docstrings of a dataclass by field, those that it inherits too."""
     import dataclasses
 
