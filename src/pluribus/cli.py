@@ -10,6 +10,7 @@ import json
 import os
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
@@ -287,7 +288,8 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
     """The arguments of a command in the form of a dataclass."""
     import tyro
 
-    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    # no comment in any source is the help of a flag, and to look for some takes longer than all the rest
+    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
     try:
         return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
     except SystemExit as end:
@@ -317,6 +319,7 @@ def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
     return [_flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 
+@cache  # it reads the source: once for all groups of flags
 def explanations(cls: type) -> dict[str, str]:
     """The attribute docstrings of a dataclass by field, those that it inherits too."""
     import dataclasses
