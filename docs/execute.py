@@ -42,18 +42,21 @@ class Shown:
     really: str
 
 
-def run_page(text: str) -> Iterator[Shown]:
-    """Run all blocks of a page in the current folder, in order, and yield every output that the page shows."""
+def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
+    """Run all blocks of a page in the current folder, in order, and yield every output that the page shows.
+
+    `rounds` is for commands that do not say how many, in place of the default: but for numbers they print the same.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in FENCE.finditer(text):
         if block["kind"] == "text output":
             yield Shown(block.start("text"), block.end("text"), block["text"], printed)
         else:
-            printed = _printed_by(block["kind"], block["text"], names)
+            printed = _printed_by(block["kind"], block["text"], names, rounds)
 
 
-def _printed_by(kind: str, source: str, names: dict[str, Any]) -> str:
+def _printed_by(kind: str, source: str, names: dict[str, Any], rounds: int | None) -> str:
     printed = io.StringIO()
     catch = contextlib.redirect_stderr if kind == "bash fails" else contextlib.redirect_stdout
     with catch(printed):
@@ -61,7 +64,7 @@ def _printed_by(kind: str, source: str, names: dict[str, Any]) -> str:
             exec(compile(source, "<documentation>", "exec"), names)
             return printed.getvalue()
         for command in commands(source):
-            status = _status(command)
+            status = _status(command if rounds is None else _shortened(command, rounds))
             if status != (2 if kind == "bash fails" else 0):
                 raise AssertionError(f"`{shlex.join(command)}` ended with status {status}")
     return printed.getvalue()
@@ -71,6 +74,11 @@ def commands(source: str) -> list[list[str]]:
     """The commands of a block of shell, one per line; a backslash joins lines."""
     lines = source.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def _shortened(command: list[str], rounds: int) -> list[str]:
+    says_how_many = command[:2] != ["pluribus", "run"] or {"--rounds", "--config"} & {*command}
+    return command if says_how_many else [*command, "--rounds", str(rounds)]
 
 
 def _status(command: list[str]) -> int:

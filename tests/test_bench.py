@@ -32,6 +32,8 @@ from pluribus.experiment import Experiment, experiment, flags
 from pluribus.models import Split
 from test_cli import Terminal
 
+pytestmark = pytest.mark.xdist_group("bench")  # one report for all
+
 ROUNDS = 3
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "1", "--device", "cpu"]
 

@@ -110,7 +110,7 @@ def test_a_killed_actor_costs_time_but_no_numbers() -> None:
 
 def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
     with pytest.raises(NotFiniteError, match=r"holds NaN or infinity\. Lower --lr"):
-        run("a prototype method", engine="ray", workers=2, lr=1e30)
+        run("a prototype method", engine="ray", lr=1e30)
 
 
 def test_what_actors_do_not_know_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
