@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pluribus.cli import main as pluribus
+from pluribus.models import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
@@ -106,6 +107,7 @@ def agrees(page_says: str, really: str) -> bool:
 def reader() -> Iterator[Path]:
     """Where a reader stands who follows a page: a folder of its own, with `examples/` in it."""
     before, path, columns = Path.cwd(), sys.path[:], os.environ.get("COLUMNS")
+    models = zoo.entries()
     with TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
         os.chdir(folder)
@@ -116,6 +118,8 @@ def reader() -> Iterator[Path]:
         finally:
             os.chdir(before)
             sys.path[:] = path
+            for name in zoo.entries().keys() - models:
+                del zoo._entries[name]  # a page registered it
             for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
                 del sys.modules[name]  # it was imported from a folder that is about to go
             os.environ.pop("COLUMNS")
