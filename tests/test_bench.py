@@ -157,7 +157,10 @@ def doubled(counts: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
         ("local", {"optimizer": "adamw", "weight_decay": 0.1, "models": "mlp-64", "evaluate_every": 2}),
         ("local", {"momentum": 0.9, "participation": 0.5, "evaluate": "participants", "drop_rate": 0.3, "rounds": 4}),
         ("local", {"clients": 40, "partition": "iid", "models": "mlp-64"}),  # seven training rows each, no val rows
-        ("local", {"data": "rotated-digits", "partition": "domain", "clients": 6, "models": "mlp-64", "batch_size": 100}),
+        (
+            "local",
+            {"data": "rotated-digits", "partition": "domain", "clients": 6, "models": "mlp-64", "batch_size": 100},
+        ),
     ],
     ids=["fedgh", "amsgrad", "adamw", "few", "tiny", "domains"],
 )

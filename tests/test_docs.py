@@ -78,9 +78,10 @@ def test_a_command_that_ends_otherwise_than_the_page_says_is_noticed(tmp_path, m
 
 
 def test_a_page_leaves_nothing_behind():
+    page = "```python run\nimport pluribus\npluribus.register_model('mine', 'of a page')(print)\n```\n"
     before = Path.cwd(), sys.path[:], zoo.entries()
     with execute.reader():
-        list(execute.run_page("```python run\nimport pluribus\npluribus.register_model('mine', 'of a page')(print)\n```\n"))
+        list(execute.run_page(page))
         assert "mine" in zoo.entries()
     assert (Path.cwd(), sys.path, zoo.entries()) == before
 
