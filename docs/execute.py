@@ -23,6 +23,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from pluribus.cli import main as pluribus
+from pluribus.models import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
@@ -42,18 +43,21 @@ class Shown:
     really: str
 
 
-def run_page(text: str) -> Iterator[Shown]:
-    """Run all blocks of a page in the current folder, in order, and yield every output that the page shows."""
+def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
+    """Run all blocks of a page in the current folder, in order, and yield every output that the page shows.
+
+    `rounds` is for commands that do not say how many, in place of the default: but for numbers they print the same.
+    """
     names: dict[str, Any] = {"__name__": "__main__"}
     printed = ""
     for block in FENCE.finditer(text):
         if block["kind"] == "text output":
             yield Shown(block.start("text"), block.end("text"), block["text"], printed)
         else:
-            printed = _printed_by(block["kind"], block["text"], names)
+            printed = _printed_by(block["kind"], block["text"], names, rounds)
 
 
-def _printed_by(kind: str, source: str, names: dict[str, Any]) -> str:
+def _printed_by(kind: str, source: str, names: dict[str, Any], rounds: int | None) -> str:
     printed = io.StringIO()
     catch = contextlib.redirect_stderr if kind == "bash fails" else contextlib.redirect_stdout
     with catch(printed):
@@ -61,7 +65,7 @@ def _printed_by(kind: str, source: str, names: dict[str, Any]) -> str:
             exec(compile(source, "<documentation>", "exec"), names)
             return printed.getvalue()
         for command in commands(source):
-            status = _status(command)
+            status = _status(command if rounds is None else _shortened(command, rounds))
             if status != (2 if kind == "bash fails" else 0):
                 raise AssertionError(f"`{shlex.join(command)}` ended with status {status}")
     return printed.getvalue()
@@ -71,6 +75,11 @@ def commands(source: str) -> list[list[str]]:
     """The commands of a block of shell, one per line; a backslash joins lines."""
     lines = source.replace("\\\n", " ").splitlines()
     return [words for line in lines if (words := shlex.split(line, comments=True))]
+
+
+def _shortened(command: list[str], rounds: int) -> list[str]:
+    says_how_many = command[:2] != ["pluribus", "run"] or {"--rounds", "--config"} & {*command}
+    return command if says_how_many else [*command, "--rounds", str(rounds)]
 
 
 def _status(command: list[str]) -> int:
@@ -98,6 +107,7 @@ def agrees(page_says: str, really: str) -> bool:
 def reader() -> Iterator[Path]:
     """Where a reader stands who follows a page: a folder of its own, with `examples/` in it."""
     before, path, columns = Path.cwd(), sys.path[:], os.environ.get("COLUMNS")
+    models = zoo.entries()
     with TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
         os.chdir(folder)
@@ -108,6 +118,8 @@ def reader() -> Iterator[Path]:
         finally:
             os.chdir(before)
             sys.path[:] = path
+            for name in zoo.entries().keys() - models:
+                del zoo._entries[name]  # a page registered it
             for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
                 del sys.modules[name]  # it was imported from a folder that is about to go
             os.environ.pop("COLUMNS")

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, tiny
+from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import assert_same, timeless
 from pluribus.checkpoint import Checkpoint
 from pluribus.engines.serial import Serial
@@ -238,10 +238,10 @@ sys.modules["tyro"] = None
 import pluribus
 result = pluribus.run(config=sys.argv[1], out=sys.argv[2], progress=False, threads=1)
 result.table()
-pluribus.bench("local", clients=2, rounds=1, models="mlp-64", progress=False).table()
+pluribus.bench("local", data=sys.argv[3], clients=2, rounds=1, models="mlp-64", progress=False).table()
 """
     out = new_folder()
-    command = [sys.executable, "-c", program, str(fedgh.folder / "config.toml"), out]
+    command = [sys.executable, "-c", program, str(fedgh.folder / "config.toml"), out, few_digits()]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert "weighted" in done.stdout

@@ -13,6 +13,7 @@ import pytest
 import pluribus
 from pluribus.cli import _begun, _parse
 from pluribus.method import methods
+from pluribus.models import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -44,7 +45,7 @@ def prose(page: Path) -> str:
 @pytest.mark.parametrize("page", EXECUTED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_runs_and_prints_what_it_says(page):
     with execute.reader():
-        for shown in execute.run_page(read(page)):
+        for shown in execute.run_page(read(page), rounds=2):
             assert execute.agrees(shown.page_says, shown.really), (
                 f"{page.name} shows\n{shown.page_says}\nbut what is printed is\n{shown.really}\n"
                 "python docs/execute.py writes it anew"
@@ -74,6 +75,15 @@ def test_a_command_that_ends_otherwise_than_the_page_says_is_noticed(tmp_path, m
         list(execute.run_page("```bash fails\npluribus --version\n```\n"))
     with pytest.raises(ZeroDivisionError):
         list(execute.run_page("```python run\n1 / 0\n```\n"))
+
+
+def test_a_page_leaves_nothing_behind():
+    page = "```python run\nimport pluribus\npluribus.register_model('mine', 'of a page')(print)\n```\n"
+    before = Path.cwd(), sys.path[:], zoo.entries()
+    with execute.reader():
+        list(execute.run_page(page))
+        assert "mine" in zoo.entries()
+    assert (Path.cwd(), sys.path, zoo.entries()) == before
 
 
 def test_no_block_is_marked_in_a_way_that_nobody_runs():

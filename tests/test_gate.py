@@ -413,15 +413,15 @@ ODD = {
 }
 
 
-@pytest.mark.parametrize("odd", ODD)
-def test_no_request_hides_in_another(gate: Front, back: Back, odd: str) -> None:
-    headers, body, status = ODD[odd]
-    request = f"POST {PULL} HTTP/1.1\r\nhost: a\r\n".encode() + headers + b"\r\n\r\n" + body
-    answers = re.findall(rb"HTTP/1.1 (\d+)", gate.raw(request))
-    # what is refused ends the connection; what is forwarded has five bytes, and the hidden request is seen for itself
-    assert answers == ([b"200", b"404"] if status == 200 else [b"%d" % status])
-    assert [(one.line, one.size) for one in back.arrivals] == [(f"POST {PULL} HTTP/1.1", 5)] * (status == 200)
-    assert all("transfer-encoding" not in one.headers for one in back.arrivals)
+def test_no_request_hides_in_another(gate: Front, back: Back) -> None:
+    for odd, (headers, body, status) in ODD.items():
+        back.arrivals.clear()
+        request = f"POST {PULL} HTTP/1.1\r\nhost: a\r\n".encode() + headers + b"\r\n\r\n" + body
+        answers = re.findall(rb"HTTP/1.1 (\d+)", gate.raw(request))
+        # what is refused ends the connection; what is forwarded has five bytes, and the hidden request is seen, too
+        assert answers == ([b"200", b"404"] if status == 200 else [b"%d" % status]), odd
+        assert [(one.line, one.size) for one in back.arrivals] == [(f"POST {PULL} HTTP/1.1", 5)] * (status == 200), odd
+        assert all("transfer-encoding" not in one.headers for one in back.arrivals), odd
 
 
 def test_what_is_refused_is_one_short_line_each(gate: Front, back: Back) -> None:
@@ -467,7 +467,7 @@ def test_a_large_body_is_not_held_in_memory(gate: Front, back: Back) -> None:
         return int(re.findall(r"VmHWM:\s+(\d+) kB", Path(f"/proc/{gate.pid}/status").read_text())[0]) << 10
 
     gate.ask("POST", PULL)
-    before, body = peak(), os.urandom(1 << 20) * 300
+    before, body = peak(), os.urandom(1 << 20) * 100
     assert gate.ask("POST", PULL, body)[0] == 200
     assert back.arrivals[-1].size == len(body)
     assert back.arrivals[-1].digest == hashlib.sha256(body).hexdigest()

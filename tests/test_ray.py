@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 import pluribus
-from conftest import few_digits, new_folder, run_tiny
+from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.errors import ConfigError, NotFiniteError
 from pluribus.method import name_of
@@ -110,7 +108,7 @@ def test_a_killed_actor_costs_time_but_no_numbers() -> None:
 
 def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
     with pytest.raises(NotFiniteError, match=r"holds NaN or infinity\. Lower --lr"):
-        run("a prototype method", engine="ray", workers=2, lr=1e30)
+        run("a prototype method", engine="ray", lr=1e30)
 
 
 def test_what_actors_do_not_know_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -133,11 +131,10 @@ def test_more_than_the_cluster_has() -> None:
 def test_a_running_cluster_by_its_address() -> None:
     """From a process that knows nothing of this one."""
     address, folder = ray.get_runtime_context().gcs_address, new_folder()
-    flags = ["--rounds", "2", "--threads", "1", "--checkpoint-every", "1", "--ray-address", address, "--out", folder]
-    command = [sys.executable, "-m", "pluribus", "run", "fedgh", "--engine", "ray", *flags]
-    subprocess.run(command, check=True, capture_output=True, timeout=120)  # in this home, where Ray keeps its token
-    result = pluribus.run("fedgh", rounds=2, threads=1, checkpoint_every=1, out=new_folder(), progress=False)
-    assert_same(result, pluribus.resume(folder, progress=False))
+    same = [f"--{name.replace('_', '-')}={value}" for name, value in tiny(**FEW).items()]
+    process = start("run", "fedgh", *same, "--engine", "ray", "--ray-address", address, "--out", folder)
+    assert process.wait() == 0, process.err  # in this home, where Ray keeps its token
+    assert_same(serial("a prototype method"), pluribus.resume(folder, progress=False))
 
 
 def test_nobody_at_the_address() -> None:

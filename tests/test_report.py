@@ -40,6 +40,8 @@ from pluribus.result import Result
 from processes import start
 from test_cli import Terminal
 
+pytestmark = pytest.mark.xdist_group("report")  # the runs that tests look at are made once
+
 EVIL = "<b>x</b></script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 2'>"
 
 

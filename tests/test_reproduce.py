@@ -142,6 +142,10 @@ DIFFERING = {
 }
 
 
+counts = pytest.mark.xdist_group("counts")  # in one process: tables share models, and what torch loads to count them
+
+
+@counts
 @pytest.mark.parametrize("name", COUNTED)
 def test_counts_are_the_papers_but_where_it_is_explained(name: str) -> None:
     found = counted(paper.find(name))
@@ -150,6 +154,7 @@ def test_counts_are_the_papers_but_where_it_is_explained(name: str) -> None:
     assert {row.name: set(row.figures) for row in found.table.rows} == {row: set(of) for row, of in found.ours.items()}
 
 
+@counts
 def test_what_differs_in_the_traffic_is_what_the_notes_say() -> None:
     """Class numbers beside the logits: 10 and 100 for each client; FedMD's public classes and labels."""
     traffic = counted(paper.find("fedhpl-table9")).ours
@@ -389,6 +394,7 @@ def test_summaries_are_shown_without_running(terminal: Terminal, tmp_path: Path)
     assert [row["seeds"] for row in told["rows"]] == [[0, 1], [0, 1]]
 
 
+@counts
 def test_counts_are_shown(terminal: Terminal) -> None:
     told = terminal("reproduce", "fedhpl-table10", "--json").json
     assert len(told["differing"]) == 2

@@ -35,6 +35,11 @@ def needs(package: str) -> pytest.MarkDecorator:
     return pytest.mark.skipif(find_spec(package) is None, reason=f"{package} is not installed")
 
 
+def together(package: str) -> pytest.MarkDecorator:
+    """In one process, which imports the package once and has one run of it for all to look at."""
+    return pytest.mark.xdist_group(package)
+
+
 # ---- reading back ----------------------------------------------------------------------------------------------------
 
 Points = list[tuple[int, float]]
@@ -107,7 +112,7 @@ def wandb_points(folder: Path, name: str) -> Points:
 
 
 POINTS = {"tensorboard": tensorboard_points, "mlflow": mlflow_points, "wandb": wandb_points}
-each = pytest.mark.parametrize("name", [pytest.param(name, marks=needs(name)) for name in POINTS])
+each = pytest.mark.parametrize("name", [pytest.param(name, marks=(needs(name), together(name))) for name in POINTS])
 
 
 def expected(result: Result) -> dict[str, Points]:
@@ -178,6 +183,7 @@ def test_nothing_is_sent(name: str) -> None:
 
 
 @needs("tensorboard")
+@together("tensorboard")
 def test_tensorboard_has_settings_and_final_figures() -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
     from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
@@ -196,6 +202,7 @@ def test_tensorboard_has_settings_and_final_figures() -> None:
 
 
 @needs("mlflow")
+@together("mlflow")
 def test_mlflow_has_settings_and_final_figures() -> None:
     result = told("mlflow").result
     _, run = mlflow_run(result.folder)
@@ -207,6 +214,7 @@ def test_mlflow_has_settings_and_final_figures() -> None:
 
 
 @needs("wandb")
+@together("wandb")
 def test_wandb_has_settings_and_final_figures() -> None:
     result = told("wandb").result
     config: dict[str, Any] = {}
@@ -314,6 +322,7 @@ def test_a_person_sees_it_when_a_tracker_fails_at_the_very_end(capsys: pytest.Ca
 
 
 @needs("tensorboard")
+@together("tensorboard")
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no device that is always full")
 def test_a_full_disk_stops_the_tracker_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     class Fills:
@@ -350,6 +359,7 @@ SMALL = [f"--{name.replace('_', '-')}={value}" for name, value in tiny().items()
 
 
 @needs("tensorboard")
+@together("tensorboard")
 def test_run_and_resume_take_trackers(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "run"
     assert main(["run", "fedgh", *SMALL, "--out", str(out), "--against", "local", "--track", "tensorboard"]) == 0

@@ -288,7 +288,8 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
     """The arguments of a command in the form of a dataclass."""
     import tyro
 
-    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff)
+    # no comment in any source is the help of a flag, and to look for some takes longer than all the rest
+    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
     try:
         return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
     except SystemExit as end:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
+from functools import cache
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
@@ -12,13 +13,18 @@ from rich.table import Table
 
 from pluribus.errors import ConfigError
 
+if TYPE_CHECKING:
+    from pluribus.data import Dataset
+
 Row = dict[str, Any]
 
 
 def method_rows(settings: Mapping[str, Any]) -> list[Row]:
     """Every registered method, and what it sends on its own default task or on the one that is set."""
+    from pluribus.data import load
     from pluribus.method import methods
 
+    load_once = cache(load)  # methods share a few data sets, of which some take long to make
     return [
         {
             "name": name,
@@ -27,20 +33,22 @@ def method_rows(settings: Mapping[str, Any]) -> list[Row]:
             "down": cls.down,
             "needs": ", ".join(sorted(need.value for need in cls.needs)) or "nothing",
             "paper": cls.paper,
-            **_traffic(name, settings),
+            **_traffic(name, settings, load_once),
         }
         for name, cls in methods().items()
     ]
 
 
-def _traffic(method: str, settings: Mapping[str, Any]) -> Row:
+def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Dataset]) -> Row:
     """Bytes per client and round on the method's own task, or on the one that is set; or why it cannot run there."""
     from pluribus.assembly import assemble
     from pluribus.experiment import experiment
     from pluribus.traffic import bytes_per_round
 
     try:
-        found = bytes_per_round(assemble(experiment(method, **settings)))
+        described = experiment(method, **settings)
+        dataset = load(described.data, image_size=described.image_size, seed=described.seed)
+        found = bytes_per_round(assemble(described, dataset))
     except ConfigError as error:
         return {"bytes_up": None, "bytes_down": None, "refused": str(error)}
     return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
