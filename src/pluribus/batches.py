@@ -10,6 +10,9 @@ from torch import Tensor
 
 from pluribus.data.federated import Data
 
+# Normalising by the statistics of two or three rows makes gradients explode: a MobileNetV2 on 32 x 32 images has 10,000
+# times its usual one with a batch of two.
+FEWEST = 4
 CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
 
 
@@ -23,15 +26,15 @@ class Batch(NamedTuple):
 
 
 def batch_sizes(samples: int, batch: int) -> list[int]:
-    """Sizes of the batches of one epoch.
+    """Sizes of the batches of one epoch. A remainder of fewer than four joins the batch before it.
 
-    >>> batch_sizes(25, 10), batch_sizes(21, 10), batch_sizes(1, 10), batch_sizes(0, 10)
-    ([10, 10, 5], [10, 11], [1], [])
+    >>> batch_sizes(25, 10), batch_sizes(23, 10), batch_sizes(1, 10), batch_sizes(0, 10)
+    ([10, 10, 5], [10, 13], [1], [])
     """
     full, rest = divmod(samples, batch)
     sizes = [batch] * full + ([rest] if rest else [])
-    if rest == 1 and full:
-        sizes[-2:] = [batch + 1]
+    if full and 0 < rest < FEWEST:
+        sizes[-2:] = [batch + rest]
     return sizes
 
 

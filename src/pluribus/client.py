@@ -159,8 +159,8 @@ class Client:
     ) -> int:
         """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
 
-        No sample is dropped: the last batch of an epoch is smaller, and a remainder of one joins its neighbour, because
-        batch normalisation has no variance of one sample.
+        No sample is dropped: the last batch of an epoch is smaller, and a remainder of fewer than four joins its
+        neighbour, because batch normalisation has no variance of one sample, and too wild a one of two or three.
         """
         data = self.data[on] if isinstance(on, str) else on
         epoch = batch_sizes(len(data), batch or self.local.batch)

@@ -142,6 +142,13 @@ def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
     return by_seed
 
 
+def too_few(seeds: int) -> str:
+    """What to know of differences over few seeds."""
+    if seeds == 1:
+        return "With one seed only clients are drawn anew: a difference shown is one of this seed."
+    return f"{seeds} seeds are few: where much depends on the seed, noise is taken for a difference too often."
+
+
 def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
     """Differences to the baseline as a table."""
     headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
@@ -272,10 +279,8 @@ class Comparison:
             f"anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
         )
         seeds = len(next(iter(self.runs.values())))
-        if seeds == 1:
-            yield "With one seed only clients are drawn anew: a difference shown is one of this seed."
-        elif seeds < ENOUGH_SEEDS:
-            yield f"{seeds} seeds are few: where much depends on the seed, noise is taken for a difference too often."
+        if seeds < ENOUGH_SEEDS:
+            yield too_few(seeds)
 
     def _warnings(self) -> Iterator[str]:
         told: dict[str, list[str]] = {}

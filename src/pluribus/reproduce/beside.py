@@ -16,7 +16,7 @@ from pluribus.paired import LEVEL
 from pluribus.reproduce.figures import figure
 from pluribus.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.reproduce.summary import Finished, decisive
-from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences
+from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences, too_few
 from pluribus.tables import Cell, Table, markdown
 
 
@@ -150,7 +150,7 @@ class Beside:
         )
         fewest = min(one.difference.seeds for one in self.differences)
         if fewest < ENOUGH_SEEDS:
-            yield f"{fewest} seeds are few: where much depends on the seed, noise is taken for a difference too often."
+            yield too_few(fewest)
 
     def show(self, console: Console | None = None) -> None:
         """Print it."""
