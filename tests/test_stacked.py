@@ -91,7 +91,7 @@ class Unstackable(Method):
 
 
 def parts_of(method: Any, **settings: Any):
-    small = {"clients": CLIENTS, "models": "cnn-16-32", "batch_size": 8, "min_samples": 4}
+    small = {"clients": CLIENTS, "models": "cnn-16-32", "batch_size": 6, "min_samples": 4}
     return assemble_tiny(method, **small | settings)
 
 

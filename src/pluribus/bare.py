@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from pluribus import draws
 from pluribus.assembly import Assembly
-from pluribus.batches import batch_sizes
+from pluribus.batches import batch_sizes, least_rows
 from pluribus.data.federated import Data
 from pluribus.optim import Rule
 from pluribus.steps import sweep_sizes
@@ -72,7 +72,7 @@ class BareLoop:
     def _train(self, model: nn.Module, k: int) -> float:
         local, device = self._parts.local, self._parts.device
         x, y = _whole(self._parts.data.sets(k)["train"])
-        sizes = batch_sizes(len(y), local.batch)
+        sizes = batch_sizes(len(y), local.batch, least_rows(model, self._parts.task.shape))
         model.train(len(y) > 1)
         optimiser = optimiser_of(local.rule, model)
         started = now(device)

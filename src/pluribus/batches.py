@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pluribus.data.federated import Data
+from pluribus.models.probe import Shape, normalised_pixels
 
-# Normalising by the statistics of two or three rows makes gradients explode: a MobileNetV2 on 32 x 32 images has 10,000
-# times its usual one with a batch of two.
-FEWEST = 4
 CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
 
 
@@ -25,15 +24,26 @@ class Batch(NamedTuple):
     n: int
 
 
-def batch_sizes(samples: int, batch: int) -> list[int]:
-    """Sizes of the batches of one epoch. A remainder of fewer than four joins the batch before it.
+def least_rows(model: nn.Module, shape: Shape) -> int:
+    """Rows that a batch needs so that a model can learn from it.
 
-    >>> batch_sizes(25, 10), batch_sizes(23, 10), batch_sizes(1, 10), batch_sizes(0, 10)
-    ([10, 10, 5], [10, 13], [1], [])
+    Normalised over two or three numbers, gradients explode: those of a MobileNetV2 on 32 x 32 images ten-thousandfold.
+    """
+    pixels = normalised_pixels(model, shape)
+    return 2 if pixels is None else max(2, math.ceil(4 / pixels))
+
+
+def batch_sizes(samples: int, batch: int, least: int = 2) -> list[int]:
+    """Sizes of the batches of one epoch. A remainder of fewer than `least` joins the batch before it.
+
+    >>> batch_sizes(25, 10), batch_sizes(21, 10), batch_sizes(1, 10), batch_sizes(0, 10)
+    ([10, 10, 5], [10, 11], [1], [])
+    >>> batch_sizes(23, 10, least=4)
+    [10, 13]
     """
     full, rest = divmod(samples, batch)
     sizes = [batch] * full + ([rest] if rest else [])
-    if full and 0 < rest < FEWEST:
+    if full and 0 < rest < least:
         sizes[-2:] = [batch + rest]
     return sizes
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pluribus import draws
-from pluribus.batches import Batch, batch_sizes
+from pluribus.batches import Batch, batch_sizes, least_rows
 from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
@@ -60,6 +60,7 @@ class Client:
         self._round = -1
         self._exchange: draws.Key = 0
         self._fits = 0
+        self._least: int | None = None
         self._in_step = False
         self._mode: bool | None = None
         self._loss: Tensor | None = None
@@ -159,11 +160,13 @@ class Client:
     ) -> int:
         """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
 
-        No sample is dropped: the last batch of an epoch is smaller, and a remainder of fewer than four joins its
-        neighbour, because batch normalisation has no variance of one sample, and too wild a one of two or three.
+        No sample is dropped: the last batch of an epoch is smaller, and a remainder too small to learn from (of one, or
+        of up to three where single pixels are normalised) joins its neighbour.
         """
         data = self.data[on] if isinstance(on, str) else on
-        epoch = batch_sizes(len(data), batch or self.local.batch)
+        if self._least is None:
+            self._least = least_rows(self.model, data.shape)
+        epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
         self._fits += 1
         orders: list[Tensor] = []
