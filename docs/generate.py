@@ -22,7 +22,8 @@ from pluribus.data import PARTITIONS, load, partition
 from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
-from pluribus.experiment import Experiment, flag
+from pluribus.experiment import Experiment
+from pluribus.fields import flag
 from pluribus.flower.config import FederationFile, SiteFile
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build

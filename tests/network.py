@@ -32,7 +32,7 @@ from pluribus.flower.party import Party
 from pluribus.flower.programs import free_port
 from pluribus.flower.wire import serve
 from pluribus.flower.worker import Desk, means_of
-from pluribus.folder import to_toml
+from pluribus.toml import to_toml
 
 PATIENCE = 240  # seconds until a test gives up; only one that fails waits so long
 
@@ -109,18 +109,18 @@ class Network:
                 os.kill(pid, signal.SIGKILL)
         process.wait()
 
-    def process(self, name: str, words: str) -> int | None:
-        """The process whose command line has these words, of those that a program has started."""
+    def process(self, name: str, called: str) -> int | None:
+        """The process that is called so, of those that a program has started."""
         for pid in descendants(self._running[name].pid):
             with contextlib.suppress(OSError):
-                if words in Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode():
+                if Path(f"/proc/{pid}/comm").read_text().strip() == called[:15]:  # which is all that Linux keeps
                     return pid
         return None
 
-    def signal(self, name: str, words: str, number: signal.Signals) -> None:
+    def signal(self, name: str, called: str, number: signal.Signals) -> None:
         """For one process of a program."""
-        pid = self.process(name, words)
-        assert pid is not None, f"{name} has no '{words}'"
+        pid = self.process(name, called)
+        assert pid is not None, f"{name} has no '{called}'"
         os.kill(pid, number)
 
     def rounds(self) -> list[dict[str, Any]]:

@@ -15,10 +15,11 @@ from conftest import few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import main
 from pluribus.errors import ConfigError
-from pluribus.experiment import Experiment, experiment, flag, from_toml
-from pluribus.folder import to_toml
+from pluribus.experiment import Experiment, experiment, from_toml
+from pluribus.fields import flag
 from pluribus.method import Method, methods
 from pluribus.methods.fedgh import FedGH
+from pluribus.toml import to_toml
 
 
 @dataclasses.dataclass(frozen=True)

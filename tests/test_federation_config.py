@@ -23,11 +23,11 @@ pytest.importorskip("flwr")
 
 from conftest import few_digits
 from pluribus.flower import worker
-from pluribus.flower.config import read_federation
 from pluribus.flower.keys import make_keys
 from pluribus.flower.programs import free_port
-from pluribus.flower.serve import _agree
-from pluribus.folder import RunFolder, to_toml
+from pluribus.flower.serve import _agree, read_federation
+from pluribus.folder import RunFolder
+from pluribus.toml import to_toml
 from test_cli import Terminal
 
 SERVER: dict[str, Any] = {"sites": ["north"], "classes": ["0", "1"], "image": [1, 8, 8]}
@@ -206,6 +206,15 @@ def test_a_port_in_use(terminal: Terminal, place: Path) -> None:
 def test_a_server_that_is_not_there(terminal: Terminal, place: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
     assert_says(join(terminal, place, server=address), f"cannot reach the server at {address}: Connection refused")
+
+
+def test_a_site_joins_without_torch(place: Path) -> None:
+    """Its worker has that."""
+    check = "import sys; from pluribus.cli import main; sys.exit(main(sys.argv[1:]) != 2 or 'torch' in sys.modules)"
+    file = write_site(place, server=f"127.0.0.1:{free_port()}")
+    done = subprocess.run([sys.executable, "-c", check, "join", "--config", str(file)], stderr=subprocess.PIPE)
+    assert_says(done.stderr.decode(), "cannot reach the server")
+    assert done.returncode == 0
 
 
 def test_a_service_that_is_stopped_says_how_to_go_on_and_leaves_nothing(place: Path, tmp_path: Path) -> None:

@@ -18,8 +18,9 @@ from conftest import few_digits, new_folder, run_tiny
 from pluribus.checkpoint import Checkpoint
 from pluribus.errors import CheckpointError
 from pluribus.files import append_lines, read_lines, to_json, write_json
-from pluribus.folder import RunFolder, read_toml, to_toml
+from pluribus.folder import RunFolder
 from pluribus.ledger import Ledger
+from pluribus.toml import read_toml, to_toml
 from processes import start
 
 # ---- TOML ----------------------------------------------------------------------------------------------------------

@@ -1,10 +1,12 @@
-"""The example of three hospitals: its README is followed word by word, with real processes, as its readers would.
+"""The example of three hospitals: its README is followed word by word, as its readers would.
 
+The server and the sites are processes. A prediction needs none of its own, for torch is imported here already.
 Its commands are those of the blocks `bash`, in their order; its blocks `text` show what they print.
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import shutil
@@ -18,6 +20,7 @@ import pytest
 
 import pluribus
 from network import PATIENCE, descendants
+from pluribus import cli
 from pluribus.flower.programs import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -36,6 +39,7 @@ COMMANDS = [
 ]
 SHOWN = re.findall(r"^```text\n(.*?)^```$", README, re.DOTALL | re.MULTILINE)
 LINGER = ("serve", "join")
+WIDE = "300"  # columns, so that no path is cut
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
 
@@ -56,6 +60,8 @@ class Reader:
             return
         if command[:2] == ["pluribus", "predict"]:
             self.wait()
+            assert self._do(command) == 0, self.printed(command)
+            return
         assert self._start(command).wait(PATIENCE) == 0, self.printed(command)
 
     def wait(self) -> None:
@@ -77,10 +83,17 @@ class Reader:
                     os.kill(pid, 9)
                 process.wait()
 
+    def _do(self, command: list[str]) -> int:
+        """In this process."""
+        with self._log(command).open("w") as words, pytest.MonkeyPatch.context() as patch:
+            patch.chdir(self.folder)
+            patch.setenv("COLUMNS", WIDE)
+            with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
+                return cli.main(command[1:])
+
     def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
         program = {"pluribus": [sys.executable, "-m", "pluribus"], "python": [sys.executable], "cp": ["cp"]}[command[0]]
-        # so wide that no path is cut
-        here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1", "COLUMNS": "300"}
+        here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1", "COLUMNS": WIDE}
         with self._log(command).open("wb") as words:
             return subprocess.Popen(
                 [*program, *command[1:]],
@@ -91,6 +104,10 @@ class Reader:
                 env=os.environ | here,
             )
 
+    def _failed(self) -> list[str]:
+        """What should linger but has ended otherwise than by itself."""
+        return [name for name, process in self._lingering.items() if process.poll()]
+
     def _log(self, command: list[str]) -> Path:
         return self.folder.parent / (re.sub(r"\W+", "-", " ".join(command)) + ".log")
 
@@ -99,6 +116,7 @@ class Reader:
         while not done():
             logs = sorted(self.folder.parent.glob("*.log"))
             said = "\n".join(f"== {log.name}\n{log.read_text(errors='replace')[-2000:]}" for log in logs)
+            assert not self._failed(), said
             assert time.monotonic() < end, f"it did not happen\n{said}"
             time.sleep(0.2)
 

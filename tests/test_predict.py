@@ -112,7 +112,7 @@ def test_files_give_what_tensors_give(method: str, tmp_path: Path) -> None:
 @cache
 def sites(method: str) -> tuple[Assembly, Result, Path]:
     """A federation of real sites that ran to its end, and where the sites' state lies, by number."""
-    parts, agreement, given = agreed(method, **SITES[method])
+    parts, agreement, given = agreed(method, **{"rounds": 2} | SITES[method])
     folder = Path(new_folder())
     transport = Direct({k: party_of(parts, given, k, folder) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")

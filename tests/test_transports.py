@@ -41,8 +41,8 @@ SETTINGS: dict[str, Any] = {
     "val_fraction": 0.1,
     "test_fraction": 0.2,
     "public_fraction": 0.2,
-    "rounds": 3,
-    "evaluate_every": 3,
+    "rounds": 2,
+    "evaluate_every": 2,
     "threads": 1,
     "device": "cpu",
 }

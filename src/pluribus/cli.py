@@ -761,7 +761,8 @@ def _list(args: list[str]) -> None:
 def _list_methods(args: list[str]) -> None:
     from typing import get_type_hints
 
-    from pluribus.experiment import Experiment, flag
+    from pluribus.experiment import Experiment
+    from pluribus.fields import flag
     from pluribus.listing import method_rows, print_methods
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str}

@@ -23,13 +23,15 @@ from pluribus.data import Dataset
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
-from pluribus.experiment import Experiment, experiment, flag, from_toml, known_settings
+from pluribus.experiment import Experiment, experiment, from_toml, known_settings
+from pluribus.fields import flag
 from pluribus.files import read_json, write_json
-from pluribus.folder import RunFolder, free, read_toml, to_toml
+from pluribus.folder import RunFolder, free
 from pluribus.method import Method, find, name_of
 from pluribus.models import assign
 from pluribus.parallel import run_all
 from pluribus.standings import OWN, Comparison, Run
+from pluribus.toml import read_toml, to_toml
 from pluribus.track.board import Board
 
 AnyMethod = str | Method | type[Method]

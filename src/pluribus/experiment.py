@@ -7,16 +7,14 @@ import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache
-from numbers import Integral, Real
 from pathlib import Path
-from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal
 
-from pluribus.errors import ConfigError, unknown
-from pluribus.folder import read_toml
+from pluribus.errors import ConfigError
+from pluribus.fields import check_names, fitted, flag
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
+from pluribus.toml import read_toml
 
 SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
@@ -177,11 +175,6 @@ class Experiment:
         return values
 
 
-def flag(name: str) -> str:
-    """The command-line spelling of a field."""
-    return "--" + name.replace("_", "-")
-
-
 def flags(described: Experiment) -> list[str]:
     """The command line of an experiment without its folder: every value that is not what its method has anyway."""
     usual = experiment(described.method)
@@ -250,57 +243,5 @@ def from_toml(path: Path) -> dict[str, Any]:
     return fitted(Experiment, written)
 
 
-# What a field of a type takes, and what that is called. `bool` would pass for a number.
-_KINDS: dict[Any, tuple[Any, str]] = {
-    bool: (bool, "true or false"),
-    int: (Integral, "a whole number"),
-    float: (Real, "a number"),
-    str: (str | os.PathLike, "text"),
-    Path: (str | os.PathLike, "a path"),
-    tuple: (list | tuple, "a list"),
-    dict: (dict, "a table"),
-}
-
-
-def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values in the types that a dataclass declares for its fields; what does not fit is refused."""
-    return {name: _fitted(name, value, _hints(cls)[name]) for name, value in values.items()}
-
-
-_hints = cache(get_type_hints)
-
-
-def _fitted(name: str, value: Any, hint: Any) -> Any:
-    choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
-    for choice in choices:
-        kind = get_origin(choice) or choice
-        if kind is Literal:
-            if value in get_args(choice):
-                return value
-        elif kind is NoneType:
-            if value is None:
-                return value
-        elif kind not in _KINDS:
-            return value
-        elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
-            return kind(value)
-    wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
-    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.")
-
-
-def _described(choice: Any) -> str:
-    if get_origin(choice) is Literal:
-        return f"one of {', '.join(map(str, get_args(choice)))}"
-    return _KINDS[get_origin(choice) or choice][1]
-
-
 def _field_names(cls: type[Method]) -> list[str]:
     return [f.name for f in dataclasses.fields(cls)] if dataclasses.is_dataclass(cls) else []
-
-
-def check_names(given: Any, known: Any, kind: str, look: str) -> None:
-    """Refuse a name that is not known."""
-    known = list(known)
-    for name in given:
-        if name not in known:
-            raise unknown(kind, name, known, look)

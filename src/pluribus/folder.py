@@ -11,9 +11,6 @@ result.json       the summary, once the run is finished
 from __future__ import annotations
 
 import fcntl
-import json
-import re
-import tomllib
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
@@ -22,6 +19,7 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DataError
 from pluribus.files import append_lines, read_lines, sync, to_json, write_json, write_text
+from pluribus.toml import read_toml, to_toml
 
 
 class RunFolder:
@@ -157,57 +155,3 @@ def free(path: Path) -> Path:
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
     return candidate
-
-
-def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, with a sentence for each way this can fail."""
-    try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not valid TOML: {error}.") from error
-
-
-def to_toml(settings: dict[str, Any]) -> str:
-    """Settings as TOML: plain values first, then one table per dictionary. None and empty tables are left out.
-
-    >>> print(to_toml({"data": "digits", "lr": 0.1, "hyper": {"server_lr": 0.01}}), end="")
-    data = "digits"
-    lr = 0.1
-    <BLANKLINE>
-    [hyper]
-    server_lr = 0.01
-    """
-    tables = {name: table for name, table in settings.items() if isinstance(table, dict)}
-    text = _pairs({name: value for name, value in settings.items() if name not in tables}, "\n")
-    for name, table in tables.items():
-        if table:
-            text += f"\n[{_key(name)}]\n" + _pairs(table, "\n")
-    return text
-
-
-def _pairs(table: dict[str, Any], end: str) -> str:
-    return "".join(f"{_key(name)} = {_value(value)}{end}" for name, value in table.items() if value is not None)
-
-
-def _key(name: str) -> str:
-    return name if re.fullmatch("[A-Za-z0-9_-]+", name) else _quoted(name)
-
-
-def _quoted(text: str) -> str:
-    """As in JSON, but TOML wants the one control character escaped that JSON takes as it is."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _value(value: Any) -> str:
-    match value:
-        case str():
-            return _quoted(value)
-        case float():
-            return repr(float(value))  # inf and nan too, which JSON spells in another way
-        case list() | tuple():
-            return f"[{', '.join(_value(item) for item in value)}]"
-        case dict():
-            return f"{{{_pairs(value, ', ').removesuffix(', ')}}}"
-    return json.dumps(value)

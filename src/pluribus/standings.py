@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 
-from pluribus.experiment import Experiment, flag
+from pluribus.experiment import Experiment
+from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
 from pluribus.method import hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm

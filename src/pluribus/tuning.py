@@ -20,11 +20,13 @@ from pluribus.comparison import AnyMethod, described_by, name_of_any
 from pluribus.draws import number
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, unknown
-from pluribus.experiment import Experiment, fitted, flags
+from pluribus.experiment import Experiment, flags
+from pluribus.fields import fitted
 from pluribus.files import append_lines, read_json, read_lines, write_json, write_text
-from pluribus.folder import free, to_toml
+from pluribus.folder import free
 from pluribus.method import hyperparameters
 from pluribus.standings import OWN
+from pluribus.toml import to_toml
 
 if TYPE_CHECKING:
     from optuna.trial import Trial

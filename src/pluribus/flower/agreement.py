@@ -11,7 +11,8 @@ from typing import Any
 from pluribus import __version__
 from pluribus.client import Local
 from pluribus.errors import ConfigError, MessageError, unknown
-from pluribus.experiment import Experiment, fitted
+from pluribus.experiment import Experiment
+from pluribus.fields import fitted
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
 from pluribus.optim import Rule

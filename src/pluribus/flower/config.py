@@ -1,4 +1,7 @@
-"""The two files of a federation: federation.toml at the server, site.toml at each site. Mistakes get one sentence."""
+"""The two files of a federation: federation.toml at the server, site.toml at each site. Mistakes get one sentence.
+
+No torch here: `pluribus join` leaves that to its worker.
+"""
 
 from __future__ import annotations
 
@@ -9,14 +12,10 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from pluribus.errors import ConfigError
-from pluribus.experiment import SITES, Experiment, check_names, experiment, fitted
-from pluribus.folder import read_toml
-from pluribus.method import find, hyperparameters
+from pluribus.fields import check_names, fitted
+from pluribus.toml import read_toml
 
 LOOK = "docs/deployment.md"
-# Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
-TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
-SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
 IMAGES = ("data", "train", "val", "test", "public")  # each a place, or the name of a data set
 T = TypeVar("T")
 
@@ -95,30 +94,19 @@ class SiteFile:
     """Seconds to wait for the server when it cannot be reached at the start."""
 
 
-def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
-    """What federation.toml says, and the experiment that it describes for this method."""
-    written = read_toml(path)
-    hyper = list(hyperparameters(find(method)()))
-    own = {name: written.pop(name) for name in _names(FederationFile) if name in written}
-    if simulated := [name for name in written if name in _names(Experiment) and name not in SETTINGS]:
-        raise ConfigError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
-    check_names(written, [*_names(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
-    file = _made(FederationFile, own, path)
-    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
-
-
 def read_site(path: Path) -> SiteFile:
     """What site.toml says."""
     written = read_toml(path)
-    check_names(written, _names(SiteFile), f"setting in {path}:", LOOK)
-    return _made(SiteFile, written, path)
+    check_names(written, names_of(SiteFile), f"setting in {path}:", LOOK)
+    return made_of(SiteFile, written, path)
 
 
-def _names(cls: type) -> list[str]:
+def names_of(cls: type) -> list[str]:
+    """What a file may say."""
     return [one.name for one in dataclasses.fields(cls)]
 
 
-def _made(cls: type[T], written: dict[str, Any], path: Path) -> T:
+def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
     """A file in the form of its dataclass. Places are seen from where the file lies."""
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]
         if one.default is dataclasses.MISSING and one.name not in written:

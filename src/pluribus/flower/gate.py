@@ -26,6 +26,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pluribus.errors import ConfigError
+from pluribus.flower.programs import be_called
 
 # What a SuperNode that has a key calls. One without a key would also register itself: that is for the server to do.
 PATHS = frozenset(
@@ -283,4 +284,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
+    be_called("pluribus-gate")
     sys.exit(main())

@@ -18,7 +18,7 @@ from pluribus.flower.keys import check_authority, check_node_key
 from pluribus.flower.programs import Program, flower, free_port, module
 
 POLL = 0.5  # seconds between looks at what runs
-AGAIN = 5.0  # seconds until what ended is started again
+AGAIN = 10.0  # seconds until what ended is started again
 REFUSED_FOR = 150.0  # seconds of refusals until a site gives up; after a crash Flower refuses a key for up to a minute
 LEAVE = 8.0  # seconds for the last answer to leave; a SuperNode looks every three
 MOST_CRASHES = 5  # of the worker in a row
@@ -129,7 +129,8 @@ class Node:
         who = ["--root-certificates", self._ca, "--auth-supernode-private-key", self._key]
         where = ["--superlink", self._site.server, "--host", "127.0.0.1", "--port", str(free_port())]
         tie = ["--node-config", f'socket="{self._socket}"']
-        return Program([*module("pluribus.flower.supernode"), *who, *where, *tie], self._home, log)
+        nursery = [*module("pluribus.flower.nursery"), self._socket.parent, "flower-supernode"]
+        return Program([*nursery, *who, *where, *tie], self._home, log)
 
     def _explain(self, now: float) -> None:
         assert self._program is not None

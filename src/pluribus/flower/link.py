@@ -22,10 +22,10 @@ from pluribus.errors import ConfigError, MessageError, WorkerError
 from pluribus.files import read_json, write_json, write_text
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.keys import make_keys
-from pluribus.flower.programs import Program, flower, flwr, free_port, module
+from pluribus.flower.programs import Program, flower, flwr, flwr_all, free_port, module
 from pluribus.flower.remote import Missing
 from pluribus.flower.wire import listen, receive, send
-from pluribus.folder import to_toml
+from pluribus.toml import to_toml
 
 LOOPBACK = "127.0.0.1"
 NAME = "here"  # of the SuperLink, for Flower's command line
@@ -61,6 +61,7 @@ class Link:
         self._listening = listen(self._socket)
         self._port = free_port()
         self._home = folder / "home"
+        self._database = folder / "link.db"
 
     def __enter__(self) -> Link:
         try:
@@ -103,6 +104,7 @@ class Link:
     # ---- what runs -------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
+        flower("flower-superlink")
         shutil.copytree(Path(__file__).parent / "app", self._folder / "app", dirs_exist_ok=True)
         inner = self._folder / "keys"  # for loopback, where Flower insists on TLS too
         shutil.rmtree(inner, ignore_errors=True)
@@ -110,8 +112,9 @@ class Link:
         self._home.mkdir(exist_ok=True)
         address = {"address": f"{LOOPBACK}:{self._port}", "root-certificates": str(inner / "ca.crt")}
         write_text(self._home / "config.toml", to_toml({"superlink": {"default": NAME, NAME: address}}))
+        known = self._database.exists()
         self._run("superlink")
-        self._nodes = self._registered()
+        self._nodes = self._registered(flwr(self._home, "supernode", "list", NAME)["nodes"] if known else [])
         self._run("gate")
         self._connected(time.monotonic() + START)  # now, because later a deadline runs
 
@@ -121,8 +124,9 @@ class Link:
         if name == "superlink":
             tls = ["--ssl-ca-certfile", ca, "--ssl-certfile", inner / "server" / "server.pem"]
             tls += ["--ssl-keyfile", inner / "server" / "server.key", "--enable-supernode-auth"]
-            place = ["--host", LOOPBACK, "--port", str(self._port), "--database", self._folder / "link.db"]
-            self._programs[name] = Program([flower("flower-superlink"), *tls, *place], self._home, log)
+            place = ["--host", LOOPBACK, "--port", str(self._port), "--database", self._database]
+            nursery = [*module("pluribus.flower.nursery"), self._place.name, "flower-superlink"]
+            self._programs[name] = Program([*nursery, *tls, *place], self._home, log)
             self._wait_for_port()
         else:
             door, to = self._door, f"{LOOPBACK}:{self._port}"
@@ -181,19 +185,21 @@ class Link:
 
     # ---- who may come in -------------------------------------------------------------------------------------------
 
-    def _registered(self) -> dict[str, int]:
-        """Every site's number at the SuperLink, which knows exactly these sites."""
+    def _registered(self, nodes: list[dict[str, Any]]) -> dict[str, int]:
+        """Every site's number at the SuperLink, which knows these nodes, and then exactly the sites."""
         file = self._folder / "nodes.json"
         known: dict[str, Any] = read_json(file) if file.exists() else {}
-        listed = {str(one["node-id"]) for one in flwr(self._home, "supernode", "list", NAME)["nodes"]}
+        listed = {str(one["node-id"]) for one in nodes}
         same = {site: one for site, one in known.items() if self._keys.get(site) == one["key"]}
         known = {site: one for site, one in same.items() if str(one["node"]) in listed}
         for node in listed - {str(one["node"]) for one in known.values()}:
             flwr(self._home, "supernode", "unregister", node, NAME)
-        for site, key in self._keys.items():
-            if site not in known:
-                public = Path(self._place.name) / "site.pub"
-                public.write_text(f"{key}\n", encoding="utf-8")
-                known[site] = {"key": key, "node": flwr(self._home, "supernode", "register", public, NAME)["node-id"]}
-                write_json(file, known)
+        new = {site: Path(self._place.name) / f"{site}.pub" for site in self._keys if site not in known}
+        for site, public in new.items():
+            public.write_text(f"{self._keys[site]}\n", encoding="utf-8")
+        commands = [("supernode", "register", public, NAME) for public in new.values()]
+        answers = flwr_all(self._home, commands, START + len(new)) if new else []
+        for site, answer in zip(new, answers, strict=True):
+            known[site] = {"key": self._keys[site], "node": answer["node-id"]}
+        write_json(file, known)
         return {site: int(one["node"]) for site, one in known.items()}

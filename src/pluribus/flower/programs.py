@@ -22,10 +22,9 @@ QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-    "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.5",
     "PYTHONUNBUFFERED": "1",
 }
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
 class Program:
@@ -44,7 +43,7 @@ class Program:
                 stderr=words,
                 env=environment(home),
                 start_new_session=True,  # Ctrl-C is for us, and we tell the others
-                preexec_fn=_end_with_parent,
+                preexec_fn=end_with_parent,
             )
         finally:
             if words:
@@ -88,18 +87,35 @@ def environment(home: Path) -> dict[str, str]:
 
 
 def flwr(home: Path, *words: str | Path, seconds: float = 60) -> dict[str, Any]:
-    """What Flower's command line answers, which speaks JSON."""
-    command = [flower("flwr"), *words, "--format", "json"]
+    """What Flower's command line answers to a command."""
+    (answer,) = flwr_all(home, [words], seconds)
+    return answer
+
+
+def flwr_all(home: Path, commands: Sequence[Sequence[str | Path]], seconds: float = 60) -> list[dict[str, Any]]:
+    """What Flower's command line answers, which speaks JSON, to one command after the other."""
+    asked = "".join(json.dumps([*map(str, words), "--format", "json"]) + "\n" for words in commands)
+    console = module("pluribus.flower.console")
     try:
-        done = subprocess.run(command, capture_output=True, text=True, env=environment(home), timeout=seconds)
-        answer = json.loads(done.stdout)
+        done = subprocess.run(
+            console, input=asked, capture_output=True, text=True, env=environment(home), timeout=seconds
+        )
     except subprocess.TimeoutExpired as error:
-        raise WorkerError(f"flwr {words[0]} did not answer within {seconds:.0f} s.") from error
+        raise WorkerError(f"flwr {commands[0][0]} did not answer within {seconds:.0f} s.") from error
+    said = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(said) < len(commands):
+        raise WorkerError(f"flwr {commands[0][0]} failed: {done.stderr.strip()[-500:]}")
+    return [_understood(str(words[0]), *told) for words, told in zip(commands, said, strict=True)]
+
+
+def _understood(command: str, out: str, err: str) -> dict[str, Any]:
+    try:
+        answer = dict(json.loads(out))
     except ValueError as error:
-        raise WorkerError(f"flwr {words[0]} failed: {(done.stderr or done.stdout).strip()[-500:]}") from error
+        raise WorkerError(f"flwr {command} failed: {(err or out).strip()[-500:]}") from error
     if not answer.get("success"):
-        raise WorkerError(f"flwr {words[0]} failed: {answer.get('error-message')}")
-    return dict(answer)
+        raise WorkerError(f"flwr {command} failed: {answer.get('error-message')}")
+    return answer
 
 
 def free_port() -> int:
@@ -109,7 +125,13 @@ def free_port() -> int:
         return int(door.getsockname()[1])
 
 
-def _end_with_parent() -> None:
+def end_with_parent() -> None:
     """However we end, even killed: the kernel ends what we started. Linux only; elsewhere a kill leaves orphans."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def be_called(name: str) -> None:
+    """What `ps` shows of this process, and Linux keeps fifteen letters of."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

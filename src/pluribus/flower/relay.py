@@ -18,7 +18,7 @@ from pluribus.flower.wire import BLOB, receive, send
 
 app = ServerApp()
 QUERY = "query"
-POLL = 0.5  # seconds; Flower's own way of waiting sleeps for three, and ten looks a second keep a core busy
+POLL = 1.0  # seconds; Flower's own way of waiting sleeps for three, and ten looks a second keep a core busy
 LOOK = 1.0  # seconds between looks at who is there
 EXPIRED = 3  # how Flower calls a message whose time is up
 LATE = "no answer by the deadline"

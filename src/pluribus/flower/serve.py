@@ -10,19 +10,25 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import CheckpointError, ConfigError
-from pluribus.experiment import Experiment
+from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Observer
+from pluribus.fields import check_names
 from pluribus.files import read_json, write_json
 from pluribus.flower.agreement import Agreement
-from pluribus.flower.config import FederationFile, read_federation
+from pluribus.flower.config import LOOK, FederationFile, made_of, names_of
 from pluribus.flower.federate import dismiss, federation, greet, settled
 from pluribus.flower.gate import bind
 from pluribus.flower.keys import check_certificate, site_keys
 from pluribus.flower.link import Door, Link
 from pluribus.folder import RunFolder
+from pluribus.method import find, hyperparameters
 from pluribus.result import Result
+from pluribus.toml import read_toml
 
 MEGABYTE = 10**6
+# Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
+TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
+SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
 
 
 def serve(
@@ -55,6 +61,18 @@ def serve(
             return result
     finally:
         folder.close()
+
+
+def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
+    """What federation.toml says, and the experiment that it describes for this method."""
+    written = read_toml(path)
+    hyper = list(hyperparameters(find(method)()))
+    own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
+    if simulated := [name for name in written if name in names_of(Experiment) and name not in SETTINGS]:
+        raise ConfigError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
+    check_names(written, [*names_of(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
+    file = made_of(FederationFile, own, path)
+    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
 
 
 def _keys(file: FederationFile) -> dict[str, str]:

@@ -21,6 +21,7 @@ from pluribus.flower.config import SiteFile, read_site
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.holdings import Public
 from pluribus.flower.party import Means, Party
+from pluribus.flower.programs import be_called
 from pluribus.flower.wire import serve
 from pluribus.models import entries
 
@@ -105,4 +106,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
+    be_called("pluribus-worker")
     sys.exit(main(sys.argv[1:]))

@@ -13,7 +13,7 @@ from typing import Any
 
 from pluribus.errors import ConfigError, unknown
 from pluribus.experiment import Experiment, experiment
-from pluribus.folder import read_toml
+from pluribus.toml import read_toml
 
 LOOK = "pluribus reproduce"
 

@@ -16,7 +16,8 @@ from pluribus.comparison import check_settings, default_jobs, finish
 from pluribus.data import Dataset
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import ConfigError
-from pluribus.experiment import Experiment, flag
+from pluribus.experiment import Experiment
+from pluribus.fields import flag
 from pluribus.reproduce import paper, summary
 from pluribus.reproduce.beside import Beside, of_row
 from pluribus.reproduce.counts import Counted, counted
