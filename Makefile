@@ -1,22 +1,20 @@
 # `make run`: install, then the main job on embedded data. `make test`: install, then every check. `make docs`: site/.
-# `make network` has the faults and the conformance of whole federations over the network, minutes of Flower's waiting.
 PYTHON ?= python3
 BIN := .venv/bin
+# more processes than cores: some of them wait for Flower's sites, or for a browser
+SIDE_BY_SIDE := -n 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
-.PHONY: run test network coverage lint docs clean
+.PHONY: run test coverage lint docs clean
 
 run: .venv/installed
 	$(BIN)/pluribus run fedgh --against local
 
 test: .venv/installed-test lint
-	$(BIN)/python -m pytest -n 3 --dist loadgroup -m "not network"
-
-network: .venv/installed-test
-	$(BIN)/python -m pytest -m network
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE)
 
 coverage: .venv/installed-test
-	$(BIN)/python -m pytest -n 3 --dist loadgroup --cov=pluribus --cov-report=term
+	$(BIN)/python -m pytest $(SIDE_BY_SIDE) --cov=pluribus --cov-report=term
 
 lint: .venv/installed-test
 	$(BIN)/ruff check .

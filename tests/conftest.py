@@ -31,7 +31,11 @@ _scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when th
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Some pytest and pytest-xdist do not fit, and then one federation runs in every process at the same time."""
+    """What takes longest comes first, so that nobody waits for it at the end.
+
+    Some pytest and pytest-xdist do not fit, and then one federation runs in every process at the same time.
+    """
+    items.sort(key=lambda item: [item.get_closest_marker(mark) is None for mark in ("network", "slow")])
     if config.getoption("loadgroup", False):
         grouped = [item for item in items if item.get_closest_marker("xdist_group")]
         if not all("@" in item.nodeid for item in grouped):

@@ -22,7 +22,7 @@ from toys import Counted
 
 ray = pytest.importorskip("ray")
 
-pytestmark = pytest.mark.xdist_group("ray")  # one cluster is enough for this machine
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster is enough for this machine
 
 FEW = {"data": few_digits(160), "checkpoint_every": 1, "threads": 1}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {

@@ -27,7 +27,7 @@ from pluribus.folder import RunFolder
 pytest.importorskip("flwr")
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("network")]
+pytestmark = pytest.mark.slow
 
 NAMES = {0: "north", 1: "south"}
 METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
@@ -65,6 +65,7 @@ def serial(method: str) -> tuple[str, list[dict[str, Any]]]:
     return digest(kept(result)), numbers(result)
 
 
+@pytest.mark.xdist_group("ray")  # one cluster at a time
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "ray", "workers": 2}], ids=["workers", "ray"])
 def test_on_one_machine(method: str, how: dict[str, Any], cluster: None) -> None:
@@ -112,6 +113,7 @@ def offer(method: str) -> Agreement:
 
 
 @pytest.mark.network
+@pytest.mark.xdist_group("network")
 @pytest.mark.parametrize("method", METHODS)
 def test_over_the_network(method: str, sites: Sites) -> None:
     network, link, facts = sites

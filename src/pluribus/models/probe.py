@@ -62,7 +62,8 @@ def _through(net: nn.Module, shape: Shape) -> Any:
         name: torch.zeros_like(tensor, device=device)
         for name, tensor in chain(net.named_parameters(), net.named_buffers())
     }
+    kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
     # Two images, because batch normalisation in training refuses one; a forked generator, because the weights that are
     # drawn next must not depend on whether someone looked before.
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return functional_call(net, stand_ins, (torch.zeros(2, *shape),))
+        return functional_call(net, stand_ins, (torch.zeros(2, *shape, dtype=kind),))
