@@ -20,6 +20,7 @@ app = ServerApp()
 QUERY = "query"
 POLL = 1.0  # seconds; Flower's own way of waiting sleeps for three, and ten looks a second keep a core busy
 LOOK = 1.0  # seconds between looks at who is there
+SILENCE = 30.0  # seconds until a node that says nothing is asked again, then twice as many, and so on
 EXPIRED = 3  # how Flower calls a message whose time is up
 LATE = "no answer by the deadline"
 
@@ -43,31 +44,36 @@ def main(grid: Grid, context: Context) -> None:
 def exchange(grid: Grid, requests: Mapping[int, bytes], seconds: float) -> tuple[dict[int, bytes], dict[int, str]]:
     """Send each node its request as soon as it is there, again if it fails, and wait for answers until time is up.
 
-    Nodes that did not answer may have said why. A site does a request once, however often it comes.
+    Nodes that did not answer may have said why. An answer that a node could not deliver is lost, so who is silent is
+    asked again; a site does a request once, however often it comes.
     """
     end = time.monotonic() + seconds
-    waiting, sent = set(requests), dict[str, int]()
+    sent: dict[str, int] = {}
     answers: dict[int, bytes] = {}
     reasons = dict.fromkeys(requests, "it is not connected")
+    silence = dict.fromkeys(requests, SILENCE)
+    ask_at = dict.fromkeys(requests, float("-inf"))
     looked = float("-inf")
-    while (waiting or sent) and (now := time.monotonic()) < end:
-        if waiting and now - looked > LOOK:
-            looked, there = now, sorted(waiting & set(grid.get_node_ids()))
+    while ask_at and (now := time.monotonic()) < end:
+        due = {node for node, at in ask_at.items() if at <= now}
+        if due and now - looked > LOOK:
+            looked, there = now, sorted(due & set(grid.get_node_ids()))
             if there:  # known by message, not by sender: of a lost node, Flower itself is the sender
                 messages = [_message(node, requests[node], end - now) for node in there]
                 sent |= dict(zip(grid.push_messages(messages), there, strict=True))
-                waiting -= set(there)
                 reasons |= dict.fromkeys(there, LATE)
+                ask_at |= {node: now + silence[node] for node in there}
+                silence |= {node: 2 * silence[node] for node in there}
         for reply in grid.pull_messages(list(sent)) if sent else ():
             node = sent.pop(reply.metadata.reply_to_message_id, None)
-            if node is None:
+            if node not in ask_at:
                 continue
             blob, reason = _read(reply)
             if blob is None:
-                waiting.add(node)
-                reasons[node] = reason
+                ask_at[node], reasons[node] = now, reason
             else:
                 answers[node] = blob
+                del ask_at[node]
         time.sleep(POLL)
     return answers, reasons
 
