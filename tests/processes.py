@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -88,13 +89,17 @@ _numbers = itertools.count()
 
 
 def start(
-    *argv: object, die_at_sync: int | None = None, largest_file: int | None = None, dies_when_full: bool = False
+    *argv: object,
+    die_at_sync: int | None = None,
+    largest_file: int | None = None,
+    dies_when_full: bool = False,
+    env: Mapping[str, str] | None = None,
 ) -> Process:
     """`pluribus ARGV` in a process of its own, which kills itself just before a certain fsync, or has a full disk."""
     launcher, number = _launcher(), next(_numbers)
     printed = {name: str(Path(launcher.logs.name) / f"{number}.{name}") for name in ("out", "err")}
     how = {"die_at_sync": die_at_sync, "largest_file": largest_file, "dies_when_full": dies_when_full}
-    pid = launcher.ask(do="start", argv=[str(word) for word in argv], **printed, **how)
+    pid = launcher.ask(do="start", argv=[str(word) for word in argv], env=dict(env or {}), **printed, **how)
     return Process(launcher, pid, printed)
 
 
@@ -140,6 +145,7 @@ def _become(command: dict[str, Any]) -> None:
         # a shell that runs the tests in the background has them, and so this process, ignore it
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.alarm(LONGEST)
+        os.environ.update(command["env"])
         if command["die_at_sync"] is not None:
             _die_at_sync(command["die_at_sync"])
         if command["largest_file"] is not None:

@@ -25,8 +25,9 @@ from pluribus.flower.nursery import fork_by_name
 def tell():
     name = pathlib.Path("/proc/self/comm").read_text().strip()
     told = {"arguments": sys.argv, "called": name, "pid": os.getpid(), "parent": os.getppid()}
-    pathlib.Path("telling").write_text(json.dumps(told))
-    pathlib.Path("telling").rename(sys.argv[1])
+    unfinished = pathlib.Path(sys.argv[1] + ".new")
+    unfinished.write_text(json.dumps(told))
+    unfinished.rename(sys.argv[1])
     if "wait" in sys.argv:
         time.sleep(1000)
     sys.exit(3)

@@ -132,8 +132,9 @@ def test_a_running_cluster_by_its_address() -> None:
     """From a process that knows nothing of this one."""
     address, folder = ray.get_runtime_context().gcs_address, new_folder()
     same = [f"--{name.replace('_', '-')}={value}" for name, value in tiny(**FEW).items()]
-    process = start("run", "fedgh", *same, "--engine", "ray", "--ray-address", address, "--out", folder)
-    assert process.wait() == 0, process.err  # in this home, where Ray keeps its token
+    there = ["--engine", "ray", "--ray-address", address, "--out", folder]
+    process = start("run", "fedgh", *same, *there, env={"RAY_AUTH_MODE": "token"})  # which is kept in this home
+    assert process.wait() == 0, process.err
     assert_same(serial("a prototype method"), pluribus.resume(folder, progress=False))
 
 

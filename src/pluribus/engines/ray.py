@@ -42,6 +42,7 @@ except ImportError as error:
 Job = tuple[int, tuple[Any, ...]]
 Load = Callable[[int], Tensors | None]
 SECONDS_TO_ANSWER = 5.0
+AUTH = "RAY_AUTH_MODE"
 
 
 class Ray(Spread):
@@ -255,8 +256,10 @@ def _connect(experiment: Experiment) -> None:
     try:
         ray.init(**where, logging_level=logging.ERROR, log_to_driver=False)
     except (ConnectionError, ValueError, RuntimeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ConfigError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}") from error
+        first = str(error).strip().splitlines()[0].rstrip(".")
+        # Ray does not show its token to an address just because somebody names it
+        token = "" if AUTH in os.environ else f" If it asks for a token: {AUTH}=token."
+        raise ConfigError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}.{token}") from error
 
 
 def _knock(address: str) -> None:
