@@ -232,7 +232,7 @@ class TestOneSample:
         assert torch.equal(before["model.features.1.running_mean"], after["model.features.1.running_mean"])
         assert all(torch.isfinite(value).all() for value in after.values())
 
-    @pytest.mark.parametrize(("samples", "batches"), [(2, 1), (11, 1), (21, 2), (22, 2), (23, 2), (24, 3)])
+    @pytest.mark.parametrize(("samples", "batches"), [(3, 0), (4, 1), (11, 1), (21, 2), (22, 2), (23, 2), (24, 3)])
     def test_batch_norm_never_sees_a_small_remainder(self, samples, batches):
         client = normed_client(samples, side=1)
         client.fit(descend, epochs=2)

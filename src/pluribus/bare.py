@@ -72,8 +72,9 @@ class BareLoop:
     def _train(self, model: nn.Module, k: int) -> float:
         local, device = self._parts.local, self._parts.device
         x, y = _whole(self._parts.data.sets(k)["train"])
-        sizes = batch_sizes(len(y), local.batch, least_rows(model, self._parts.task.shape))
-        model.train(len(y) > 1)
+        least = least_rows(model, self._parts.task.shape)
+        sizes = batch_sizes(len(y), local.batch, least)
+        model.train(len(y) >= least)
         optimiser = optimiser_of(local.rule, model)
         started = now(device)
         for _ in range(local.epochs):

@@ -16,6 +16,7 @@ from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
 from pluribus.models.dropout import set_keys, with_keys
+from pluribus.models.probe import Shape
 from pluribus.optim import Opt, Optimiser, Rule
 from pluribus.snapshot import Snapshot
 from pluribus.state import State
@@ -60,7 +61,8 @@ class Client:
         self._round = -1
         self._exchange: draws.Key = 0
         self._fits = 0
-        self._least: int | None = None
+        self._seen: Shape | None = None
+        self._least = 2
         self._in_step = False
         self._mode: bool | None = None
         self._loss: Tensor | None = None
@@ -164,8 +166,7 @@ class Client:
         of up to three where single pixels are normalised) joins its neighbour.
         """
         data = self.data[on] if isinstance(on, str) else on
-        if self._least is None:
-            self._least = least_rows(self.model, data.shape)
+        self._look_at(data.shape)
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
         self._fits += 1
@@ -184,10 +185,15 @@ class Client:
             self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
         return len(sizes)
 
+    def _look_at(self, shape: Shape) -> None:
+        """Find out how many rows a batch of such images needs, once."""
+        if shape != self._seen:
+            self._seen, self._least = shape, least_rows(self.model, shape)
+
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
-        """Train mode, except that a client with one sample normalises by its running statistics."""
-        self._set_mode(samples > 1)
+        """Train mode, except that a client with too few samples normalises by its running statistics."""
+        self._set_mode(samples >= self._least)
         self._in_step = True
         try:
             yield
