@@ -66,12 +66,12 @@ class TestBatchSizes:
             assert 1 not in sizes
 
     @settings(deadline=None)
-    @given(samples=st.integers(4, 300), batch=st.integers(4, 40))
+    @given(samples=st.integers(8, 300), batch=st.integers(8, 40))
     def test_promises_where_batches_are_normalised(self, samples, batch):
-        sizes = batch_sizes(samples, batch, least=4)
+        sizes = batch_sizes(samples, batch, least=8)
         assert sum(sizes) == samples
         assert all(size == batch for size in sizes[:-1])
-        assert 4 <= sizes[-1] <= batch + 3
+        assert 8 <= sizes[-1] <= batch + 7
 
     def test_by_hand(self):
         assert batch_sizes(10, 10) == [10]
@@ -232,7 +232,7 @@ class TestOneSample:
         assert torch.equal(before["model.features.1.running_mean"], after["model.features.1.running_mean"])
         assert all(torch.isfinite(value).all() for value in after.values())
 
-    @pytest.mark.parametrize(("samples", "batches"), [(3, 0), (4, 1), (11, 1), (21, 2), (22, 2), (23, 2), (24, 3)])
+    @pytest.mark.parametrize(("samples", "batches"), [(7, 0), (8, 1), (11, 1), (17, 1), (18, 2), (27, 2), (28, 3)])
     def test_batch_norm_never_sees_a_small_remainder(self, samples, batches):
         client = normed_client(samples, side=1)
         client.fit(descend, epochs=2)

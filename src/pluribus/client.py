@@ -163,7 +163,7 @@ class Client:
         """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
 
         No sample is dropped: the last batch of an epoch is smaller, and a remainder too small to learn from (of one, or
-        of up to three where single pixels are normalised) joins its neighbour.
+        of up to seven where single pixels are normalised) joins its neighbour.
         """
         data = self.data[on] if isinstance(on, str) else on
         self._look_at(data.shape)
