@@ -139,7 +139,7 @@ class TestReport:
         model = Split(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
         model.head.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
         method = FD()
-        client = party(method, [[1, -1], [-1, 1], [-1, 1]], [0, 1, 1], model)
+        client = party(method, [[1, -1], [-1, 1], [-1, 1]] * 3, [0, 1, 1] * 3, model)
         sent = method.local_update(client).rows("logits")
         assert sent.value[0].tolist() == pytest.approx([2**0.5, -(2**0.5)], abs=1e-5)
         assert sent.value[1].tolist() == pytest.approx([-(2**-0.5), 2**-0.5], abs=1e-5)

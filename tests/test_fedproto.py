@@ -121,7 +121,7 @@ class TestReport:
     def test_in_train_mode(self):
         """Batch norm over one batch: (4/3) / (sqrt(8)/3) = sqrt(2) for class 0, minus half of that for class 1."""
         model = Split(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
-        sent = FedProto().local_update(party(FedProto(), [[1, -1], [-1, 1], [-1, 1]], [0, 1, 1], model))
+        sent = FedProto().local_update(party(FedProto(), [[1, -1], [-1, 1], [-1, 1]] * 3, [0, 1, 1] * 3, model))
         assert sent.rows("prototypes").value[0].tolist() == pytest.approx([2**0.5, -(2**0.5)], abs=1e-5)
         assert sent.rows("prototypes").value[1].tolist() == pytest.approx([-(2**-0.5), 2**-0.5], abs=1e-5)
 
