@@ -19,7 +19,7 @@ from pluribus.files import read_json, read_lines
 from pluribus.method import hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm
 from pluribus.result import view_text
-from pluribus.tables import Cell, Table, cells, markdown
+from pluribus.tables import Cell, Table, cells, markdown_of
 from pluribus.track.console import human
 
 OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
@@ -299,8 +299,7 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """The tables and notes in Markdown."""
-        notes = "".join(f"- {markdown(note)}\n" for note in self.notes)
-        return "\n".join([*(table.to_markdown() for table in self.tables), notes])
+        return markdown_of(self.tables, self.notes)
 
     def to_latex(self) -> str:
         """The tables for LaTeX with the package booktabs; the notes are comments."""

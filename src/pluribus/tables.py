@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table as RichTable
 
 _LATEX = {
@@ -70,6 +71,23 @@ class Table:
             + "".join(map(_latex_row, rows))
             + "\\bottomrule\n\\end{tabular}\n"
         )
+
+
+def show_all(heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console) -> None:
+    """Print tables below a heading, and what a reader must know of them."""
+    from pluribus import __version__
+
+    console.print(f"[bold]Pluribus {__version__}[/]   {escape(heading)}\n", soft_wrap=True)
+    for table in tables:
+        table.show(console)
+        console.print()
+    for note in notes:
+        console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
+
+
+def markdown_of(tables: Iterable[Table], notes: Iterable[str]) -> str:
+    """Tables in Markdown, and their notes as a list."""
+    return "\n".join([*(table.to_markdown() for table in tables), "".join(f"- {markdown(note)}\n" for note in notes)])
 
 
 def cells(texts: Sequence[str], values: Sequence[float | None], best: float | None) -> list[Cell]:

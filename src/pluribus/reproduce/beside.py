@@ -9,15 +9,13 @@ from functools import cached_property
 from typing import Any
 
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
 
 from pluribus.paired import LEVEL
 from pluribus.reproduce.figures import figure
 from pluribus.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.reproduce.summary import Finished, decisive
 from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences, too_few
-from pluribus.tables import Cell, Table, markdown
+from pluribus.tables import Cell, Table, markdown_of, show_all
 
 
 @dataclass(frozen=True)
@@ -154,20 +152,12 @@ class Beside:
 
     def show(self, console: Console | None = None) -> None:
         """Print it."""
-        from pluribus import __version__
-
-        console = console or Console(highlight=False)
-        console.print(f"[bold]Pluribus {__version__}[/]   {escape(self.heading)}\n", soft_wrap=True)
-        for table in (*(self._figures([column]) for column in self.table.figures), *self._against()):  # not too wide
-            table.show(console)
-            console.print()
-        for note in self.notes:
-            console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
+        tables = (*(self._figures([column]) for column in self.table.figures), *self._against())  # not too wide
+        show_all(self.heading, tables, self.notes, console or Console(highlight=False))
 
     def to_markdown(self) -> str:
         """The tables and notes in Markdown."""
-        notes = "".join(f"- {markdown(note)}\n" for note in self.notes)
-        return "\n".join([*(table.to_markdown() for table in self.tables), notes])
+        return markdown_of(self.tables, self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""

@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 from rich.console import Console
-from rich.markup import escape
-from rich.padding import Padding
 from torch import nn
 
 from pluribus.assembly import Assembly, assemble
@@ -31,7 +29,7 @@ from pluribus.models.generator import Generator
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.reproduce.paper import PaperTable, Printed
 from pluribus.server import Server
-from pluribus.tables import Cell, Table, markdown
+from pluribus.tables import Cell, Table, markdown_of, show_all
 from pluribus.traffic import bytes_per_round
 
 K, M = 1024, 1024**2
@@ -82,20 +80,11 @@ class Counted:
 
     def show(self, console: Console | None = None) -> None:
         """Print it."""
-        from pluribus import __version__
-
-        console = console or Console(highlight=False)
-        console.print(f"[bold]Pluribus {__version__}[/]   {escape(self.table.title)}\n", soft_wrap=True)
-        for table in self.tables:
-            table.show(console)
-            console.print()
-        for note in self.notes:
-            console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
+        show_all(self.table.title, self.tables, self.notes, console or Console(highlight=False))
 
     def to_markdown(self) -> str:
         """The table and notes in Markdown."""
-        notes = "".join(f"- {markdown(note)}\n" for note in self.notes)
-        return "\n".join([*(table.to_markdown() for table in self.tables), notes])
+        return markdown_of(self.tables, self.notes)
 
     def to_json(self) -> dict[str, Any]:
         """Everything as plain values."""

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.markup import escape
-from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
 from rich.progress import Progress as Bar
 
 from pluribus.experiment import Experiment
 from pluribus.parallel import Progress
+from pluribus.tables import show_all
 
 if TYPE_CHECKING:
     from pluribus.standings import Comparison
@@ -64,17 +64,10 @@ class Board:
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
     """Accuracy, cost and differences, and what a reader must know of them."""
-    from pluribus import __version__
-
     console = console or Console(highlight=False)
     one = next(iter(found.experiments.values()))
     seeds = [run.seed for run in found.runs[found.baseline]]
     which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    what = f"{', '.join(found.runs)}   {one.data}   {one.clients} clients   {one.rounds} rounds   {which}"
-    console.print(f"[bold]Pluribus {__version__}[/]   compare {escape(what)}\n", soft_wrap=True)
-    for table in found.tables:
-        table.show(console)
-        console.print()
-    for note in found.notes:
-        console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
+    what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {one.rounds} rounds   {which}"
+    show_all(what, found.tables, found.notes, console)
     console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)
