@@ -6,11 +6,9 @@ all of them may be killed at any time.
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -18,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.api import resume, run
-from pluribus.engines.worker import NAME, UNGUARDED
+from pluribus.engines.worker import NAME, UNGUARDED, process_context, without_interrupts
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
@@ -109,7 +107,7 @@ class _Running(NamedTuple):
 
 
 def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
-    context, waiting, failed = _context(), list(experiments), dict[str, str]()
+    context, waiting, failed = process_context(), list(experiments), dict[str, str]()
     running: dict[Connection, _Running] = {}
     try:
         while waiting or running:
@@ -137,33 +135,14 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
     return failed
 
 
-def _context() -> ForkServerContext | SpawnContext:
-    """Processes from a server that has imported everything, where there is such a thing."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([__name__, "torch._dynamo"])
-    return context
-
-
 def _started(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
     # no daemon: those may not have worker processes of their own
     process = context.Process(target=_work, args=(theirs, described), name=f"{NAME} {described.out}", daemon=False)
-    with _without_interrupts():
+    with without_interrupts():
         process.start()
     theirs.close()  # or the pipe would stay open when the process ends
     return ours, process
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _heard(connection: Connection, process: BaseProcess) -> Progress | Failure | None:

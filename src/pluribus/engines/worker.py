@@ -11,9 +11,11 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import BytesIO
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -140,6 +142,26 @@ def check_guarded() -> None:
 
 
 # ---- what travels ----------------------------------------------------------------------------------------------------
+
+
+def process_context() -> ForkServerContext | SpawnContext:
+    """Processes that begin with one thread: by a server that has imported everything, where there is such a thing."""
+    if "forkserver" not in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
+    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
+    return context
+
+
+@contextmanager
+def without_interrupts() -> Iterator[None]:
+    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class _Packer(pickle.Pickler):

@@ -7,19 +7,15 @@ clearly shorter. Nothing depends on who works where or who is done first: answer
 from __future__ import annotations
 
 import multiprocessing
-import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from multiprocessing.connection import wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.spread import Spread
-from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed
+from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed, process_context, without_interrupts
 from pluribus.errors import ConfigError
 from pluribus.site import Limits, Site, Tensors
 
@@ -68,8 +64,8 @@ class Workers(Spread):
         if multiprocessing.current_process().daemon:
             raise ConfigError("a process of a pool cannot have worker processes of its own: leave out --workers.")
         site, shared = packed(self._site())
-        context = _context()
-        with _without_interrupts():
+        context = process_context()
+        with without_interrupts():
             for number in range(self._number):
                 self._workers.append(Worker(context, number, shared))
         self._everywhere(OPEN, site)
@@ -143,23 +139,3 @@ class _Turn:
             place, verb, args = self._waiting[number].popleft()
             self._workers[number].send(verb, *args)
             self._at_work[number].append(place)
-
-
-def _context() -> ForkServerContext | SpawnContext:
-    """Processes that begin with one thread: by a server that has imported everything, where there is such a thing."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
-    return context
-
-
-@contextmanager
-def _without_interrupts() -> Iterator[None]:
-    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
