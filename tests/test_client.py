@@ -232,9 +232,13 @@ class TestOneSample:
         assert torch.equal(before["model.features.1.running_mean"], after["model.features.1.running_mean"])
         assert all(torch.isfinite(value).all() for value in after.values())
 
-    @pytest.mark.parametrize(("samples", "batches"), [(7, 0), (8, 1), (11, 1), (17, 1), (18, 2), (27, 2), (28, 3)])
-    def test_batch_norm_never_sees_a_small_remainder(self, samples, batches):
-        client = normed_client(samples, side=1)
+    @pytest.mark.parametrize(
+        ("side", "samples", "batches"),
+        [(1, 7, 0), (1, 8, 1), (1, 11, 1), (1, 17, 1), (1, 18, 2), (1, 28, 3), (2, 2, 1), (2, 12, 2), (2, 11, 1)],
+    )
+    def test_batch_norm_never_sees_few_numbers(self, side, samples, batches):
+        """Fewer than eight: of one pixel each, so many rows; of four, two rows have them."""
+        client = normed_client(samples, side=side)
         client.fit(descend, epochs=2)
         assert client.model.features[1].num_batches_tracked == 2 * batches
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -16,7 +17,6 @@ from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
 from pluribus.models.dropout import set_keys, with_keys
-from pluribus.models.probe import Shape
 from pluribus.optim import Opt, Optimiser, Rule
 from pluribus.snapshot import Snapshot
 from pluribus.state import State
@@ -61,8 +61,6 @@ class Client:
         self._round = -1
         self._exchange: draws.Key = 0
         self._fits = 0
-        self._seen: Shape | None = None
-        self._least = 2
         self._in_step = False
         self._mode: bool | None = None
         self._loss: Tensor | None = None
@@ -166,7 +164,6 @@ class Client:
         of up to seven where single pixels are normalised) joins its neighbour.
         """
         data = self.data[on] if isinstance(on, str) else on
-        self._look_at(data.shape)
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
         self._fits += 1
@@ -185,10 +182,10 @@ class Client:
             self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
         return len(sizes)
 
-    def _look_at(self, shape: Shape) -> None:
-        """Find out how many rows a batch of such images needs, once."""
-        if shape != self._seen:
-            self._seen, self._least = shape, least_rows(self.model, shape)
+    @cached_property
+    def _least(self) -> int:
+        """Rows that a batch needs."""
+        return least_rows(self.model, next(iter(self.data.values())).shape)
 
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
