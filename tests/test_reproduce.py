@@ -408,6 +408,7 @@ def test_counts_are_shown(terminal: Terminal) -> None:
         (["fedh2l-table2", "--only", "FedH2L,FedM"], "unknown row of fedh2l-table2 'FedM'. Did you mean 'FedMD'?"),
         (["fedh2l-table2", "--seeds", "0"], "--seeds must be at least 1, not 0."),
         (["fedh2l-table2", "--save", "no/such/file.json"], "no/such is not a folder"),
+        (["fedhpl-table10", "--markdown", "no/such/file.md"], "no/such is not a folder"),
         (["fedh2l-table2", "--summary", "nowhere"], "there is no such file or folder"),
         (["fedh2l-table2", "--device", "cpu"], "mnist"),
     ],

@@ -465,7 +465,7 @@ def _compare(args: list[str]) -> None:
     from pathlib import Path
 
     from pluribus.comparison import compare
-    from pluribus.files import to_json, write_text
+    from pluribus.files import check_place, to_json, write_text
 
     target = "Rounds and bytes until the mean test accuracy is there."
     asked = [
@@ -480,8 +480,7 @@ def _compare(args: list[str]) -> None:
     methods, settings, flat = _for_all("compare", ABOUT_COMPARE, args, asked, files)
     paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
     for path in paths:
-        if not path.parent.is_dir():
-            raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
+        check_place(path)
     found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
     for path, kind in paths.items():
         write_text(path, getattr(found, f"to_{kind}")())
@@ -609,9 +608,11 @@ def _reproduce(args: list[str]) -> None:
         return _list_tables(given.json)
     from pathlib import Path
 
-    from pluribus.files import to_json, write_text
+    from pluribus.files import check_place, to_json, write_text
     from pluribus.reproduce.run import reproduce, shown
 
+    if given.markdown is not None:
+        check_place(Path(given.markdown))
     asked = {"seeds": given.seeds, "rounds": given.rounds}
     asked["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
     if given.summary is not None:

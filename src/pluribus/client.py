@@ -228,6 +228,11 @@ class Client:
         """An optimiser's parameters, live, by name."""
         return self.optimisers[opt].parameters
 
+    def trained_size(self) -> int:
+        """How many numbers its optimisers move."""
+        moved = {id(p): p.numel() for optimiser in self.optimisers.values() for p in optimiser.parameters.values()}
+        return sum(moved.values())
+
     def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
         """Forward through the model, or a `part` of it, with other parameters (by their names in the model).
 

@@ -180,10 +180,7 @@ def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, fl
 def trainable_parameters(parts: Assembly) -> float:
     """What the optimisers of a client move, the mean over clients."""
     site = site_of(parts, lambda k: None)
-    sizes: dict[str, int] = {}
-    for model, k in parts.cards.architectures().items():
-        moved = [p for optimiser in site.client(k).optimisers.values() for p in optimiser.parameters.values()]
-        sizes[model] = sum(p.numel() for p in {id(p): p for p in moved}.values())
+    sizes = {model: site.client(k).trained_size() for model, k in parts.cards.architectures().items()}
     return statistics.fmean(sizes[card.model] for card in parts.cards.values())
 
 

@@ -14,7 +14,13 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import CheckpointError, ConfigError
+
+
+def check_place(path: Path) -> None:
+    """Refuse, before anything runs, a file that could not be written for want of its folder."""
+    if not path.parent.is_dir():
+        raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
 
 
 def write_text(path: Path, text: str) -> None:

@@ -318,8 +318,7 @@ def _found(described: Experiment) -> Facts:
 
 def _sizes(client: Client) -> tuple[int, int]:
     everything = [*client.model.parameters(), *client.state.parameters()]
-    trained = {id(p): p.numel() for one in client.optimisers.values() for p in one.parameters.values()}
-    return sum({id(p): p.numel() for p in everything}.values()), sum(trained.values())
+    return sum({id(p): p.numel() for p in everything}.values()), client.trained_size()
 
 
 def _distinct(names: Sequence[str]) -> tuple[str, ...]:

@@ -18,6 +18,7 @@ from pluribus.engines.worker import check_guarded
 from pluribus.errors import ConfigError
 from pluribus.experiment import Experiment
 from pluribus.fields import flag
+from pluribus.files import check_place
 from pluribus.reproduce import paper, summary
 from pluribus.reproduce.beside import Beside, of_row
 from pluribus.reproduce.counts import Counted, counted
@@ -55,8 +56,8 @@ def reproduce(
         return counted(table)
     folder, rounds = Path(out), rounds or table.rounds
     file = Path(save) if save else folder / f"{table.name}.json"
-    if save and not file.parent.is_dir():
-        raise ConfigError(f"cannot write {file}: {file.parent} is not a folder.")
+    if save:
+        check_place(file)
     settings = {"rounds": rounds, "device": device, "threads": 1}
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
