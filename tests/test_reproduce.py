@@ -94,6 +94,8 @@ def test_every_figure_of_the_paper_has_one_of_ours(name: str) -> None:
         ("fedh2l-table2", "FedH2L", ("89.13", "93.33", "87.72")),
         ("fedh2l-table2", "FedMD", ("85.09", "91.17", "83.06")),
         ("fedh2l-table2", "IND", ("68.45", "92.56", "60.47")),
+        ("fedh2l-table2-alpha5", "FedMD", ("85.09", "89.11", "82.95")),
+        ("fedh2l-table2-alpha15", "FedH2L", ("89.63", "92.67", "88.61")),
         ("fedh2l-table5", "FedH2L (no KL)", ("86.79", "91.67", "84.50")),
         ("fedh2l-table6", "FedH2L (E = 10)", ("87.25", "93.17", "85.28")),
         ("fedh2l-table7", "FedH2L (asynchronous)", ("88.21", "92.17", "86.89")),
@@ -118,11 +120,12 @@ def test_printed_figures_are_read() -> None:
 
 def test_the_papers_accuracy_is_the_mean_of_its_parts() -> None:
     """ACC = (BWT + 3 FWT) / 4 in Table 2, within rounding, but where figures of the paper's nodes do not fit."""
-    misprinted = {"IND": 0.05, "FedH2L (alpha = 5 %)": 0.26, "FedMD (alpha = 5 %)": 0.61, "AGG (alpha = 15 %)": 0.06}
-    for row in paper.find("fedh2l-table2").rows:
-        acc, bwt, fwt = (printed.value or 0.0 for printed in row.figures.values())
-        apart = misprinted.get(row.name, 0.01)
-        assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.name
+    misprinted = {("", "IND"): 0.05, ("-alpha5", "FedH2L"): 0.26, ("-alpha5", "FedMD"): 0.61, ("-alpha15", "AGG"): 0.06}
+    for part in ("", "-alpha5", "-alpha15"):
+        for row in paper.find(f"fedh2l-table2{part}").rows:
+            acc, bwt, fwt = (printed.value or 0.0 for printed in row.figures.values())
+            apart = misprinted.get((part, row.name), 0.01)
+            assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.name
 
 
 # ---- parameters and traffic ------------------------------------------------------------------------------------------
@@ -189,6 +192,7 @@ def made_up(seed: int, accuracy: float, view: str = "after") -> Finished:
         ("selected test mean", 50),
         ("last test mean", 40),
         ("before selected test weighted", 60),
+        ("head/after last test mean", 40),
         ("selected acc mean", None),
         ("KB per client and round", 5),
         ("rounds to 0.9", 3),
@@ -198,6 +202,14 @@ def made_up(seed: int, accuracy: float, view: str = "after") -> Finished:
 )
 def test_figures_by_name(name: str, value: float | None) -> None:
     assert figure(name, made_up(0, 0.5)) == (None if value is None else pytest.approx(value))
+
+
+def test_a_figure_is_of_the_first_view_that_a_run_has() -> None:
+    one = made_up(0, 0.5, "before")
+    one.run.result["summary"]["head"] = {"last": {"test": {"mean": 0.7}}}
+    assert figure("after/head last test mean", one) == pytest.approx(70)
+    assert figure("before/head last test mean", one) == pytest.approx(40)
+    assert figure("after last test mean", one) == pytest.approx(40)  # the headline
 
 
 def test_a_figure_that_nobody_knows() -> None:
@@ -257,6 +269,23 @@ def test_rows_run_and_stand_beside_the_paper(folder: Path) -> None:
     assert [one.method for one in found.differences] == ["FedProto"]
     assert "A small table" not in found.to_markdown()
     assert "| FedProto | 1 |" in found.to_markdown()
+
+
+def test_views_that_differ_between_rows_are_named(folder: Path) -> None:
+    told = "That accuracy is of each method's own view: 'after' for Standalone; 'before' for FedProto."
+    assert told in shown(tiny_table(), folder).notes
+    local = {"method": "local", "paper": {"Acc": "1"}}
+    alike = shown(tiny_table(rows={"A": local, "B": local}, baseline="A"), folder)
+    assert len(alike.differences) == 1
+    assert "own view" not in "".join(alike.notes)
+
+
+def test_a_column_of_ours_alone_has_no_paper_beside_it(folder: Path) -> None:
+    table = tiny_table(figures={"Acc": "selected test mean", "last": "last test mean"})
+    figures, _ = shown(table, folder).tables
+    assert figures.columns == ("", "seeds", "Acc", "paper", "difference", "last")
+    assert {len(row) for row in figures.rows} == {6}
+    assert "| last |" in shown(table, folder).to_markdown()
 
 
 def runs_of(folder: Path, method: str) -> list[str]:
@@ -363,6 +392,15 @@ def test_measured_figures_that_the_documentation_names() -> None:
     assert (round(last.mean, 1), round(last.std or 0.0, 1)) == (86.3, 1.9)
     chosen = [client["selected_round"] for one in fedmd for client in one.run.result["clients"].values()]
     assert (sum(t < 1000 for t in chosen), len(chosen)) == (10, 12)
+
+
+def test_prototypes_of_all_architectures_do_not_fit_some() -> None:
+    """FedL2G Table 1 after ten rounds, as the documentation explains FedProto's figure."""
+    (proto,) = shown("fedl2g-table1-cifar10-pathological", RESULTS, rounds=10).runs["FedProto"]
+    worst: dict[str, float] = {}
+    for client in proto.run.result["clients"].values():
+        worst[client["model"]] = min(worst.get(client["model"], 1.0), client["selected"]["test"])
+    assert [round(worst[name], 2) for name in ("googlenet", "mobilenet-v2", "resnet18")] == [0.06, 0.02, 0.83]
 
 
 def test_measured_figures_by_hand() -> None:

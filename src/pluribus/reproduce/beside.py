@@ -105,12 +105,18 @@ class Beside:
         return [self._figures(list(self.table.figures)), *self._against()]
 
     def _figures(self, columns: list[str]) -> Table:
-        headings = ("", "seeds", *(heading for column in columns for heading in (column, "paper", "difference")))
+        headings = ["", "seeds"]
+        for column in columns:
+            headings += [column, "paper", "difference"] if self.table.prints(column) else [column]
         rows = []
         for name, pairs in self.pairs.items():
-            shown = [cell for column in columns for cell in _cells(pairs, column)]
+            shown = [cell for column in columns for cell in self._cells(pairs, column)]
             rows.append((Cell(name), Cell(str(len(self.runs[name]))), *shown))
-        return Table(headings, tuple(rows))
+        return Table(tuple(headings), tuple(rows))
+
+    def _cells(self, pairs: Mapping[str, Pair], column: str) -> list[Cell]:
+        cells = pairs[column].cells if column in pairs else [Cell("-")] * 3
+        return cells if self.table.prints(column) else cells[:1]
 
     def _against(self) -> list[Table]:
         return [table_of_differences(self.table.baseline, self.differences)] if self.differences else []
@@ -146,6 +152,12 @@ class Beside:
             f"sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or worse: p below {LEVEL} and an "
             f"interval without 0."
         )
+        rows: dict[str, list[str]] = {}
+        for name, runs in self.runs.items():
+            rows.setdefault(runs[0].run.view, []).append(name)
+        if len(rows) > 1:
+            views = "; ".join(f"'{view}' for {', '.join(names)}" for view, names in rows.items())
+            yield f"That accuracy is of each method's own view: {views}."
         fewest = min(one.difference.seeds for one in self.differences)
         if fewest < ENOUGH_SEEDS:
             yield too_few(fewest)
@@ -189,10 +201,6 @@ class Beside:
             ],
             "notes": self.notes,
         }
-
-
-def _cells(pairs: Mapping[str, Pair], column: str) -> list[Cell]:
-    return pairs[column].cells if column in pairs else [Cell("-")] * 3
 
 
 def of_row(table: PaperTable, row: PaperRow, found: Iterable[Finished]) -> list[Finished]:

@@ -2,6 +2,7 @@
 
 selected acc mean                accuracies in per cent: last or selected on validation; of which set; over clients
 before last test weighted        in this view, of methods that have several; otherwise it is that of the headline
+after/head last test mean        in the first of these views that a method has
 KB per client and round          up and down, headers included; KB are 1024 bytes, as papers have them
 rounds to 0.9                    until the mean test accuracy was first there
 KB to 0.9                        up and down, of all clients, until then
@@ -17,14 +18,15 @@ from pluribus.reproduce.summary import Finished
 
 KB = 1024
 TARGET = re.compile(r"(?P<what>rounds|KB) to (?P<target>[\d.]+)")
-ACCURACY = re.compile(r"((?P<view>\w+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst)")
+ACCURACY = re.compile(r"((?P<views>[\w/]+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst)")
 
 
 def figure(name: str, one: Finished) -> float | None:
     """A figure of a run by its name; None where the run has none."""
     if found := ACCURACY.fullmatch(name):
         # a method with one view has the same model before and after
-        view = found["view"] if found["view"] in one.run.result["summary"] else one.run.view
+        wanted = (found["views"] or "").split("/")
+        view = next((view for view in wanted if view in one.run.result["summary"]), one.run.view)
         value = one.run.result["summary"][view][found["moment"]].get(found["of"], {}).get(found["over"])
         return None if value is None else 100 * value
     if found := TARGET.fullmatch(name):

@@ -61,7 +61,7 @@ class PaperTable:
     paper: str
     rows: tuple[PaperRow, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
-    """What the paper's columns are called here, in the words of `figures.py`."""
+    """What the paper's columns are called here, in the words of `figures.py`; and columns of ours alone."""
     settings: Mapping[str, Any] = field(default_factory=dict)
     """Of all rows."""
     seeds: int = 3
@@ -84,6 +84,10 @@ class PaperTable:
     def rounds(self) -> int:
         """Of the paper."""
         return int(self.settings["rounds"])
+
+    def prints(self, column: str) -> bool:
+        """Whether the paper has this column, or it is ours alone."""
+        return any(column in row.figures for row in self.rows)
 
     def chosen(self, only: Iterable[str] = ()) -> tuple[PaperRow, ...]:
         """Rows by their names, in whatever case; all where none is named."""
