@@ -124,11 +124,20 @@ def view_text(view: str) -> str:
     return f"{view} local training" if view in ("after", "before") else view
 
 
+def views_text(views: Mapping[str, str]) -> str:
+    """Which models several views ask, in words; where they differ, who has which.
+
+    >>> views_text({"local": "after", "fedgh": "after"})
+    'after local training'
+    >>> views_text({"local": "after", "fedavg": "before", "fedgh": "after"})
+    'after local training (local, fedgh), before local training (fedavg)'
+    """
+    whose: dict[str, list[str]] = {}
+    for name, view in views.items():
+        whose.setdefault(view_text(view), []).append(name)
+    return ", ".join(f"{view} ({', '.join(names)})" if len(whose) > 1 else view for view, names in whose.items())
+
+
 def headline(results: Sequence[Result]) -> str:
-    """What the accuracies of a table are; where methods differ, for each."""
-    views = {r.method: r.views[0] for r in results}
-    if len(set(views.values())) == 1:
-        when = view_text(results[0].views[0])
-    else:
-        when = ", ".join(f"{method} {view_text(view)}" for method, view in views.items())
-    return f"test accuracy, selected on validation, {when}"
+    """What the accuracies of a table are."""
+    return f"test accuracy, selected on validation, {views_text({r.method: r.views[0] for r in results})}"

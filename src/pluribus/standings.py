@@ -18,7 +18,7 @@ from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
 from pluribus.method import hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm
-from pluribus.result import view_text
+from pluribus.result import views_text
 from pluribus.tables import Cell, Table, cells, markdown_of
 from pluribus.track.console import human
 
@@ -250,10 +250,7 @@ class Comparison:
 
     def _about_figures(self) -> Iterator[str]:
         seeds = [run.seed for run in next(iter(self.runs.values()))]
-        views: dict[str, list[str]] = {}
-        for method, runs in self.runs.items():
-            views.setdefault(view_text(runs[0].view), []).append(method)
-        when = ", ".join(f"{view} ({', '.join(of)})" if len(views) > 1 else view for view, of in views.items())
+        when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         yield f"mean, weighted, worst: test accuracy over clients, selected on validation, {when}; last round: mean."
         if len(seeds) > 1:
             yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."

@@ -14,6 +14,7 @@ from pluribus.paired import LEVEL
 from pluribus.reproduce.figures import figure
 from pluribus.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.reproduce.summary import Finished, decisive
+from pluribus.result import views_text
 from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences, too_few
 from pluribus.tables import Cell, Table, markdown_of, show_all
 
@@ -147,17 +148,12 @@ class Beside:
             return
         several = len(self.differences)
         corrected = f", corrected for {several} rows (Holm)" if several > 1 else ""
+        when = views_text({name: runs[0].run.view for name, runs in self.runs.items()})
         yield (
-            f"Differences between rows are of the selected test accuracy, per client and seed that both rows have. p: "
-            f"sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or worse: p below {LEVEL} and an "
-            f"interval without 0."
+            f"Differences between rows are of the test accuracy selected on validation, {when}, per client and seed "
+            f"that both rows have. p: sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or "
+            f"worse: p below {LEVEL} and an interval without 0."
         )
-        rows: dict[str, list[str]] = {}
-        for name, runs in self.runs.items():
-            rows.setdefault(runs[0].run.view, []).append(name)
-        if len(rows) > 1:
-            views = "; ".join(f"'{view}' for {', '.join(names)}" for view, names in rows.items())
-            yield f"That accuracy is of each method's own view: {views}."
         fewest = min(one.difference.seeds for one in self.differences)
         if fewest < ENOUGH_SEEDS:
             yield too_few(fewest)
