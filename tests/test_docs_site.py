@@ -62,11 +62,12 @@ def test_files_outside_are_pages_and_lead_back() -> None:
     assert 'href="project/CHANGELOG.html"' in found["index.html"]
 
 
-def test_formulas_and_blocks_of_code_are_no_longer_source() -> None:
+def test_formulas_lists_and_blocks_of_code_are_no_longer_source() -> None:
     for name, page in pages().items():
         prose = without_code(page)
         assert "arithmatex" not in prose, name
         assert "```" not in prose, name
+        assert not re.search(r"^(?:[-*|]|\d+\.) ", prose, re.MULTILINE), name  # a list or table that is read as text
         assert not re.search(r"\$[\w\\]", prose), name
     assert "<math" in pages()["methods/fedgh.html"]
     assert 'display="block"' in pages()["methods/fedl2g-l.html"]
