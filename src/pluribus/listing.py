@@ -91,16 +91,22 @@ LISTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def print_list(rows: list[Row]) -> None:
-    """Print each row as its name and what it is, and the other columns below."""
+    """Print each row as its name and what it is, and the other columns below; beside long names there is no room."""
     console = Console(highlight=False)
-    indent = max(len(row["name"]) for row in rows) + 3
+    widest = max(len(row["name"]) for row in rows)
+    beside = widest < console.width / 3
     for row in rows:
+        name, about = f" [bold]{row['name']}[/]", escape(row["about"])
         more = {key: value for key, value in row.items() if key not in ("name", "about")}
+        line = "   ".join(f"[cyan]{key}[/] {escape(str(value))}" for key, value in more.items())
         table = Table.grid(padding=(0, 2))
-        table.add_column(width=indent - 2, no_wrap=True)
-        table.add_row(f" [bold]{row['name']}[/]", escape(row["about"]))
+        table.add_column(width=widest + 1 if beside else 1, no_wrap=True)
+        if beside:
+            table.add_row(name, about)
+        else:
+            console.print(name)
+            table.add_row("", about)
         if more:
-            line = "   ".join(f"[cyan]{key}[/] {escape(str(value))}" for key, value in more.items())
             table.add_row("", f"[dim]{line}[/]")
         console.print(table)
 
