@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -119,7 +120,7 @@ def print_table(results: Sequence[Result], console: Console | None = None) -> No
         values = [r.summary[r.views[0]]["selected"].get("test", {}).get(label) for r in results]
         table.add_row(label, *[""] * (len(columns) - 1), *_cells(values), style="bold" if label == "mean" else "")
     console.print(table)
-    console.print(f" {headline(results)}", style="dim", highlight=False)
+    console.print(Padding(headline(results), (0, 0, 0, 1), expand=False), style="dim", highlight=False)
 
 
 def _cells(values: Sequence[float | None]) -> list[str]:
