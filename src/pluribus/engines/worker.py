@@ -131,17 +131,7 @@ class Worker:
         self._process.close()
 
 
-def check_guarded() -> None:
-    """A script that worker processes import anew must not run a federation by being imported."""
-    process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):  # set while the script is imported, as multiprocessing's own check
-        return
-    if process.name.startswith(NAME):
-        os._exit(UNGUARDED)  # silently: the parent says it once for all workers
-    raise ConfigError(SENTENCE)
-
-
-# ---- what travels ----------------------------------------------------------------------------------------------------
+# ---- how processes start ---------------------------------------------------------------------------------------------
 
 
 def process_context() -> ForkServerContext | SpawnContext:
@@ -162,6 +152,19 @@ def without_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def check_guarded() -> None:
+    """A script that worker processes import anew must not run a federation by being imported."""
+    process = multiprocessing.current_process()
+    if not getattr(process, "_inheriting", False):  # set while the script is imported, as multiprocessing's own check
+        return
+    if process.name.startswith(NAME):
+        os._exit(UNGUARDED)  # silently: the parent says it once for all workers
+    raise ConfigError(SENTENCE)
+
+
+# ---- what travels ----------------------------------------------------------------------------------------------------
 
 
 class _Packer(pickle.Pickler):
