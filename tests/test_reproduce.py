@@ -28,7 +28,6 @@ from test_cli import Terminal
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 RUN = [name for name in paper.names() if not paper.find(name).counted]
 COUNTED = [name for name in paper.names() if paper.find(name).counted]
-MEASURED = [name for name in RUN if (RESULTS / f"{name}.json").exists()]
 
 
 @pytest.fixture
@@ -365,12 +364,12 @@ def test_a_summary_that_is_none(tmp_path: Path) -> None:
 # ---- what was measured -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", MEASURED)
+@pytest.mark.parametrize("name", RUN)
 def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
     table = paper.find(name)
     found, alone = shown(table, RESULTS), shown(table, RESULTS / f"{name}.json")
     assert found.pairs == alone.pairs
-    assert list(found.runs) == [row.name for row in table.rows if row.name in found.runs]
+    assert list(found.runs) == [row.name for row in table.rows]
     assert sum(map(len, found.runs.values())) == len(summary.read(RESULTS / f"{name}.json"))
     for runs in found.runs.values():
         assert len(runs) >= (5 if name.startswith("fedh2l") else 1)
@@ -383,11 +382,11 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
 
 
 def test_measured_figures_that_the_documentation_names() -> None:
-    fedmd = shown("fedh2l-table2", RESULTS, seeds=3).runs["FedMD"]
+    fedmd = shown("fedh2l-table2", RESULTS).runs["FedMD"]
     last = Spread.of([figure("last acc mean", one) or 0.0 for one in fedmd])
-    assert (round(last.mean, 1), round(last.std or 0.0, 1)) == (86.3, 1.9)
+    assert (round(last.mean, 1), round(last.std or 0.0, 1)) == (85.4, 2.4)
     chosen = [client["selected_round"] for one in fedmd for client in one.run.result["clients"].values()]
-    assert (sum(t < 1000 for t in chosen), len(chosen)) == (10, 12)
+    assert (sum(t < 1000 for t in chosen), len(chosen)) == (17, 20)
 
 
 def test_prototypes_of_all_architectures_do_not_fit_some() -> None:
