@@ -27,6 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import pluribus
+from pluribus.benchmark import device_name
 from pluribus.data.datasets import cache_file, write_npz
 from pluribus.models.probe import Shape
 
@@ -121,7 +122,9 @@ def main() -> None:
                 found[f"{label}, seed {seed}"] = measure(settings | {"seed": seed}, **hyper)
                 print(f"{label}, seed {seed}: {found[f'{label}, seed {seed}']}", flush=True)
     told = {name: value for name, value in vars(args).items() if name != "save"}
-    args.save.write_text(json.dumps({"settings": told, "runs": found}, indent=2) + "\n")
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")  # what `--device auto` takes
+    where = {"device": device_name(device), "torch": torch.__version__}
+    args.save.write_text(json.dumps({"settings": told, **where, "runs": found}, indent=2) + "\n")
 
 
 if __name__ == "__main__":
