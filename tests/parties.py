@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from conftest import new_folder
 from pluribus.assembly import Assembly
+from pluribus.batches import least_rows
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.federation import Federation
@@ -74,7 +75,8 @@ def client_of(
     task = task_of(classes, model.width, clients=k + 1, seed=seed)
     card = card_of(k, task, len(sets["train"]))
     client = Client(card, task, model, sets, Local(rule or Rule(), epochs, batch), CPU)
-    client.equip(opts or {"model": Opt(client.model)}, down or {})
+    channels, height, width = sets["train"].store.x.shape[1:]
+    client.equip(opts or {"model": Opt(client.model)}, down or {}, least_rows(model, (channels, height, width)))
     client.begin(0, 0, {})
     return client
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch import nn
 
 from conftest import assemble_tiny, site_of
 from kit import same_bits
+from pluribus import batches
 from pluribus.site import Site
 
 ROUNDS = 3
@@ -87,3 +89,29 @@ def test_a_client_moves_to_another_site_and_back(most, monkeypatch):
             (here if k % 2 else sites[0]).work(t, 0, k, None)
     assert alike(states(*sites), expected)
     assert sites[0].release(0) is None, "what is saved need not travel"
+
+
+def normed(shape: tuple[int, int, int]) -> nn.Module:
+    """A backbone that normalises single numbers."""
+    channels, height, width = shape
+    return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 16), nn.BatchNorm1d(16))
+
+
+@pytest.mark.parametrize(("beside", "smallest"), [("mlp-64", 2), ("test_site.normed", 8)])
+def test_a_batch_is_large_enough_for_the_model_that_travels_too(beside, smallest, monkeypatch):
+    """A last batch of two to seven is one of its own only where neither model normalises single numbers."""
+    looked = []
+    monkeypatch.setattr(
+        "pluribus.site.least_rows", lambda model, shape: looked.append(model) or batches.least_rows(model, shape)
+    )
+    parts = assemble_tiny("fml", models="mlp-64,cnn-16-32", aux_model=beside, clients=8, batch_size=10, epochs=1)
+    site, sizes = site_of(parts), []
+    for k in parts.cards:
+        site.client(k).begin(0, 0, {})
+        site.client(k).fit(lambda client, batch: sizes.append(batch.n))
+    rows = [len(parts.data.sets(k)["train"]) for k in parts.cards]
+    assert any(0 < n % 10 < 8 for n in rows)
+    assert sum(sizes) == sum(rows)
+    assert min(sizes) >= smallest
+    assert (min(sizes) < 8) == (smallest == 2)
+    assert len(looked) == 2 * 2  # two architectures, and what is beside them

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cached_property
 from typing import NamedTuple
 
 import torch
@@ -12,7 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pluribus import draws
-from pluribus.batches import Batch, batch_sizes, least_rows
+from pluribus.batches import Batch, batch_sizes
 from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
@@ -63,12 +62,17 @@ class Client:
         self._fits = 0
         self._in_step = False
         self._mode: bool | None = None
+        self._least = 2
         self._loss: Tensor | None = None
 
     # ---- set up by the site that hosts the client ------------------------------------------------------------------
 
-    def equip(self, opts: Mapping[str, Opt], down: Schema) -> None:
-        """Allocate optimisers and the buffers for what comes down, after `Method.prepare`."""
+    def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
+        """Allocate optimisers and the buffers for what comes down, after `Method.prepare`.
+
+        `least` rows are what a batch needs.
+        """
+        self._least = least
         with_keys(self.state).to(self.device)
         if self.local.channels_last:
             for module in (self.model, self.state):
@@ -181,11 +185,6 @@ class Client:
                 set_keys(module, draws.number(*key, part))
             self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
         return len(sizes)
-
-    @cached_property
-    def _least(self) -> int:
-        """Rows that a batch needs."""
-        return least_rows(self.model, next(iter(self.data.values())).shape)
 
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:

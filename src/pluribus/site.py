@@ -16,12 +16,14 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from pluribus.batches import least_rows
 from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
 from pluribus.evaluate import Figures, figures
 from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
+from pluribus.models import Split
 from pluribus.snapshot import Snapshot
 from pluribus.task import Card, Cards, Task
 
@@ -97,7 +99,8 @@ class Site:
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._away: OrderedDict[int, Away] = OrderedDict()
         self._changed: set[int] = set()  # who worked since the last save
-        self._footprints: dict[str, int] = {}
+        self._footprints: dict[str, int] = {}  # by architecture, as what follows
+        self._least: dict[str, int] = {}
         self._limits = limits or Limits.of(device)
         self.wires = Wires(method, task, cards)
 
@@ -239,13 +242,20 @@ class Site:
         self.method.prepare(client)
         client.state.fix()
         down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
-        client.equip(self.method.optimisers(client), down)
+        client.equip(self.method.optimisers(client), down, self._least_rows(client))
         away = self._away.pop(k, None)
         if away is not None:
             away.saved.put_back(all_tensors(client))
         elif (saved := self._load(k)) is not None:
             put_back(client.tensors(), saved, f"client {k}")
         return client
+
+    def _least_rows(self, client: Client) -> int:
+        """Rows that a batch needs for the client's model and for those that the method put beside it."""
+        if client.card.model not in self._least:
+            models = [client.model, *(one for one in client.state.modules() if isinstance(one, Split))]
+            self._least[client.card.model] = max(least_rows(model, self.task.shape) for model in models)
+        return self._least[client.card.model]
 
     def _card(self, k: int) -> Card:
         # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.

@@ -45,12 +45,6 @@ class Data:
     def __len__(self) -> int:
         return len(self.rows)
 
-    @property
-    def shape(self) -> tuple[int, int, int]:
-        """Channels, height and width of an image."""
-        channels, height, width = self.store.x.shape[1:]
-        return channels, height, width
-
     def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Images and labels at these positions of the set."""
         return self.store.take(self.rows[positions])
