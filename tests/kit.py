@@ -309,11 +309,20 @@ def kept(result: Result) -> dict[str, Tensor]:
     return found
 
 
+def selected(result: Result) -> dict[str, Tensor]:
+    """What clients were measured with in the rounds that validation selects."""
+    saved = Checkpoint(result.folder / "state")
+    chosen = {k: saved.selected(k, one.selected_round) or {} for k, one in result.per_client().items()}
+    return {f"client {k} {name}": value for k, state in chosen.items() for name, value in state.items()}
+
+
 def assert_same(one: Result, other: Result) -> None:
     """Equal metrics, traffic and weights, to the bit."""
     assert numbers(one) == numbers(other)
     assert list(one.ledger.entries()) == list(other.ledger.entries())
     assert differing(kept(one), kept(other)) == []
+    assert differing(selected(one), selected(other)) == []
+    assert selected(one)
 
 
 class StoppedError(Exception):

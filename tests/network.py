@@ -134,8 +134,15 @@ class Network:
 
     def learned(self, k: int) -> dict[str, torch.Tensor]:
         """What a site has on its disk of its newest run."""
-        runs = sorted((self.folder / self.names[k] / "state").glob("*/*.safetensors"), key=lambda f: f.stat().st_mtime)
-        with safe_open(runs[-1], framework="pt") as file:
+        return self._held(k, "[0-9]*")
+
+    def selected(self, k: int) -> dict[str, torch.Tensor]:
+        """What a site was measured with in the round that its validation data selects."""
+        return self._held(k, "selected-*")
+
+    def _held(self, k: int, name: str) -> dict[str, torch.Tensor]:
+        files = (self.folder / self.names[k] / "state").glob(f"*/{name}.safetensors")
+        with safe_open(max(files, key=lambda file: file.stat().st_mtime), framework="pt") as file:
             held = [name for name in file.keys() if name.startswith("state/")]  # noqa: SIM118
             names = [name for name in held if not name.startswith("state/momenta.")]  # which no round outlives
             return {name.removeprefix("state/"): file.get_tensor(name) for name in names}

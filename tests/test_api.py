@@ -159,12 +159,13 @@ def test_a_model_comes_back_trained_and_predicts(fedgh: Result) -> None:
     parts, saved = assemble_tiny("fedgh", momentum=0.9), Checkpoint(fedgh.folder / "state")
     trained = 0
     for k, chosen in fedgh.per_client().items():
-        model = fedgh.model(k)
-        assert not model.training
         x, y = parts.data.store.take(parts.data.rows(k)["test"])
-        with torch.no_grad():
-            right = (model(x).argmax(1) == y).sum()
-        assert int(right) / len(y) == chosen.last["test"]
+        for round, reported in (("selected", chosen.selected["test"]), ("last", chosen.last["test"])):
+            model = fedgh.model(k, round)
+            assert not model.training
+            with torch.no_grad():
+                right = (model(x).argmax(1) == y).sum()
+            assert int(right) / len(y) == reported
         if (state := saved.client(k)) is not None:
             trained += 1
             assert same_weights(model, {name.removeprefix("model."): value for name, value in state.items()})

@@ -168,6 +168,7 @@ def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
 
 def test_a_damaged_partition_is_named() -> None:
     result = run_tiny("local")
+    (result.folder / "result.json").unlink()  # a finished run is read, not resumed
     for content in (b"{}", b"\xff", b"[1"):
         (result.folder / "partition.json").write_bytes(content)
         with pytest.raises(CheckpointError, match=r"partition\.json is damaged: "):
@@ -212,7 +213,11 @@ def outcome(folder: Path) -> dict[str, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("largest_file", "full", "rounds_saved"),
-    [(2_000, "metrics.jsonl", 0), (10_000, "state/round-000000.safetensors", 0), (25_000, "metrics.jsonl", 3)],
+    [
+        (2_000, "metrics.jsonl", 0),
+        (10_000, "state/selected/client-000000-round-000000.safetensors", 0),
+        (25_000, "metrics.jsonl", 3),
+    ],
 )
 def test_a_full_disk_is_a_sentence_and_the_rounds_before_are_safe(
     tmp_path: Path, largest_file: int, full: str, rounds_saved: int

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import load, save
 
 import pluribus
 from conftest import new_folder, run_tiny
@@ -24,10 +23,9 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
 from pluribus.data.domains import image_folder
 from pluribus.errors import CheckpointError, ConfigError, DataError, PluribusError
-from pluribus.evaluate import predicting
 from pluribus.experiment import Experiment, from_toml
 from pluribus.folder import RunFolder
-from pluribus.method import find, methods
+from pluribus.method import methods
 from pluribus.prediction import Prediction
 from pluribus.result import Result
 from test_cli import Terminal
@@ -67,9 +65,10 @@ def exam_of(parts: Assembly, k: int) -> tuple[torch.Tensor, torch.Tensor]:
     return parts.dataset.x[rows], parts.dataset.y[rows]
 
 
-def recorded(result: Result, method: str, k: int) -> float:
-    """The test accuracy of the last round."""
-    accuracy: float = result.history[-1]["clients"][str(k)][predicting(find(method)())]["test"]
+def recorded(result: Result, k: int, round: str = "selected") -> float:
+    """The test accuracy that a run reports of a client, or that of its last round."""
+    accuracy = getattr(result.per_client()[k], round)["test"]
+    assert accuracy is not None
     return accuracy
 
 
@@ -94,7 +93,57 @@ def test_a_run_predicts_as_well_as_it_was_measured(method: str) -> None:
     parts = parts_of(result)
     for k in parts.cards:
         x, y = exam_of(parts, k)
-        assert accuracy(pluribus.predict(result.folder, x, k), y) == recorded(result, method, k)
+        assert accuracy(pluribus.predict(result.folder, x, k), y) == recorded(result, k)
+        assert accuracy(pluribus.predict(result.folder, x, k, "last"), y) == recorded(result, k, "last")
+
+
+@cache
+def selective() -> Result:
+    """A run long enough that validation prefers an earlier round for some clients; Ctrl-C could stop it anywhere."""
+    return pluribus.run("fedgh", clients=8, rounds=20, progress=False, threads=1, out=new_folder(), checkpoint_every=3)
+
+
+def right(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
+    with torch.no_grad():
+        return float((model(x.float().mul(1 / 127.5).sub(1.0)).argmax(1) == y).sum() / len(y))
+
+
+def test_the_model_that_is_delivered_is_the_model_that_was_measured() -> None:
+    result = selective()
+    parts, chosen = parts_of(result), result.per_client()
+    earlier = [k for k, one in chosen.items() if one.selected["test"] != one.last["test"]]
+    assert len(earlier) >= 3
+    for k in chosen:
+        x, y = exam_of(parts, k)
+        for round in ("selected", "last"):
+            expected = recorded(result, k, round)
+            assert accuracy(pluribus.predict(result.folder, x, k, round), y) == expected
+            assert right(result.model(k, round), x, y) == pytest.approx(expected, abs=1e-6)  # in float32
+        assert right(result.model(k), x, y) == pytest.approx(recorded(result, k), abs=1e-6)
+
+
+def test_there_are_two_copies_of_a_client_at_most() -> None:
+    result = selective()
+    selected = sorted(path.name for path in (result.folder / "state" / "selected").iterdir())
+    rounds = {k: one.selected_round for k, one in result.per_client().items()}
+    assert selected == [f"client-{k:06d}-round-{t:06d}.safetensors" for k, t in sorted(rounds.items())]
+    assert len(set(rounds.values())) > 2
+
+
+def test_a_round_that_is_neither_is_refused() -> None:
+    with pytest.raises(ConfigError, match="'best'"):
+        pluribus.predict(selective().folder, NOTHING, 0, "best")  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="'best'"):
+        selective().model(0, "best")  # type: ignore[arg-type]
+
+
+def test_a_run_of_an_older_version_has_its_last_round_alone(tmp_path: Path) -> None:
+    folder = tmp_path / "old"
+    shutil.copytree(selective().folder, folder)
+    shutil.rmtree(folder / "state" / "selected")
+    with pytest.raises(CheckpointError, match="client 0"):
+        pluribus.predict(folder, NOTHING, 0)
+    assert len(pluribus.predict(folder, NOTHING, 0, "last")) == 1
 
 
 @pytest.mark.parametrize("method", ["fedgh", "fedproto", "pfedpt"])
@@ -104,7 +153,7 @@ def test_files_give_what_tensors_give(method: str, tmp_path: Path) -> None:
     folder = as_files(x, tmp_path / "scans" / "deep")
     from_files = pluribus.predict(result.folder, [tmp_path / "scans"], client=1)
     assert [one.file for one in from_files] == [str(file) for file in sorted(folder.iterdir())]
-    assert accuracy(from_files, y) == recorded(result, method, 1)
+    assert accuracy(from_files, y) == recorded(result, 1)
     without_files = [dataclasses.replace(one, file=None) for one in from_files]
     assert without_files == pluribus.predict(result.folder, x, client=1)
 
@@ -125,7 +174,8 @@ def test_a_site_predicts_from_its_state_folder_alone(method: str) -> None:
     for k in NAMES:
         x, y = exam_of(parts, k)
         predictions = pluribus.predict(folder / str(k), x)
-        assert accuracy(predictions, y) == recorded(result, method, k)
+        assert accuracy(predictions, y) == recorded(result, k)
+        assert accuracy(pluribus.predict(folder / str(k), x, round="last"), y) == recorded(result, k, "last")
         assert predictions == pluribus.predict(folder / str(k) / "run", x)
 
 
@@ -285,9 +335,11 @@ def test_a_site_that_has_only_enrolled_has_no_model(tmp_path: Path) -> None:
 def test_a_site_whose_method_answers_as_evaluated_must_have_been(tmp_path: Path) -> None:
     _, _, folder = sites("fedproto")
     shutil.copytree(folder / "0", tmp_path / "state")
-    (tmp_path / "state" / "run" / "evaluated.safetensors").unlink()
-    with pytest.raises(CheckpointError, match="holds no model that predicts: the site was not evaluated yet"):
-        pluribus.predict(tmp_path / "state", NOTHING)
+    for path in (tmp_path / "state" / "run").glob("[es]*.safetensors"):
+        path.unlink()
+    for round in ("selected", "last"):
+        with pytest.raises(CheckpointError, match="not evaluated"):
+            pluribus.predict(tmp_path / "state", NOTHING, round=round)
 
 
 def _agreement(facts: dict[str, str], **change: Any) -> dict[str, str]:
@@ -309,33 +361,50 @@ DAMAGES: dict[str, Any] = {
 }
 
 
+FILES = {"selected": "selected-*", "last": "[0-9]*"}  # by the round whose model they hold
+
+
+def spoiled(round: str, folder: Path, change: Any) -> None:
+    """The newest files of a site, of which that of one round is changed."""
+    run = sites("fedgh")[2] / "0" / "run"
+    for pattern in FILES.values():
+        newest = max(run.glob(pattern))
+        data = newest.read_bytes()
+        (folder / newest.name).write_bytes(change(data) if pattern == FILES[round] else data)
+
+
+def with_facts(change: Any) -> Any:
+    """A file of tensors with other facts."""
+
+    def changed(data: bytes) -> bytes:
+        length = 8 + int.from_bytes(data[:8], "little")
+        facts = json.loads(data[8:length])["__metadata__"]
+        return save(load(data), change(facts))
+
+    return changed
+
+
+@pytest.mark.parametrize("round", FILES)
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_state_is_one_sentence(damage: str, tmp_path: Path) -> None:
-    _, _, folder = sites("fedgh")
-    last = max((folder / "0" / "run").iterdir())
-    with safe_open(last, framework="pt") as file:
-        tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file(tensors, tmp_path / last.name, DAMAGES[damage](facts))
+def test_a_damaged_state_is_a_sentence(round: str, damage: str, tmp_path: Path) -> None:
+    spoiled(round, tmp_path, with_facts(DAMAGES[damage]))
     with pytest.raises(PluribusError):
-        pluribus.predict(tmp_path, NOTHING)
+        pluribus.predict(tmp_path, NOTHING, round=round)
 
 
-def test_a_file_that_was_cut_is_one_sentence(tmp_path: Path) -> None:
-    _, _, folder = sites("fedgh")
-    last = max((folder / "0" / "run").iterdir())
-    (tmp_path / last.name).write_bytes(last.read_bytes()[:-100])
+@pytest.mark.parametrize("round", FILES)
+def test_a_file_that_was_cut_is_one_sentence(round: str, tmp_path: Path) -> None:
+    spoiled(round, tmp_path, lambda data: data[:-100])
     with pytest.raises(CheckpointError, match="cannot be read as the state of a site"):
-        pluribus.predict(tmp_path, NOTHING)
+        pluribus.predict(tmp_path, NOTHING, round=round)
 
 
-def test_a_later_version_predicts_too(tmp_path: Path) -> None:
+@pytest.mark.parametrize("round", FILES)
+def test_a_later_version_predicts_too(round: str, tmp_path: Path) -> None:
+    spoiled(round, tmp_path, with_facts(lambda facts: _agreement(facts, version="0.0.1")))
     parts, _, folder = sites("fedgh")
-    last = max((folder / "0" / "run").iterdir())
-    with safe_open(last, framework="pt") as file:
-        tensors, facts = {name: file.get_tensor(name) for name in file.keys()}, file.metadata()  # noqa: SIM118
-    save_file(tensors, tmp_path / last.name, _agreement(facts, version="0.0.1"))
     x, _ = exam_of(parts, 0)
-    assert pluribus.predict(tmp_path, x) == pluribus.predict(folder / "0", x)
+    assert pluribus.predict(tmp_path, x, round=round) == pluribus.predict(folder / "0", x, round=round)
 
 
 def test_a_client_is_for_runs() -> None:

@@ -244,7 +244,7 @@ def test_the_page_says_why_there_are_no_features() -> None:
     run = read_runs([folder])[0]
     assert embed([run], "none") == ([], "Features were not asked for: --embeddings pca or tsne shows them.")
     held = RunFolder.open(folder)
-    assert embed([run], "pca") == ([], f"No features of fedgh: {folder} is in use by another process.")
+    assert embed([run], "pca")[0]  # to read it takes no lock
     held.close()
     shutil.rmtree(folder / "state")
     pictures, reason = embed([run], "pca")

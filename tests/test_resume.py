@@ -53,6 +53,9 @@ def outcome(folder: Path) -> dict[str, Any]:
     """Every weight and every figure of a finished run, but the time it took."""
     saved = Checkpoint(folder / "state")
     parts = {"server": saved.server()} | {f"client {k}": saved.client(k) or {} for k in range(CLIENTS)}
+    chosen = pluribus.load_result(folder).per_client()
+    parts |= {f"selected {k}": saved.selected(k, one.selected_round) or {} for k, one in chosen.items()}
+    assert len(list((folder / "state" / "selected").iterdir())) == len(chosen)  # older ones are gone
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     result = json.loads((folder / "result.json").read_text())
     return {
@@ -123,8 +126,9 @@ def test_killed_from_outside(tmp_path: Path, method: str, pace: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_between_any_two_steps_of_writing(tmp_path: Path, method: str) -> None:
-    """A new run syncs 4 times until it has its config.toml; a resumed one 4 times, then 4 times for each commit."""
-    new, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 8, 11, 12, 9)
+    """A new run syncs 4 times until it has its config.toml, and a resumed one 4 times. Each commit syncs the lines (2),
+    every client that has selected another round (2 each, 12 in the first one), and the commit itself (2)."""
+    new, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 12, 18, 19, 20, 21, 9)
     for number in (*new, *resumed):
         process = proceed(method, tmp_path / "run", "every round", die_at_sync=number)
         assert process.wait() == KILLED, process.err
@@ -143,7 +147,7 @@ def test_killed_in_the_middle_of_a_write(tmp_path: Path) -> None:
         assert process.wait() == -signal.SIGXFSZ, process.err
     assert proceed("fedgh", folder, "every round").wait() == 0
     assert outcome(folder) == unbroken("fedgh")
-    assert all(path.match("round-*.safetensors") for path in (folder / "state").iterdir())
+    assert all(path.match("round-*.safetensors") for path in (folder / "state").glob("*.*"))
 
 
 # ---- resuming what should not be resumed, or need not be ------------------------------------------------------------
@@ -192,8 +196,10 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
         arrays = dict(archive)
     arrays["y_train"] = arrays["y_train"][::-1].copy()
     write_npz(data, arrays)
-    with pytest.raises(CheckpointError, match=r"was run on other data: its partition.json does not match .*data\.npz"):
-        pluribus.resume(result.folder)
+    for use in (pluribus.resume, lambda folder: pluribus.load_model(folder, 0)):
+        (result.folder / "result.json").unlink(missing_ok=True)  # what is finished is read, not resumed
+        with pytest.raises(CheckpointError, match=r"was run on other data.*data\.npz"):
+            use(result.folder)
 
 
 class StopAfter:

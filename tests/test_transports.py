@@ -13,7 +13,7 @@ import torch
 
 import pluribus
 from conftest import few_digits, new_folder
-from kit import kept, numbers
+from kit import kept, numbers, selected
 from network import Network
 from pluribus.assembly import Assembly, assemble
 from pluribus.checkpoint import Checkpoint
@@ -23,6 +23,7 @@ from pluribus.flower.federate import dismiss, federation, greet, settled
 from pluribus.flower.keys import site_keys
 from pluribus.flower.link import Door, Link
 from pluribus.folder import RunFolder
+from pluribus.result import Result
 
 pytest.importorskip("flwr")
 ray = pytest.importorskip("ray")
@@ -62,7 +63,12 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 @cache
 def serial(method: str) -> tuple[str, list[dict[str, Any]]]:
     result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS)
-    return digest(kept(result)), numbers(result)
+    return digest(everything(result)), numbers(result)
+
+
+def everything(result: Result) -> dict[str, torch.Tensor]:
+    """Of server and clients, and of the rounds that validation selects."""
+    return kept(result) | {f"selected {name}": value for name, value in selected(result).items()}
 
 
 @pytest.mark.xdist_group("ray")  # one cluster at a time
@@ -70,7 +76,7 @@ def serial(method: str) -> tuple[str, list[dict[str, Any]]]:
 @pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "ray", "workers": 2}], ids=["workers", "ray"])
 def test_on_one_machine(method: str, how: dict[str, Any], cluster: None) -> None:
     result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS | how)
-    assert (digest(kept(result)), numbers(result)) == serial(method)
+    assert (digest(everything(result)), numbers(result)) == serial(method)
 
 
 @pytest.fixture(scope="module")
@@ -123,4 +129,5 @@ def test_over_the_network(method: str, sites: Sites) -> None:
     found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}
     for k in NAMES:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}
+        found |= {f"selected client {k} {name}": value for name, value in network.selected(k).items()}
     assert (digest(found), numbers(result)) == serial(method)

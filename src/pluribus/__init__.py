@@ -11,7 +11,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pluribus.api import load_model, resume, run
+    from pluribus.api import load_result, resume, run
     from pluribus.benchmark import Bench, bench
     from pluribus.client import Batch, Client
     from pluribus.comparison import compare
@@ -28,10 +28,11 @@ if TYPE_CHECKING:
     from pluribus.server import Server
     from pluribus.standings import Comparison
     from pluribus.task import Card, Task
+    from pluribus.trained import load_model
     from pluribus.tuning import Tuned, tune
 
 _HOMES = {
-    "api": ("load_model", "resume", "run"),
+    "api": ("load_result", "resume", "run"),
     "benchmark": ("Bench", "bench"),
     "client": ("Batch", "Client"),
     "comparison": ("compare",),
@@ -48,6 +49,7 @@ _HOMES = {
     "server": ("Server",),
     "standings": ("Comparison",),
     "task": ("Card", "Task"),
+    "trained": ("load_model",),
     "tuning": ("Tuned", "tune"),
 }
 
@@ -81,6 +83,7 @@ __all__ = [
     "bench",
     "compare",
     "load_model",
+    "load_result",
     "predict",
     "register",
     "register_data",

@@ -1,4 +1,4 @@
-"""The Python face of the library: run, resume, load a model. Same names and defaults as the command line."""
+"""The Python face of the library: run, resume, open what was run. Same names and defaults as the command line."""
 
 from __future__ import annotations
 
@@ -10,17 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from pluribus.assembly import Assembly, assemble
-from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, HostLostError, NotFiniteError, WorkerError
 from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder
 from pluribus.method import Method
-from pluribus.result import Result
+from pluribus.result import RESULT, Result
 from pluribus.track.console import Progress
 from pluribus.track.tracker import trackers
 
@@ -64,6 +62,8 @@ def resume(
 ) -> Result:
     """Go on with a run that was stopped, from its last checkpoint; a finished run gives its result back."""
     check_guarded()
+    if (Path(path) / RESULT).exists():
+        return load_result(path)
     watching = _watching(observers, track, progress)
     folder = RunFolder.open(path)
     try:
@@ -71,23 +71,22 @@ def resume(
         with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
-            return Federation(parts, folder).result() if folder.finished else _run(parts, folder, watching)
+            return _run(parts, folder, watching)
     finally:
         folder.close()
 
 
-def load_model(path: str | Path, client: int) -> nn.Module:
-    """A client's model as the last checkpoint of a run has it, in eval mode."""
-    with opened(path) as (parts, folder):
-        check_client(path, parts, client)
-        model: nn.Module = site_of(parts, folder.checkpoint.client).client(client).model
-        return model.eval()
+def load_result(path: str | Path) -> Result:
+    """The result of a finished run. Neither its data nor the code of its method is needed."""
+    if not (Path(path) / RESULT).exists():
+        raise CheckpointError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
+    return Result.read(Path(path))
 
 
 @contextmanager
 def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
-    """A run as it lies on disk: its parts, on the CPU, and its folder."""
-    folder = RunFolder.open(path)
+    """A run as it lies on disk, to be read: its parts, on the CPU, and its folder."""
+    folder = RunFolder.open(path, read_only=True)
     try:
         described = replace(_described(folder), device="cpu")
         with _reproducible(described):

@@ -4,12 +4,17 @@ Each commit is one file `round-NNNNNN.safetensors` with the server and the clien
 rename is the moment of truth. A client's newest state is in the newest file that names it, so the folder is its own
 index. A file is deleted once neither the newest commit nor the one before it needs anything in it. Each commit also
 notes the sum of all clients' newest rounds: a file that went missing would make it smaller.
+
+`selected/` has a file per client: what it was measured with in the round that its validation data selects. A newer one
+is written before the commit that counts on it, and the older one deleted after it, so there are two copies of a client
+at most: its newest state and its selected one.
 """
 
 from __future__ import annotations
 
 import json
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -21,29 +26,46 @@ from pluribus.files import write_tensors
 from pluribus.state import restore
 
 Tensors = dict[str, Tensor]
+SELECTED = "selected"
+READINGS = 5  # of a folder that another process writes to at the same time
 
 
 class Checkpoint:
-    """The `state/` folder of a run."""
+    """The `state/` folder of a run. One that is only read may be written to by another process meanwhile."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, read_only: bool = False) -> None:
         self._folder = folder
+        if not read_only:
+            for temporary in (*folder.rglob("*.tmp"), *folder.rglob(".tmp*")):  # ours, and those of safetensors
+                temporary.unlink()
+        for reading in range(READINGS if read_only else 1):
+            try:
+                self._index_all()
+                break
+            except CheckpointError:
+                if reading == READINGS - 1 or not read_only:
+                    raise
+        self._kept: dict[int, set[int]] = {}  # client -> rounds of which there is a file in selected/
+        for path in folder.glob(f"{SELECTED}/client-*.safetensors"):
+            _, k, _, t = path.stem.split("-")
+            self._kept.setdefault(int(k), set()).add(int(t))
+        self.doubled = {k for k, rounds in self._kept.items() if len(rounds) > 1}  # those with an older file, too
+
+    def _index_all(self) -> None:
         self._where: dict[int, int] = {}  # client -> round of the file that holds its newest state
         self._holds: Counter[int] = Counter()  # round of a file -> number of clients whose newest state it holds
         self._stale: list[int] = []  # files that the newest commit no longer needs, but the one before it does
         self.latest: int | None = None
         self.threads: int | None = None
-        for temporary in (*folder.glob("*.tmp"), *folder.glob(".tmp*")):  # ours, and those of safetensors
-            temporary.unlink()
         noted = 0
-        for path in sorted(folder.glob("round-*.safetensors")):
+        for path in sorted(self._folder.glob("round-*.safetensors")):
             noted = self._index(path)
         self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
         self._sum = sum(t + 1 for t in self._where.values())
         if self._sum != noted:
             raise CheckpointError(
-                f"{folder} lacks a file that round {self.latest} rests on. "
-                f"Start again: pluribus run --config {folder.parent / 'config.toml'}"
+                f"{self._folder} lacks a file that round {self.latest} rests on. "
+                f"Start again: pluribus run --config {self._folder.parent / 'config.toml'}"
             )
 
     def _index(self, path: Path) -> int:
@@ -89,6 +111,35 @@ class Checkpoint:
         for old in stale:
             self._path(old).unlink(missing_ok=True)
 
+    # ---- selected rounds -------------------------------------------------------------------------------------------
+
+    def keep(self, k: int, t: int, measured: Tensors) -> None:
+        """Write what a client was measured with in round t, beside what was kept of it before."""
+        path = self._selected_path(k, t)
+        path.parent.mkdir(exist_ok=True)
+        write_tensors(path, measured, {"client": str(k), "round": str(t)})
+        self._kept.setdefault(k, set()).add(t)
+        if len(self._kept[k]) > 1:
+            self.doubled.add(k)
+
+    def drop_superseded(self, selected: Mapping[int, int]) -> None:
+        """Leave of each client the round that it selects: after the commit that counts on it."""
+        for k, t in selected.items():
+            for old in self._kept[k] - {t}:
+                self._selected_path(k, old).unlink(missing_ok=True)
+            self._kept[k] = {t}
+            self.doubled.discard(k)
+
+    def selected(self, k: int, t: int) -> Tensors | None:
+        """What a client was measured with in round t; None if that was not kept."""
+        path = self._selected_path(k, t)
+        return _tensors(path) if path.exists() else None
+
+    def _selected_path(self, k: int, t: int) -> Path:
+        return self._folder / SELECTED / f"client-{k:06d}-round-{t:06d}.safetensors"
+
+    # ---- the latest commit -----------------------------------------------------------------------------------------
+
     def server(self) -> Tensors:
         """The server's state at the latest commit."""
         assert self.latest is not None
@@ -106,8 +157,7 @@ class Checkpoint:
         return messages
 
     def _read(self, t: int, prefix: str) -> Tensors:
-        with _open(self._path(t)) as file:
-            return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
+        return _tensors(self._path(t), prefix)
 
     def _path(self, t: int) -> Path:
         return self._folder / f"round-{t:06d}.safetensors"
@@ -122,6 +172,11 @@ def put_back(live: Tensors, saved: Tensors, whose: str) -> None:
             f"the saved state of {whose} does not fit its method and model as they are now ({error.args[0]}). "
             f"Go on with the code that wrote it, or start a new run."
         ) from error
+
+
+def _tensors(path: Path, prefix: str = "") -> Tensors:
+    with _open(path) as file:
+        return {name[len(prefix) :]: file.get_tensor(name) for name in file.keys() if name.startswith(prefix)}  # noqa: SIM118
 
 
 def _open(path: Path) -> safe_open:

@@ -120,9 +120,9 @@ The classes of images, by a model that a run has trained.
   pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
   pluribus predict state scans/                          the model of a real site: site.toml says where its state lies
 
-Images are brought to the shape that the model takes. The model is the client's own after training; of a method that
-does not measure that one, it is the one of its headline accuracy. The score is the class's share in the softmax of what
-the method gives to each class: a probability where that is logits, just a number where it is a distance.
+Images are brought to the shape that the model takes. The model is the one whose accuracy the run reports: of the round
+that validation selects; --round last takes that of the last round. The score is the class's share in the softmax of
+what the method gives to each class: a probability where that is logits, just a number where it is a distance.
 """
 
 ABOUT_REPORT = """\
@@ -650,6 +650,7 @@ def _list_tables(as_json: bool) -> None:
 def _predict(args: list[str]) -> None:
     import dataclasses
     from pathlib import Path
+    from typing import Literal
 
     import tyro
 
@@ -658,6 +659,7 @@ def _predict(args: list[str]) -> None:
         ("place", _word(tyro.conf.Positional[str], "PLACE", place, "(required)")),
         ("images", _word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
         ("client", _word(int | None, "K", "Whose model, of the clients of a run.", "(needed for a run)"), None),
+        _flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         _flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
         ("out", _word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
     ]
@@ -666,7 +668,7 @@ def _predict(args: list[str]) -> None:
     from pluribus.prediction import predict, to_csv
     from pluribus.track.console import print_predictions
 
-    predictions = predict(given.place, given.images, given.client)
+    predictions = predict(given.place, given.images, given.client, given.round)
     if given.out:
         to_csv(predictions, Path(given.out))
     if given.json:

@@ -22,6 +22,8 @@ from pluribus.state import State
 from pluribus.steps import Eager, Fit, Map, Runner, Step
 from pluribus.task import Card, Task
 
+OPTIMISERS = "opt."  # how the names of their slots begin
+
 __all__ = ["Batch", "Client", "Local", "Step", "batch_sizes", "trainable"]
 
 
@@ -126,10 +128,14 @@ class Client:
                 found[f"got.{name}"] = value
         for key, optimiser in self.optimisers.items():
             if optimiser.life == "run":
-                found |= {f"opt.{key}.{name}": value for name, value in optimiser.slots().items()}
+                found |= {f"{OPTIMISERS}{key}.{name}": value for name, value in optimiser.slots().items()}
         return (
             {name: value for name, value in found.items() if not name.startswith(self.frozen)} if self.frozen else found
         )
+
+    def measured(self) -> dict[str, Tensor]:
+        """What its predictions depend on, live, by name: all that it keeps but for its optimisers."""
+        return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMISERS)}
 
     def loss(self) -> float | None:
         """Mean training loss of the last fit of this exchange."""

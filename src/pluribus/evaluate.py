@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.nn import functional as F
 
@@ -32,11 +32,6 @@ def score(method: Method, client: Client, data: Data) -> Counts:
     correct = (scores.argmax(1) == labels).sum()
     loss = F.cross_entropy(scores, labels, reduction="sum")
     return int(correct), len(data), float(loss)
-
-
-def predicting(method: Method) -> str:
-    """The view whose model predicts when the run is over: the client's own after training, or the headline."""
-    return "after" if "after" in method.views else method.views[0]
 
 
 def figures(method: Method, client: Client) -> Figures:
@@ -111,13 +106,30 @@ class Chosen:
     selected_round: int
 
 
+class Selection(NamedTuple):
+    """The round that a client's validation data selects so far, and its validation accuracy in that round."""
+
+    round: int
+    val: float | None
+
+    @classmethod
+    def of(cls, chosen: Chosen) -> Selection:
+        """What the history so far selects."""
+        return cls(chosen.selected_round, chosen.selected["val"])
+
+
+def selects(now: Figures, best: Selection | None) -> bool:
+    """Whether validation data prefers these figures to those of the best round so far."""
+    return best is None or _better(now["val"], best.val)
+
+
 def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]:
     """Last and selected figures of every client that was evaluated."""
     chosen: dict[int, Chosen] = {}
     for record in history:
         for key, views in record.get("clients", {}).items():
             now, before = views[view], chosen.get(int(key))
-            if before is None or _better(now["val"], before.selected["val"]):
+            if before is None or selects(now, Selection.of(before)):
                 chosen[int(key)] = Chosen(now, now, record["round"])
             else:
                 chosen[int(key)] = Chosen(now, before.selected, before.selected_round)

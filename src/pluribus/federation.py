@@ -20,6 +20,7 @@ from pluribus.ledger import Ledger
 from pluribus.message import Message, decode, encode
 from pluribus.method import PeerMethod, Wires
 from pluribus.result import ClientFacts, Result
+from pluribus.selection import Selections
 from pluribus.server import Server
 from pluribus.site import Reply
 
@@ -57,6 +58,7 @@ class Federation:
         self.server = Server(parts.task, parts.cards)
         self.wires = Wires(parts.method, parts.task, parts.cards)
         self.engine = engine or engine_for(parts, folder.checkpoint.client, self.warn)
+        self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
@@ -81,6 +83,7 @@ class Federation:
         put_back(self.server.state.state_dict(), checkpoint.server(), "the server")
         for k, data in checkpoint.enrolled().items():
             self._enrol(k, data)
+        self.selections.restore(self.history, self.method.views[0])
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
                 f"resumed with {torch.get_num_threads()} threads, started with {checkpoint.threads}: "
@@ -240,13 +243,14 @@ class Federation:
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         down = self.method.exchanges[0].down if self.method.views != ("after",) else None
-        clients = range(experiment.clients) if everyone else present
-        sent: dict[int, bytes | None] = {}
-        jobs = ((k, (t, k, self._down(down, t, 0, k, sent))) for k in clients)
         found: dict[int, dict[str, Figures]] = {}
-        for k, views in self.engine.each("evaluate", jobs):
-            self._book(t, 0, k, "evaluation", sent.pop(k))
-            found[k] = views
+        sent: dict[int, bytes | None] = {}
+        for some in self.selections.groups(range(experiment.clients) if everyone else present):
+            jobs = ((k, (t, k, self._down(down, t, 0, k, sent), self.selections.best(k))) for k in some)
+            for k, views in self.engine.each("evaluate", jobs):
+                self._book(t, 0, k, "evaluation", sent.pop(k))
+                self.selections.note(t, k, views[self.method.views[0]])
+                found[k] = views
         return found
 
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
@@ -274,7 +278,9 @@ class Federation:
             return
         started = time.perf_counter()
         self.folder.sync_lines()
+        self.selections.keep()
         self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.engine.changed(), self._enrolled)
+        self.selections.committed()
         self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
 
     def result(self) -> Result:

@@ -4,7 +4,7 @@ config.toml       how to run it again
 partition.json    who holds which class, and a hash of every row number
 metrics.jsonl     a line per round
 traffic.jsonl     every transfer, by tensor
-state/            full state, for resume
+state/            full state, for resume; state/selected/ the models of the rounds that validation selects
 result.json       the summary, once the run is finished
 """
 
@@ -19,17 +19,18 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DataError
 from pluribus.files import append_lines, read_lines, sync, to_json, write_json, write_text
+from pluribus.result import RESULT
 from pluribus.toml import read_toml, to_toml
 
 
 class RunFolder:
-    """One run on disk. While it is open no other process can write to it."""
+    """One run on disk. While it is open no other process can write to it; any number of them can read it."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        self._lock = self._acquire()
+        self._lock = None if read_only else self._acquire()
         try:
-            self.checkpoint = Checkpoint(path / "state")
+            self.checkpoint = Checkpoint(path / "state", read_only)
         except CheckpointError:
             self.close()
             raise
@@ -56,11 +57,11 @@ class RunFolder:
             )
 
     @classmethod
-    def open(cls, path: str | Path) -> RunFolder:
-        """A run folder that is there already."""
+    def open(cls, path: str | Path, read_only: bool = False) -> RunFolder:
+        """A run folder that is there already. To read it takes no lock: another process may write to it."""
         if not (Path(path) / "config.toml").exists():
             raise CheckpointError(f"{path} is not a run folder: it has no config.toml.")
-        return cls(Path(path))
+        return cls(Path(path), read_only)
 
     def _acquire(self) -> IO[str]:
         try:
@@ -73,8 +74,9 @@ class RunFolder:
         return lock
 
     def close(self) -> None:
-        """Let other processes have it."""
-        self._lock.close()
+        """Let other processes write to it."""
+        if self._lock is not None:
+            self._lock.close()
 
     # ---- what a run writes -----------------------------------------------------------------------------------------
 
@@ -112,7 +114,8 @@ class RunFolder:
                 sync(self.path / name)
 
     def history(self, until: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rounds and transfers up to a committed round; what a crash left beyond it is cut off."""
+        """Rounds and transfers up to a committed round; what a crash left beyond it is left out, and cut
+        off the files of a folder that is open for writing."""
         paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
         metrics, traffic = (read_lines(path) for path in paths)
         if self.finished:  # even where its checkpoints were deleted to save space
@@ -123,18 +126,18 @@ class RunFolder:
                 f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
                 f"Start again: pluribus run --config {self.path / 'config.toml'}"
             )
-        for path, lines in zip(paths, (metrics, traffic), strict=True):
+        for path, lines in zip(paths, (metrics, traffic), strict=True) if self._lock is not None else ():
             write_text(path, "".join(to_json(line) + "\n" for line in lines))
         return metrics, traffic
 
     def write_result(self, summary: dict[str, Any]) -> None:
         """Mark the run as finished."""
-        write_json(self.path / "result.json", summary)
+        write_json(self.path / RESULT, summary)
 
     @property
     def finished(self) -> bool:
         """Whether the run came to its end."""
-        return (self.path / "result.json").exists()
+        return (self.path / RESULT).exists()
 
 
 def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:

@@ -1,7 +1,7 @@
 """Use a trained model: of one client of a simulation, or of a real site.
 
-A prediction is made as the run's accuracy was measured: by the method's own rule, with the model of the view `after`,
-or of the headline where a method does not measure that view.
+A prediction is made as the run's accuracy was measured: by the method's own rule, with the model that the headline
+measured, in the round that validation selects or in the last one.
 """
 
 from __future__ import annotations
@@ -17,19 +17,14 @@ import torch
 from torch import Tensor
 
 from pluribus.api import check_client, opened
-from pluribus.assembly import Assembly
-from pluribus.checkpoint import Checkpoint, put_back
 from pluribus.client import Client
 from pluribus.data.domains import SUFFIXES, decoded, images_at
 from pluribus.data.federated import Data, Store
-from pluribus.engines import site_of
-from pluribus.errors import CheckpointError, ConfigError, DataError
-from pluribus.evaluate import predicting
+from pluribus.errors import ConfigError, DataError
 from pluribus.files import write_text
-from pluribus.message import Message, decode, encode
-from pluribus.method import Method, Wires
-from pluribus.server import Server
+from pluribus.method import Method
 from pluribus.steps import SWEEP_BATCH
+from pluribus.trained import Round, check_round, trained_client
 
 Shape = tuple[int, int, int]
 Asked = AbstractContextManager[tuple[Method, Client]]
@@ -51,11 +46,15 @@ class Prediction:
 
 
 def predict(
-    place: str | Path, images: str | Path | Sequence[str | Path] | Tensor, client: int | None = None
+    place: str | Path,
+    images: str | Path | Sequence[str | Path] | Tensor,
+    client: int | None = None,
+    round: Round = "selected",
 ) -> list[Prediction]:
     """The classes of images, by a model that a run has trained.
 
     `place` is the folder of a run, of which `client` says whose model it shall be, or the state folder of a real site.
+    The model is the one whose accuracy was reported, of the round that validation selects, or that of the last `round`.
     `images` are files and folders of images, which are brought to the shape that the model takes, or a tensor of bytes
     (N, channels, height, width) that has it already.
 
@@ -65,7 +64,8 @@ def predict(
     ['3', '3']
     """
     found = images if isinstance(images, Tensor) else _files(images)
-    with _model(Path(place), client) as (method, asked):
+    check_round(round)
+    with _model(Path(place), client, round) as (method, asked):
         batches = _batches(found, asked.task.shape)
         return [one for files, x in batches for one in _predictions(method, asked, files, x)]
 
@@ -133,45 +133,25 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 # ---- models --------------------------------------------------------------------------------------------------------
 
 
-def _model(place: Path, client: int | None) -> Asked:
+def _model(place: Path, client: int | None, round: Round) -> Asked:
     if not place.is_dir():
         raise ConfigError(f"there is no folder {place}: give the folder of a run, or the state folder of a site.")
     if (place / "config.toml").exists():
-        return _of_run(place, client)
+        return _of_run(place, client, round)
     if client is not None:
         raise ConfigError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
     from pluribus.flower.recall import recalled
 
-    return recalled(place)
+    return recalled(place, round)
 
 
 @contextmanager
-def _of_run(place: Path, client: int | None) -> Iterator[tuple[Method, Client]]:
+def _of_run(place: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
     with opened(place) as (parts, folder):
         if client is None:
             raise ConfigError(
                 f"{place} has a model for each client: say whose with --client, 0 to {len(parts.cards) - 1}."
             )
         check_client(place, parts, client)
-        saved, view = folder.checkpoint, predicting(parts.method)
-        if saved.latest is None:
-            raise CheckpointError(f"{place} holds no trained model: no round was saved, or its state was deleted.")
-        down = None if view == "after" else _download(parts, saved, client)
-        with site_of(parts, saved.client).viewed(saved.latest, client, view, down) as asked:
+        with trained_client(parts, folder, client, round) as asked:
             yield parts.method, asked
-
-
-def _download(parts: Assembly, saved: Checkpoint, client: int) -> bytes | None:
-    """What the server would send to the client now."""
-    method, t = parts.method, saved.latest
-    name = method.exchanges[0].down
-    if name is None or t is None:
-        return None
-    wires, server = Wires(method, parts.task, parts.cards), Server(parts.task, parts.cards)
-    method.setup(server)
-    put_back(server.state.state_dict(), saved.server(), "the server")
-    for k, data in saved.enrolled().items():
-        parts.cards.enrolled[k] = decode(data, wires(k)[0].once, f"enrolment of client {k}")
-    server.begin(t, method.schedule(t, parts.task.rounds))
-    message: Message | None = getattr(method, name)(server, client)
-    return None if message is None else encode(message, wires(client)[0].down, f"download of client {client}")

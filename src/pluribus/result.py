@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import nn
 
+from pluribus.errors import CheckpointError
 from pluribus.evaluate import Chosen, Figures, choose, summarise
+from pluribus.files import read_json, read_lines
 from pluribus.ledger import Ledger
+
+RESULT = "result.json"  # of a finished run
 
 
 @dataclass(frozen=True)
@@ -52,6 +56,22 @@ class Result:
     folder: Path
     warnings: list[str] = field(default_factory=list)
 
+    @classmethod
+    def read(cls, folder: Path) -> Result:
+        """The result of a finished run, from the files in its folder alone."""
+        said, ledger = read_json(folder / RESULT), Ledger()
+        try:
+            for line in read_lines(folder / "traffic.jsonl"):
+                ledger.replay(line)
+            facts = {int(k): _facts(int(k), one) for k, one in said["clients"].items()}
+            about = {name: said[name] for name in ("method", "data", "seed", "rounds", "warnings")}
+            history = read_lines(folder / "metrics.jsonl")
+            return cls(
+                **about, views=tuple(said["summary"]), history=history, ledger=ledger, clients=facts, folder=folder
+            )
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise CheckpointError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
+
     @property
     def accuracy(self) -> float | None:
         """The headline: mean over clients of test accuracy, selected on validation, in the method's own view."""
@@ -61,6 +81,11 @@ class Result:
     def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
         """view -> `last` or `selected` -> figure -> `mean`, `weighted` and `worst` over clients."""
         return summarise(self.history, self.views, {k: c.test for k, c in self.clients.items()})
+
+    @property
+    def selection(self) -> str:
+        """How the round of the reported figures was chosen, in words."""
+        return selection_text(one.selected["val"] for one in self.per_client().values())
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -76,11 +101,11 @@ class Result:
         """Last and selected figures of every client that was evaluated."""
         return choose(self.history, view or self.views[0])
 
-    def model(self, client: int) -> nn.Module:
-        """A client's model as the last round left it."""
-        from pluribus.api import load_model
+    def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
+        """A client's model: the one whose accuracy is reported, or that of the last round."""
+        from pluribus.trained import load_model
 
-        return load_model(self.folder, client)
+        return load_model(self.folder, client, round)
 
     def table(self, *others: Result) -> None:
         """Print accuracy per client, beside that of other runs on the same data."""
@@ -96,7 +121,7 @@ class Result:
             "seed": self.seed,
             "rounds": len(self.history),
             "accuracy": self.accuracy,
-            "accuracy_is": f"test accuracy, mean over clients, selected on validation, {view_text(self.views[0])}",
+            "accuracy_is": f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}",
             "summary": self.summary,
             "clients": {k: _row(c, self.clients[k]) for k, c in self.per_client().items()},
             "bytes": self.bytes,
@@ -105,6 +130,10 @@ class Result:
             "warnings": self.warnings,
             "torch": torch.__version__,
         }
+
+
+def _facts(k: int, row: Mapping[str, Any]) -> ClientFacts:
+    return ClientFacts(k, row["model"], tuple(row["classes"]), row["train"], row["test"], row.get("name", ""))
 
 
 def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
@@ -117,6 +146,18 @@ def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
         "selected": chosen.selected,
         "selected_round": chosen.selected_round,
     }
+
+
+def selection_text(validation: Iterable[float | None]) -> str:
+    """How rounds were chosen, in words, from the validation accuracies of clients; None of one that has no such data.
+
+    >>> selection_text([0.9, 0.8]), selection_text([None])
+    ('selected on validation', 'in the last round, without validation data')
+    """
+    known = {value is not None for value in validation}
+    if known == {True, False}:
+        return "selected on validation (clients without validation data: the last round)"
+    return "in the last round, without validation data" if known == {False} else "selected on validation"
 
 
 def view_text(view: str) -> str:
@@ -140,4 +181,5 @@ def views_text(views: Mapping[str, str]) -> str:
 
 def headline(results: Sequence[Result]) -> str:
     """What the accuracies of a table are."""
-    return f"test accuracy, selected on validation, {views_text({r.method: r.views[0] for r in results})}"
+    chosen = selection_text(one.selected["val"] for r in results for one in r.per_client().values())
+    return f"test accuracy, {chosen}, {views_text({r.method: r.views[0] for r in results})}"

@@ -20,7 +20,7 @@ from pluribus.batches import least_rows
 from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
-from pluribus.evaluate import Figures, figures
+from pluribus.evaluate import Figures, Selection, figures, selects
 from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import Split
@@ -28,12 +28,14 @@ from pluribus.snapshot import Snapshot
 from pluribus.task import Card, Cards, Task
 
 Tensors = dict[str, Tensor]
+Selected = tuple[int, Tensors]  # a round, and what a client was measured with in it
 
 # Who may stay in memory between rounds. A client beyond that is a copy of its state, and beyond as much again, what the
 # checkpoint has of it.
 MOST_CLIENTS = 256
 MOST_BYTES = 8 * 2**30
 GPU_SHARE = 0.4  # of a GPU's memory
+SELECTED_SHARE = 1 / 8  # of that: copies of selected models that wait to be saved
 # What a client takes while it trains: a multiple of its weights (gradients, activations, recorded steps), and a little.
 TRAINING_FACTOR = 4
 TRAINING_BYTES = 16 * 2**20
@@ -99,6 +101,7 @@ class Site:
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._away: OrderedDict[int, Away] = OrderedDict()
         self._changed: set[int] = set()  # who worked since the last save
+        self._selected: dict[int, tuple[int, Snapshot]] = {}  # round and copy, of whoever has selected one since then
         self._footprints: dict[str, int] = {}  # by architecture, as what follows
         self._least: dict[str, int] = {}
         self._limits = limits or Limits.of(device)
@@ -151,12 +154,15 @@ class Site:
             up = encode(message, wire.up, f"round {t}, client {client.card.id}")
         return Reply(up, loss, worked - received, received - started + time.perf_counter() - worked)
 
-    def evaluate(self, t: int, k: int, down: bytes | None) -> dict[str, Figures]:
-        """Figures of every view. Leaves no trace in the client."""
+    def evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None = None) -> dict[str, Figures]:
+        """Figures of every view. Leaves no trace in the client; but if its validation data prefers this round to the
+        best one so far, the model that the headline measured is kept."""
         measured: dict[str, Figures] = {}
         for view in self.method.views:
             with self.viewed(t, k, view, down) as client:
                 measured[view] = figures(self.method, client)
+                if view == self.method.views[0] and selects(measured[view], best):
+                    self._selected[k] = t, Snapshot(client.measured())
         return measured
 
     @contextmanager
@@ -285,6 +291,12 @@ class Site:
             return Snapshot(self._live[k].tensors()).tensors()
         return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
 
+    def selected(self) -> dict[int, Selected]:
+        """Of every client whose validation data has selected another round since the last call, that round and the
+        model as it was measured, as copies on the CPU."""
+        selected, self._selected = self._selected, {}
+        return {k: (t, saved.tensors()) for k, (t, saved) in sorted(selected.items())}
+
     def release(self, k: int) -> Tensors | None:
         """Let go of a client that another site will host: all that it holds, None if nothing of that is unsaved."""
         client, away = self._live.pop(k, None), self._away.pop(k, None)
@@ -315,6 +327,11 @@ def all_tensors(client: Client) -> Tensors:
     round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
     momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
     return client.tensors() | momenta
+
+
+def most_selected(device: torch.device) -> int:
+    """Bytes of selected models that may wait in memory to be saved."""
+    return int(SELECTED_SHARE * Limits.of(device).bytes)
 
 
 def _memory(device: torch.device) -> int:

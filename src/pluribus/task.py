@@ -89,6 +89,7 @@ class Cards(Mapping[int, Card]):
         self._models = models
         self._data = data
         self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = {}
+        self._bytes: dict[str, int] = {}
         self.enrolled: dict[int, Message] = {}
 
     def __getitem__(self, client: int) -> Card:
@@ -109,7 +110,13 @@ class Cards(Mapping[int, Card]):
         if model not in self._facts:
             built = self._task.shape_of(model)
             self._facts[model] = built.width, tuple(tuple(p.shape) for p in built.head.parameters())
+            self._bytes[model] = sum(value.nbytes for value in built.state_dict().values())
         return self._facts[model]
+
+    def nbytes(self, client: int) -> int:
+        """What the weights of a client's model weigh."""
+        self.facts(self._models[client])
+        return self._bytes[self._models[client]]
 
     def architectures(self) -> dict[str, int]:
         """The distinct architectures, each with the first client that has it."""

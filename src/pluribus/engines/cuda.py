@@ -16,7 +16,7 @@ import torch
 from pluribus.client import Client
 from pluribus.engines.capture import Captured
 from pluribus.engines.stacked import Gang, cut, stackable
-from pluribus.site import Site, Tensors
+from pluribus.site import Selected, Site, Tensors, most_selected
 
 MOST_LANES = 20
 
@@ -49,6 +49,7 @@ class Cuda:
 
     def __init__(self, site: Site, tell: Callable[[str], None], capture: bool = True, stack: bool = True) -> None:
         self.site = site
+        self.room: float = most_selected(site.device)
         self._tell = tell
         self._capture = capture
         self._stack = stack and capture
@@ -116,6 +117,10 @@ class Cuda:
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call."""
         return self.site.changed()
+
+    def selected(self) -> dict[int, Selected]:
+        """What clients were measured with in the rounds that were selected since the last call."""
+        return self.site.selected()
 
     def pending(self) -> int:
         """How many clients wait to be saved."""

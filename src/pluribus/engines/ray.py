@@ -30,7 +30,7 @@ from pluribus.engines.worker import Answer, Arithmetic, portable
 from pluribus.errors import ConfigError, HostLostError
 from pluribus.experiment import Experiment
 from pluribus.message import Parcel, tensor_bytes
-from pluribus.site import Limits, Reply, Tensors
+from pluribus.site import Limits, Reply, Selected, Tensors
 
 try:
     import ray
@@ -189,6 +189,10 @@ class Host:
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call."""
         return self._engine.changed()
+
+    def selected(self) -> dict[int, Selected]:
+        """What clients were measured with in the rounds that were selected since the last call."""
+        return self._engine.selected()
 
     def restore(self, k: int, tensors: Tensors | None) -> None:
         """What was saved of a client that will come to life here."""

@@ -8,7 +8,7 @@ from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.assignment import Costs, Size, assign
-from pluribus.site import Tensors
+from pluribus.site import Selected, Tensors, most_selected
 
 Kind = tuple[Any, ...]
 
@@ -18,6 +18,7 @@ class Spread:
 
     def __init__(self, parts: Assembly) -> None:
         self._parts = parts
+        self.room: float = most_selected(parts.device)
         self._owner: dict[int, int] = {}  # client -> the host that holds it
         self._unsaved: set[int] = set()  # who worked since the last save
         self._parameters = cache(partial(_parameters, parts))
@@ -29,6 +30,13 @@ class Spread:
         states = {k: state for found in self._everywhere("changed") for k, state in found.items()}
         return dict(sorted(states.items()))
 
+    def selected(self) -> dict[int, Selected]:
+        """What clients were measured with in the rounds that were selected since the last call."""
+        newest: dict[int, Selected] = {}
+        for found in self._everywhere("selected"):  # a client may have moved: what its last host has is the newest
+            newest |= {k: one for k, one in found.items() if k not in newest or one[0] > newest[k][0]}
+        return dict(sorted(newest.items()))
+
     def pending(self) -> int:
         """How many clients wait to be saved. Known here: every round asks, and no host need be asked."""
         return len(self._unsaved)
@@ -39,7 +47,7 @@ class Spread:
 
     def _planned(self, verb: str, jobs: Mapping[int, tuple[Any, ...]], hosts: int) -> tuple[Kind, dict[int, int]]:
         """The kind of these jobs, by which their cost is noted, and a host for every client."""
-        if verb != "evaluate":  # which leaves no trace
+        if verb != "evaluate":  # which leaves no trace in a client
             self._unsaved |= jobs.keys()
         kind = _kind(verb, jobs)
         return kind, assign(self._costs.of(kind, jobs), self._owner, hosts)

@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
 from pluribus.errors import CheckpointError, MessageError
-from pluribus.evaluate import predicting
+from pluribus.evaluate import Selection
 from pluribus.files import write_tensors
 from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import Envelope, seal, unseal
@@ -31,6 +31,7 @@ from pluribus.task import Card
 
 STATE, ANSWER = "state/", "answer"
 STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
+SELECTED = "selected-*.safetensors"
 KEPT = 8  # saved requests, so that the server may fall back by a round of several exchanges
 ENROLMENT = -1  # the round in which a client enrols
 
@@ -78,7 +79,8 @@ class Party:
         self._agree(agreement, k)
         try:
             if verb == "evaluate":
-                return self._evaluate(_number(head, "t", agreement.rounds), k, request.parts.get("down"))
+                t = _number(head, "t", agreement.rounds)
+                return self._evaluate(t, k, request.parts.get("down"), _best(head.get("best"), agreement))
             return self._once(request, k)
         except BaseException:
             self._site = None  # perhaps half of the work is done: it comes back as its folder knows it
@@ -157,14 +159,28 @@ class Party:
             return _sealed(site.learn(step.t, k, {int(name): part for name, part in parts.items()}))
         return _sealed(site.work(step.t, step.stage, k, parts.get("down")))
 
-    def _evaluate(self, t: int, k: int, down: bytes | None) -> bytes:
+    def _evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None) -> bytes:
         site = self._at_hand(k)
-        if (view := predicting(site.method)) != "after":
+        facts = self._origin(k) | {"round": str(t)}
+        if (view := site.method.views[0]) != "after":
             # kept, because it takes a download or the site's data, and who predicts later has neither
             with site.viewed(t, k, view, down) as client:
-                facts = self._origin(k) | {"round": str(t)}
-                write_tensors(self._folder() / EVALUATED, _copies(client.tensors()), facts)
-        return seal({"figures": site.evaluate(t, k, down)}, {})
+                write_tensors(self._folder() / EVALUATED, _copies(client.measured()), facts)
+        figures = site.evaluate(t, k, down, best)
+        for _, measured in site.selected().values():
+            write_tensors(self._selected_path(t), _copies(measured), facts)
+        self._drop_selected({t} if best is None else {t, best.round})
+        return seal({"figures": figures}, {})
+
+    def _drop_selected(self, needed: set[int]) -> None:
+        """Leave the model of this round, and of the best one that the server knows of, to which it may fall back."""
+        paths = {self._selected_path(t) for t in needed}
+        for path in self._folder().glob(SELECTED):
+            if path not in paths:
+                path.unlink()
+
+    def _selected_path(self, t: int) -> Path:
+        return self._folder() / SELECTED.replace("*", f"{t:07d}")
 
     def _at_hand(self, k: int) -> Site:
         if self._site is None:
@@ -279,6 +295,16 @@ def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:
         raise MessageError(f"{agreement.method} knows no '{shown(verb)}'.")
     t = _number(head, "t", agreement.rounds)
     return Step(t, _number(head, "stage", len(method.exchanges)) if verb == "work" else stages.index(verb))
+
+
+def _best(said: Any, agreement: Agreement) -> Selection | None:
+    """The best round of this site so far, as the server knows it."""
+    if said is None:
+        return None
+    val = said.get("val") if isinstance(said, dict) else math.nan
+    if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
+        raise MessageError("the request has a 'best' that cannot be.")
+    return Selection(_number(said, "round", agreement.rounds), val)
 
 
 def _number(head: Mapping[str, Any], name: str, end: int) -> int:

@@ -13,29 +13,37 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus import __version__
-from pluribus.client import Client
+from pluribus.checkpoint import put_back
+from pluribus.client import OPTIMISERS, Client
 from pluribus.data.federated import Data, Store
 from pluribus.errors import CheckpointError, PluribusError
-from pluribus.evaluate import predicting
 from pluribus.flower.agreement import Agreement
 from pluribus.flower.holdings import OWN
-from pluribus.flower.party import ENROLMENT, EVALUATED, STATE, STEPS
+from pluribus.flower.party import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.method import Method
 from pluribus.site import MOMENTA, Site, Tensors
 from pluribus.task import Cards
+from pluribus.trained import Round
 
 
 @contextmanager
-def recalled(folder: Path) -> Iterator[tuple[Method, Client]]:
-    """The site's method, and its client with the model that predicts. Of several runs, the newest."""
-    run = _newest_run(folder)
-    memory = _Memory.at(max(run.glob(STEPS)))
-    if predicting(memory.method) != "after":
-        memory = _Memory.at(run / EVALUATED)
-    elif memory.t == ENROLMENT:
-        raise CheckpointError(f"{run} holds no trained model: the site has enrolled, but not trained.")
-    with memory.site().viewed(memory.t, memory.client, "after", None) as client:  # as it was saved
+def recalled(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
+    """The site's method, and its client with the model that the headline measured. Of several runs, the newest."""
+    memory = _memory(_newest_run(folder), round)
+    site = memory.site()
+    put_back(site.client(memory.client).measured(), memory.measured, "the site")
+    with site.viewed(memory.t, memory.client, "after", None) as client:  # as it was saved
         yield memory.method, client
+
+
+def _memory(run: Path, round: Round) -> _Memory:
+    """The model of the round that validation selects, of the last evaluation, or of the last training."""
+    trained = _Memory.at(max(run.glob(STEPS)))
+    if trained.t == ENROLMENT:
+        raise CheckpointError(f"{run} holds no trained model: the site has enrolled, but not trained.")
+    if round == "selected":
+        return _Memory.at(max(run.glob(SELECTED), default=run / SELECTED))
+    return trained if trained.method.views[0] == "after" else _Memory.at(run / EVALUATED)
 
 
 def _newest_run(folder: Path) -> Path:
@@ -62,7 +70,7 @@ class _Memory:
     @classmethod
     def at(cls, path: Path) -> _Memory:
         if not path.exists():  # only what evaluation keeps can be missing
-            raise CheckpointError(f"{path.parent} holds no model that predicts: the site was not evaluated yet.")
+            raise CheckpointError(f"{path.parent} holds no measured model: the site was not evaluated yet.")
         try:
             with safe_open(path, framework="pt") as file:
                 facts = file.metadata()
@@ -77,12 +85,17 @@ class _Memory:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, PluribusError) as error:
             raise CheckpointError(f"{path} cannot be read as the state of a site ({error}).") from error
 
+    @property
+    def measured(self) -> Tensors:
+        """Without the optimisers, which a file of the last training has too."""
+        optimisers = OPTIMISERS, MOMENTA
+        return {name: value for name, value in self.tensors.items() if not name.startswith(optimisers)}
+
     def site(self) -> Site:
         """Where the client lives, on the CPU."""
         data: Any = _NoData(self.agreement)
         task = replace(self.agreement.task(), public=data.public())
-        kept = {name: value for name, value in self.tensors.items() if not name.startswith(MOMENTA)}
-        where = self.agreement.local(), torch.device("cpu"), lambda _: kept
+        where = self.agreement.local(), torch.device("cpu"), lambda _: None
         return Site(self.method, task, Cards(task, {self.client: self.model}, data), data, *where)
 
 

@@ -15,7 +15,7 @@ from pluribus.flower.agreement import Agreement, shown
 from pluribus.flower.envelope import Envelope, seal, unseal
 from pluribus.message import decode
 from pluribus.method import Wires
-from pluribus.site import Reply, Tensors
+from pluribus.site import Reply, Selected, Tensors
 
 Job = tuple[int, tuple[Any, ...]]
 # What a client measures, and between which bounds. There are no domains here.
@@ -37,6 +37,8 @@ class Transport(Protocol):
 
 class Remote:
     """Lets real sites work. Their state stays with them, so there is nothing to save here."""
+
+    room = math.inf
 
     def __init__(
         self,
@@ -78,6 +80,10 @@ class Remote:
         enrolled, self._enrolled = self._enrolled, set()
         return {k: {} for k in sorted(enrolled)}
 
+    def selected(self) -> dict[int, Selected]:
+        """Sites keep their own models."""
+        return {}
+
     def pending(self) -> int:
         """Nothing waits to be saved."""
         return 0
@@ -94,7 +100,8 @@ class Remote:
             head["t"], head["stage"], _, down = args
             parts = {} if down is None else {"down": down}
         elif verb == "evaluate":
-            head["t"], _, down = args
+            head["t"], _, down, best = args
+            head["best"] = None if best is None else best._asdict()
             parts = {} if down is None else {"down": down}
         elif verb == "teach":
             head["t"], _ = args
