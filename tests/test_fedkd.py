@@ -87,7 +87,7 @@ class TestStep:
 
     def test_rectangular_where_widths_differ(self):
         """W_h is K x K_g."""
-        hand = ByHand(assemble_tiny("fedkd", models="mlp-64,test_fedkd.narrow", projector="none"))
+        hand = ByHand(assemble_tiny("fedkd", models="mlp-64,test_fedkd.narrow", aux_model="mlp-64", projector="none"))
         assert [tuple(hand.site.client(k).state.adapter.weight.shape) for k in (0, 1)] == [(64, 64), (32, 64)]
         hand.round(0, range(4))
 
@@ -248,8 +248,8 @@ class TestTraffic:
     @every_kind
     def test_traffic_is_what_the_sheet_says(self, what):
         """r (m + n + 1) numbers for a matrix in factors, m n for one that is not, and the rest whole; at most P."""
-        result = run_tiny("fedkd", what=what, energy_start=0.6, energy_end=0.6)
-        parts = assemble_tiny("fedkd", what=what)
+        result = run_tiny("fedkd", what=what, aux_model="cnn-16", energy_start=0.6, energy_end=0.6)
+        parts = assemble_tiny("fedkd", what=what, aux_model="cnn-16")
         state = parts.task.build("cnn-16").state_dict()
         raw = sum(value.nbytes for value in state.values())
         bound = parts.method.traffic(parts.task, parts.cards[0], SIZES)
@@ -281,7 +281,7 @@ class TestTraffic:
         assert not [name for name in first if name.endswith(".s")], "everyone begins with the server's mentee, whole"
 
     def test_mentor_and_adapter_stay_at_home(self):
-        names = set(run_tiny("fedkd", rounds=1).ledger.by("tensor", "up")) - {"(header)"}
+        names = set(run_tiny("fedkd", aux_model="cnn-16", rounds=1).ledger.by("tensor", "up")) - {"(header)"}
         state = assemble_tiny("fedkd").task.build("cnn-16").state_dict()
         assert {name.removesuffix(".u").removesuffix(".s").removesuffix(".v") for name in names} == set(state)
 

@@ -161,7 +161,7 @@ class TestRun:
     @pytest.mark.parametrize("width", [None, 16])
     def test_traffic_is_what_the_sheet_says(self, width):
         """P_small each way, whatever the clients' own models are; a narrower one has a head of that width."""
-        result = run_tiny("fedmrl", small_width=width)
+        result = run_tiny("fedmrl", aux_model="cnn-16", small_width=width)
         sizes = {n: v.nbytes for n, v in assemble_tiny("fedmrl").task.build("cnn-16").state_dict().items()}
         sizes["head.weight"] = 4 * 10 * (width or 64)
         for way in ("up", "down"):
@@ -192,7 +192,7 @@ class TestWidths:
     @pytest.mark.parametrize("width", [None, 33])
     def test_never_wider_than_a_client(self, width):
         with pytest.raises(ConfigError, match=r"client 1 \(test_fedmrl.narrow\) has 32. Use --small-width 32 or less"):
-            assemble_tiny("fedmrl", small_width=width, **self.OWN)
+            assemble_tiny("fedmrl", aux_model="cnn-16", small_width=width, **self.OWN)
 
     @pytest.mark.parametrize("settings", [{"small_width": 0}, {"small_width": -1}, {"small_weight": -1.0}])
     def test_numbers_that_make_no_sense(self, settings):

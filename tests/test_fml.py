@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -17,6 +18,7 @@ from pluribus.message import Message
 from pluribus.methods.fml import FML
 from pluribus.models import Split
 from pluribus.optim import Rule
+from pluribus.traffic import bytes_per_round
 
 LN3 = math.log(3)
 
@@ -135,6 +137,60 @@ class TestNobodyTeaches:
         assert equal(dict(one), dict(other))
 
 
+METHODS = pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])
+
+
+class TestSmallest:
+    """Unless one is named, all share the smallest model of the federation.
+
+    On digits with K = 64: mlp-64 has 65 * 64 + 65 * 10 = 4,810 parameters, cnn-16-32 13,802 and cnn-16 17,258.
+    """
+
+    @METHODS
+    @pytest.mark.parametrize(
+        ("models", "expected"),
+        [
+            ("small", "mlp-64"),
+            ("cnn-16,cnn-16-32", "cnn-16-32"),
+            ("cnn-16", "cnn-16"),
+            ("mlp-64,test_fml.narrow", "test_fml.narrow"),  # 65 * 32 + 650
+            ("test_fml.twin,mlp-64", "test_fml.twin"),  # of equal ones that of the first client
+            ("mlp-64,test_fml.twin", "mlp-64"),
+        ],
+    )
+    def test_it_is_that_of_the_clients(self, method, models, expected):
+        parts = assemble_tiny(method, models=models)
+        assert parts.method.aux_model == expected
+        assert parts.warnings == [f"--aux-model is not set: {method} takes {expected}."]
+        named = assemble_tiny(method, models=models, aux_model=expected)
+        assert named.warnings == []
+        assert bytes_per_round(named) == bytes_per_round(parts)
+        assert parts.method == named.method
+
+    def test_whoever_holds_it(self):
+        """Client 3 has it, and all share it."""
+        federation = federation_of(assemble_tiny("fml", models="cnn-16,cnn-16,cnn-16,mlp-64"))
+        for k in range(4):
+            assert sum(p.numel() for p in federation.engine.site.client(k).state.shared.parameters()) == 4810
+
+    def test_it_depends_on_the_task(self):
+        """3 x 32 x 32 pixels: the perceptron alone has 3,073 * 64 weights in its first layer."""
+        parts = assemble_tiny("fml")
+        larger = replace(parts.task, shape=(3, 32, 32))
+        assert larger.smallest(("mlp-64", "cnn-16", "cnn-16-32")) == "cnn-16-32"
+
+    @METHODS
+    def test_a_run_says_it_and_is_the_run_with_that_name(self, method):
+        own, named = run_tiny(method), run_tiny(method, aux_model="mlp-64")
+        assert [r["loss"] for r in own.history] == [r["loss"] for r in named.history]
+        assert own.bytes == named.bytes
+        assert [text for text in own.warnings if "--aux-model" in text and "mlp-64" in text]
+
+    def test_nobody_builds_what_nobody_chose(self):
+        with pytest.raises(ConfigError, match="--aux-model"):
+            FML().auxiliary(task_of(2, 2))
+
+
 class TestRun:
     def test_traffic_is_what_the_sheet_says(self):
         """P numbers each way, whatever the clients' own models are."""
@@ -151,6 +207,10 @@ class TestRun:
 
 def narrow(shape) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 32))
+
+
+def twin(shape) -> nn.Module:
+    return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU())
 
 
 def ready(shape) -> Split:

@@ -132,6 +132,22 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     assert differing(expected, states(transport)) == []
 
 
+@pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])
+def test_the_server_says_which_model_is_the_smallest(method: str, tmp_path: Path) -> None:
+    """Clients have cnn-16, mlp-128-64 and mlp-64; no site knows the models of the others."""
+    parts, agreement, given = agreed(method, models="cnn-16,mlp-128-64,mlp-64", rounds=1)
+    simulated = pluribus.run(parts.experiment, progress=False)
+    offer = dataclasses.replace(agreement, hyper={**agreement.hyper, "aux_model": None})
+    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    facts = greet(offer, NAMES, transport, seconds=0)
+    assert settled(offer, facts, NAMES).hyper["aux_model"] == "mlp-64"
+    folder = RunFolder.create(new_folder(), "sites")
+    result = federated(parts.experiment, offer, NAMES, transport, folder, seconds=60).run()
+    assert numbers(result) == numbers(simulated)
+    assert result.bytes == simulated.bytes
+    assert result.warnings == simulated.warnings != []
+
+
 def test_the_table_calls_sites_by_their_names(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     result = started("fedgh", tmp_path)[0].run()
     result.table()

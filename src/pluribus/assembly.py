@@ -15,7 +15,7 @@ from pluribus.data.federated import Federated, Fractions
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError
 from pluribus.experiment import Experiment
-from pluribus.method import Method, check_needs
+from pluribus.method import Method, check_needs, decided
 from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule
 from pluribus.task import Cards, Task
@@ -42,7 +42,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
 
     A data set and a method that are given stand for those that the experiment names, where their names mean nothing.
     """
-    method = method or experiment.build_method()
+    given = method or experiment.build_method()
     device = _device(experiment)
     dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
     if experiment.workers > 1 and experiment.engine != "ray":
@@ -55,7 +55,10 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     task, cards = _task(experiment, dataset, data)
     one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
-    check_needs(method, task, cards, cards.architectures(), rule)
+    architectures = cards.architectures()
+    method = given.settled(task, architectures)
+    check_needs(method, task, cards, architectures, rule)
+    warnings += decided(given, method)
     local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last)
     return Assembly(experiment, method, dataset, data, manifest, task, cards, local, device, warnings)
 

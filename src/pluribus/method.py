@@ -9,16 +9,17 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from enum import Enum
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, TypeVar
+from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
+from pluribus.fields import flag
 from pluribus.lookup import imported
 from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
@@ -77,6 +78,10 @@ class Method:
     received), or a name of the method's own that `adapt` knows."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Experiment settings that fit the method, where the user gives none."""
+
+    def settled(self, task: Task, architectures: Iterable[str]) -> Self:
+        """The method with hyper-parameters filled in that are not set and depend on the clients' models."""
+        return self
 
     def schema(self, task: Task, card: Card) -> Wire | tuple[Wire, ...]:
         """What may travel: one Wire, or one per exchange. Equal for all clients with one model."""
@@ -241,6 +246,13 @@ def name_of(cls: type[Method]) -> str:
 def hyperparameters(method: Method) -> dict[str, Any]:
     """A method's hyper-parameters by name."""
     return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
+
+
+def decided(given: Method, settled: Method) -> list[str]:
+    """A sentence for each hyper-parameter that was not set and that `Method.settled` filled in."""
+    before, name = hyperparameters(given), name_of(type(settled))
+    found = {key: value for key, value in hyperparameters(settled).items() if value != before[key]}
+    return [f"{flag(key)} is not set: {name} takes {value}." for key, value in found.items()]
 
 
 def at_least(method: Method, **least: float) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -60,6 +60,10 @@ class Task:
         """A model on the meta device: all names and shapes, no weights."""
         with torch.device("meta"):
             return self.build(model)
+
+    def smallest(self, models: Iterable[str]) -> str:
+        """The model with the fewest parameters for this task; of equal ones the first."""
+        return min(models, key=lambda model: sum(p.numel() for p in self.shape_of(model).parameters()))
 
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""

@@ -20,7 +20,7 @@ from pluribus.flower.agreement import Agreement, known_model, shown, whole
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.remote import Missing, Remote, Transport
 from pluribus.folder import RunFolder
-from pluribus.method import Need, Wires, check_needs
+from pluribus.method import Need, Wires, check_needs, decided, hyperparameters
 from pluribus.task import Cards
 
 PATIENCE = 20.0  # seconds until sites that are not there are looked for again
@@ -125,7 +125,9 @@ def settled(offer: Agreement, facts: Mapping[int, Mapping[str, Any]], names: Map
     """The agreement, once it is known what the sites bring."""
     models = tuple(facts[k]["model"] for k in range(offer.clients))
     width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
-    return replace(offer, width=width, **_same_public(facts, names))
+    agreed = replace(offer, width=width, **_same_public(facts, names))
+    method = agreed.build_method().settled(agreed.task(), dict.fromkeys(models))
+    return replace(agreed, hyper=hyperparameters(method))
 
 
 def federation(
@@ -150,9 +152,9 @@ def federation(
     cards = Cards(task, models, data)
     check_needs(method, task, cards, cards.architectures(), agreement.rule)
     nothing: Any = None  # no data set and no partition on this side
-    parts = Assembly(
-        experiment, method, nothing, data, nothing, task, cards, agreement.local(), torch.device("cpu"), warnings=[]
-    )
+    notes = decided(experiment.build_method(), method)
+    where = agreement.local(), torch.device("cpu")
+    parts = Assembly(experiment, method, nothing, data, nothing, task, cards, *where, warnings=notes)
     missing = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
     engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)

@@ -1,8 +1,9 @@
 """FML (Shen et al., 2020): every client trains a private model and a small shared one, and the two teach each other."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
+from typing import Self
 
 import torch
 from torch import Tensor
@@ -23,11 +24,16 @@ from pluribus.task import Card, Task
 class Auxiliary(Method):
     """Methods in which a small model of one architecture travels beside private models of any."""
 
-    aux_model: str = "cnn-16"
-    """Architecture of the small model that all clients share."""
+    aux_model: str | None = None
+    """Architecture of the small model that all clients share. Default: the smallest model of the federation."""
+
+    def settled(self, task: Task, architectures: Iterable[str]) -> Self:
+        return self if self.aux_model is not None else replace(self, aux_model=task.smallest(architectures))
 
     def auxiliary(self, task: Task) -> Split:
         """The shared model as it begins, alike for all parties."""
+        if self.aux_model is None:
+            raise ConfigError("no shared model is chosen yet: name one with --aux-model.")
         return task.build(self.aux_model, "auxiliary")
 
     def schema(self, task: Task, card: Card) -> Wire:
