@@ -123,6 +123,28 @@ class TestServerStep:
         assert distance == sorted(distance, reverse=True)
         assert distance[-1] < distance[0]
 
+    @pytest.mark.parametrize(
+        ("settings", "kept", "step"),
+        [
+            ({"server_optimizer": "adamw"}, 1 - 0.5 * 0.01, 1.0),
+            ({"server_optimizer": "adamw", "server_weight_decay": 0.2}, 1 - 0.5 * 0.2, 1.0),
+            ({"server_optimizer": "adamw", "server_weight_decay": 0.0}, 1.0, 1.0),
+            ({}, 1.0, 5.0),
+            ({"server_weight_decay": 0.2}, 1 - 0.5 * 0.2, 5.0),
+        ],
+    )
+    def test_weight_decay_by_hand(self, settings, kept, step):
+        """phi <- (1 - eta_s decay) phi - eta_s g / (|g| + 1e-8): AdamW's first step, as m = g and v = g^2 there.
+
+        Here eta_s is 1/2, and g of out_bias is -10 * 0.5, by 10 prompts that grew by a half. AdamW has its usual decay
+        of 0.01 unless another is set. SGD has none; with one it moves by g + decay phi.
+        """
+        hand = ByHand(assemble_tiny("pfedpg", server_lr=0.5, **settings, **FEW))
+        before = phi(hand.server)["out_bias"]
+        hand.method.aggregate(hand.server, trained(hand.server, c0=0.5))
+        expected = before * kept + 0.5 * step
+        torch.testing.assert_close(phi(hand.server)["out_bias"], expected, rtol=0, atol=1e-5)
+
     @pytest.mark.parametrize("rule", [Rule(lr=1.0), Rule("adamw", lr=1.0)], ids=["sgd", "adamw"])
     def test_no_progress_no_change(self, rule):
         server = server_with(generator_of(), rule)
@@ -201,3 +223,5 @@ class TestRefusals:
         for name in ("prompts", "heads", "head_width", "server_lr"):
             with pytest.raises(ConfigError, match=f"--{name.replace('_', '-')} must be above 0"):
                 assemble_tiny("pfedpg", **{name: 0})
+        with pytest.raises(ConfigError, match="--server-weight-decay must be at least 0"):
+            assemble_tiny("pfedpg", server_weight_decay=-0.1)

@@ -12,12 +12,14 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Method, Need, above, register
+from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models import Split
 from pluribus.models.prompts import Prompting, is_transformer, prompts_of
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
+
+ADAMW_DECAY = 0.01  # its usual decay: without any it is Adam
 
 
 class Generator(nn.Module):
@@ -72,7 +74,9 @@ class PFedPG(Method):
     server_lr: float = 0.1
     """eta_s: learning rate of the generator; AdamW wants less, such as 0.001."""
     server_optimizer: Literal["sgd", "adamw"] = "sgd"
-    """How the generator moves: plain SGD, or AdamW."""
+    """How the generator moves: SGD without momentum, or AdamW."""
+    server_weight_decay: float | None = None
+    """Weight decay of the generator. Default: 0.01 for AdamW, 0 for SGD."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         tokens = prompts_of(self._prompted(task.shape_of(card.model), task))["tokens"]
@@ -90,7 +94,7 @@ class PFedPG(Method):
         base = frozen.prompts()["tokens"]
         draws = server.draw("generator")
         server.state.generator = Generator(base, len(server.cards), self.heads, self.head_width, draws)
-        server.optimise("generator", server.state.generator, Rule(self.server_optimizer, lr=self.server_lr))
+        server.optimise("generator", server.state.generator, self._rule())
 
     @torch.no_grad()
     def download(self, server: Server, client: int) -> Message:
@@ -114,6 +118,7 @@ class PFedPG(Method):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         above(self, prompts=0, heads=0, head_width=0, server_lr=0)
+        at_least(self, server_weight_decay=0)
         model = cards[0].model
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):
@@ -122,6 +127,12 @@ class PFedPG(Method):
                 f"Use one that is, such as --models tiny-vit-32."
             )
         self._prompting().skeleton(built, task.shape, model)
+
+    def _rule(self) -> Rule:
+        decay = self.server_weight_decay
+        if decay is None:
+            decay = ADAMW_DECAY if self.server_optimizer == "adamw" else 0.0
+        return Rule(self.server_optimizer, lr=self.server_lr, weight_decay=decay)
 
     def _prompting(self) -> Prompting:
         return Prompting("shallow", self.prompts, 0)
