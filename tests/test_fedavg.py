@@ -8,8 +8,10 @@ from torch import nn
 
 from conftest import assemble_tiny, run_tiny, site_of
 from parties import equal, federation_of, run_through, server_of, task_of
+from pluribus.errors import ConfigError
 from pluribus.evaluate import figures
 from pluribus.message import Message, encode
+from pluribus.method import Method, methods
 from pluribus.methods.fedavg import FedAvg
 
 
@@ -36,6 +38,43 @@ def of_constant(value: float, batches: int = 0) -> Message:
             tensor.fill_(value)
         model[1].num_batches_tracked.fill_(batches)
     return Message.of(model)
+
+
+class TestWeighting:
+    """Client 0 has 1 sample and sends 0, client 1 has 3 and sends 4: (1 * 0 + 3 * 4) / 4 = 3, or (0 + 4) / 2 = 2."""
+
+    FAMILY = "fedavg fedprox fedbabu fedrep pfedpt per-fedavg lg-fedavg fedavg-matched fedprox-matched fml fedmrl"
+
+    def merged(self, method: Method) -> dict[str, list]:
+        server = server_of(task_of(2, 1), {0: 1, 1: 3})
+        server.state.shared = nn.Linear(1, 1)
+        sent = {k: {"weight": torch.full((1, 1), 4.0 * k), "bias": torch.full((1,), 4.0 * k)} for k in range(2)}
+        method.aggregate(server, {k: Message(tensors) for k, tensors in sent.items()})
+        return {name: value.tolist() for name, value in server.state.shared.state_dict().items()}
+
+    @pytest.mark.parametrize("name", FAMILY.split())
+    def test_by_hand(self, name):
+        method = methods()[name]
+        assert self.merged(method(weighting="samples")) == {"weight": [[3]], "bias": [3]}
+        assert self.merged(method(weighting="uniform")) == {"weight": [[2]], "bias": [2]}
+        assert self.merged(method()) == self.merged(method(weighting="uniform" if name == "fml" else "samples"))
+
+    def test_in_a_run(self):
+        """The first round is the same, and from then on nothing is."""
+        settings = {"models": "mlp-64", "partition": "dirichlet"}
+        by_samples, even = run_tiny("fedavg", **settings), run_tiny("fedavg", weighting="uniform", **settings)
+        losses = [[record["loss"] for record in result.history] for result in (by_samples, even)]
+        assert losses[0][0] == losses[1][0]
+        assert losses[0][1] != losses[1][1]
+
+    def test_nothing_else(self):
+        with pytest.raises(ConfigError, match="--weighting must be one of samples, uniform"):
+            assemble_tiny("fedavg", weighting="size")
+
+    def test_scaffold_has_no_choice(self):
+        """c is the mean of the c_i, each counted once, whatever their samples; x must follow the same mean."""
+        with pytest.raises(ConfigError, match="weighting"):
+            assemble_tiny("scaffold", weighting="samples")
 
 
 class TestAggregate:

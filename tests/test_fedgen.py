@@ -179,6 +179,15 @@ class TestTeachers:
         zeros = (torch.rand(1, 400, generator=server.draw("labels")) < 0.5).double().mean().item()
         assert losses == pytest.approx([math.log(2), zeros * math.log(2)], rel=1e-5)
 
+    @pytest.mark.parametrize(("weighting", "bias"), [("samples", 3.0), ("uniform", 2.0)])
+    def test_heads_are_averaged_by_samples_or_evenly(self, losses, weighting, bias):
+        """1 sample and bias (0, 0), 3 samples and bias (4, 0)."""
+        method = replace(SMALL, weighting=weighting)
+        server = toy_server(method, {0: [1, 0], 1: [3, 0]})
+        method.aggregate(server, {0: blind(0.0, 0.0), 1: blind(4.0, 0.0)})
+        assert server.state.head.bias.tolist() == [bias, 0]
+        assert FedGen().weighting == "samples"
+
     def test_diversity_is_added(self, losses):
         """Blind heads: the losses differ by eta times what `alikeness` says of the first batch."""
         uploads = {0: blind(0.0, 0.0)}

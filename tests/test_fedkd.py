@@ -204,6 +204,18 @@ class TestServer:
         torch.testing.assert_close(server.state.shared.weight.detach(), axis(4, 2))
         assert set(method.download(server, 1)) == {"weight.u", "weight.s", "weight.v", "bias"}
 
+    @pytest.mark.parametrize(("weighting", "expected"), [("uniform", 2), ("samples", 40 / 11)])
+    @every_kind
+    def test_who_counts_how_much(self, what, weighting, expected):
+        """Client 0 has 1 sample and says 0, client 1 has 10 and says 4: (0 + 4) / 2, or (1 * 0 + 10 * 4) / 11."""
+        server = wide_server(method := FedKD(what=what, weighting=weighting), axis())
+        method.aggregate(
+            server, {k: Message({"weight": axis(4.0 * k), "bias": torch.full((8,), 4.0 * k)}) for k in (0, 1)}
+        )
+        torch.testing.assert_close(server.state.shared.weight.detach(), axis(expected))
+        assert server.state.shared.bias.tolist() == pytest.approx([expected] * 8)
+        assert FedKD().weighting == "uniform"
+
     def test_the_share_grows_over_the_rounds(self):
         assert [FedKD().schedule(t, 4)["energy"] for t in range(4)] == pytest.approx([0.95, 0.9575, 0.965, 0.9725])
 

@@ -15,6 +15,7 @@ from pluribus.ops import (
     Tally,
     averaged,
     class_means,
+    client_weights,
     distance_to_rows,
     kl,
     nearest,
@@ -230,4 +231,12 @@ def test_averaged_by_samples_or_uniformly_under_a_prefix():
     server = server_of(task_of(2, 2), {0: 1, 1: 3})
     uploads = {k: Message({"head.w": torch.tensor([4.0 * k]), "other": torch.ones(1)}) for k in range(2)}
     assert equal(averaged(server, uploads, "head."), {"w": torch.tensor([3.0])})
-    assert equal(averaged(server, uploads, "head.", uniform=True), {"w": torch.tensor([2.0])})
+    assert equal(averaged(server, uploads, "head.", "samples"), {"w": torch.tensor([3.0])})
+    assert equal(averaged(server, uploads, "head.", "uniform"), {"w": torch.tensor([2.0])})
+
+
+def test_how_much_a_client_counts():
+    """Clients that did not answer are not counted."""
+    server = server_of(task_of(2, 2), {0: 1, 1: 3, 2: 100})
+    assert client_weights(server, (0, 1), "samples") == {0: 1, 1: 3}
+    assert client_weights(server, (0, 1), "uniform") == {0: 1, 1: 1}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
+from typing import Literal
 
 import torch
 from torch import Tensor, nn
@@ -13,6 +14,8 @@ from pluribus.client import Client
 from pluribus.message import Message, Rows
 from pluribus.server import Server
 from pluribus.steps import Map
+
+Weighting = Literal["samples", "uniform"]
 
 # ---- classes -------------------------------------------------------------------------------------------------------
 
@@ -115,12 +118,17 @@ def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[in
     return mean
 
 
+def client_weights(server: Server, clients: Iterable[int], weighting: Weighting) -> dict[int, int]:
+    """How much each client counts in a mean: by its training samples, or once."""
+    return {k: server.cards[k].samples if weighting == "samples" else 1 for k in clients}
+
+
 def averaged(
-    server: Server, uploads: Mapping[int, Message], prefix: str = "", uniform: bool = False
+    server: Server, uploads: Mapping[int, Message], prefix: str = "", weighting: Weighting = "samples"
 ) -> dict[str, Tensor]:
-    """Mean of the weights that clients sent under a prefix, by training samples; `uniform`: each client counts once."""
-    weights = {k: 1 if uniform else server.cards[k].samples for k in uploads}
-    return weighted_mean({k: upload.part(prefix) for k, upload in uploads.items()}, weights)
+    """Mean over clients of what they sent under a prefix."""
+    parts = {k: upload.part(prefix) for k, upload in uploads.items()}
+    return weighted_mean(parts, client_weights(server, uploads, weighting))
 
 
 @torch.no_grad()

@@ -10,7 +10,7 @@ from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.models import Split
-from pluribus.ops import averaged
+from pluribus.ops import Weighting, averaged
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -18,7 +18,7 @@ from pluribus.task import Card, Task
 @register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """The mean of whole models, weighted by training samples."""
+    """The mean of whole models."""
 
     paper = "McMahan et al., AISTATS 2017"
     up = "the model"
@@ -26,6 +26,9 @@ class FedAvg(Method):
     needs = frozenset({Need.SAME_MODEL})
     views = ("before", "after")  # the global model is what FedAvg returns
     defaults = MappingProxyType({"models": "cnn-16"})
+
+    weighting: Weighting = "samples"
+    """Whether a client counts by its training samples, or each client once."""
 
     def part(self, model: Split) -> nn.Module:
         """What is averaged: here the whole model. Methods that share less of it override this alone."""
@@ -50,4 +53,4 @@ class FedAvg(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         # Batch-norm statistics are part of the model and are averaged with it.
-        server.state.shared.load_state_dict(averaged(server, uploads))
+        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))

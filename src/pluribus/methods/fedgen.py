@@ -18,7 +18,7 @@ from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models.dropout import uniform_bits
 from pluribus.models.generator import Frozen, Generator, alikeness, label_at
-from pluribus.ops import averaged, kl, onehot
+from pluribus.ops import Weighting, averaged, kl, onehot
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -54,6 +54,8 @@ class FedGen(Method):
     """Steps of the generator per round."""
     generator_batch: int = 32
     """Features that the generator makes in a step on the server."""
+    weighting: Weighting = "samples"
+    """Whether a client's head counts by its training samples, or each client's once."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         at_least(self, teach=0, guide=0, diversity=0, noise=1, hidden=1, generator_steps=1)
@@ -134,7 +136,7 @@ class FedGen(Method):
         state.counts += counts[new].sum(0)
         state.counted[list(uploads)] = True
         self._train_generator(server, [upload.part("head.") for upload in uploads.values()], counts)
-        state.head.load_state_dict(averaged(server, uploads, "head."))
+        state.head.load_state_dict(averaged(server, uploads, "head.", self.weighting))
 
     def _train_generator(self, server: Server, heads: Sequence[Mapping[str, Tensor]], counts: Tensor) -> None:
         """Some steps against these heads, each of which has seen so many samples of each class."""

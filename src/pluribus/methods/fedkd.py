@@ -16,7 +16,7 @@ from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Sizes, Traffic, above, register
 from pluribus.methods.fml import Auxiliary
-from pluribus.ops import kl, weighted_mean
+from pluribus.ops import Weighting, client_weights, kl, weighted_mean
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -40,6 +40,8 @@ class FedKD(Auxiliary):
     """T_start: share of a matrix's squared norm that its factors hold in the first round; 1 loses nothing."""
     energy_end: float = 0.98
     """T_end: the same towards the last round."""
+    weighting: Weighting = "uniform"
+    """Whether a client counts by its training samples, or each client once."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
@@ -130,7 +132,7 @@ class FedKD(Auxiliary):
         mentee = state.shared.state_dict()
         since = mentee if self.what == "updates" else {}
         reported = {k: lowrank.unpacked(upload, mentee, since) for k, upload in uploads.items()}
-        mean = weighted_mean(reported, dict.fromkeys(uploads, 1))
+        mean = weighted_mean(reported, client_weights(server, uploads, self.weighting))
         sent = Message(lowrank.packed(mean, server.now["energy"], since))
         state.sent.put(sent.part())
         state.shared.load_state_dict(lowrank.unpacked(sent, mentee, since))  # the server has what its clients will have

@@ -15,7 +15,7 @@ from pluribus.message import Message
 from pluribus.method import at_least, register
 from pluribus.methods.fml import Auxiliary
 from pluribus.models import Split
-from pluribus.ops import averaged
+from pluribus.ops import Weighting, averaged
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -36,6 +36,8 @@ class FedMRL(Auxiliary):
     """d_1: width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
     small_weight: float = 1.0
     """Weight of the small head's loss; 0 leaves it out."""
+    weighting: Weighting = "samples"
+    """Whether a client counts by its training samples, or each client once."""
 
     def auxiliary(self, task: Task) -> Split:
         if self.small_width is not None:
@@ -82,4 +84,4 @@ class FedMRL(Auxiliary):
         return client.model.head(self.fused(client, x))  # type: ignore[no-any-return]
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.shared.load_state_dict(averaged(server, uploads))
+        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))

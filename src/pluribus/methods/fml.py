@@ -14,7 +14,7 @@ from pluribus.errors import ConfigError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, register
 from pluribus.models import Split
-from pluribus.ops import averaged, kl
+from pluribus.ops import Weighting, averaged, kl
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -80,6 +80,8 @@ class FML(Auxiliary):
     """alpha: share of the labels in the private model's loss; the rest is what the meme model teaches."""
     meme_label_weight: float = 0.5
     """beta: share of the labels in the meme model's loss; the rest is what the private model teaches."""
+    weighting: Weighting = "uniform"
+    """Whether a client counts by its training samples, or each client once."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
@@ -99,4 +101,4 @@ class FML(Auxiliary):
         return task_loss
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.shared.load_state_dict(averaged(server, uploads, uniform=True))
+        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))

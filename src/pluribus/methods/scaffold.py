@@ -73,7 +73,7 @@ class Scaffold(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """x <- x + eta_g mean of progress; c <- c + |S| / N mean of its change. Each client counts once."""
-        mean, model = averaged(server, uploads, uniform=True), server.state.model
+        mean, model = averaged(server, uploads, weighting="uniform"), server.state.model
         share = len(uploads) / server.task.clients
         server.state.control = server.state.control + share * mean.pop("control")
         x = {name: p for name, p in model.named_parameters() if p.requires_grad}
