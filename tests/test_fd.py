@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from conftest import assemble_tiny, run_tiny
+from kit import ByHand
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError
@@ -102,6 +103,16 @@ class TestLoss:
         assert min(terms) >= entropy - 1e-6
         assert FD().distillation(client, target[None] + 7, y[:1]).item() == pytest.approx(entropy, abs=1e-6)
 
+    def test_probabilities_by_hand(self):
+        """The target is (1/4, 3/4) as it came, with no softmax: CE(o, q) = 1.6269280, and d/do as above."""
+        method = FD(gamma=2.0, average="probabilities")
+        client = party(method, [[1, -1]], [0], rule=Rule(lr=0.1))
+        client.take(upload(2, c0=[0.25, 0.75]))
+        assert method.loss(client, whole(client)).item() == pytest.approx(0.1269280 + 2 * 1.6269280, abs=1e-6)
+        method.local_update(client)
+        expected = torch.tensor([[1 - 0.11423912, 0.11423912], [0.11423912, 1 - 0.11423912]])
+        torch.testing.assert_close(client.model.head.weight.detach(), expected, rtol=0, atol=1e-6)
+
     def test_no_gradient_flows_into_the_target(self):
         client = party(FD(), [[1, -1]], [0])
         client.take(upload(2, c0=list(self.TARGET)))
@@ -121,6 +132,14 @@ class TestReport:
         sent = method.local_update(client).rows("logits")
         assert sent.held.tolist() == [True, False]
         assert sent.value[0].tolist() == pytest.approx([1.3096015, -0.3096015], abs=1e-6)
+
+    @pytest.mark.parametrize(("average", "sent"), [("logits", [1.0, 0.0]), ("probabilities", [0.69039855, 0.30960145])])
+    def test_logits_or_their_softmax(self, average, sent):
+        """Logits (1, -1) and (1, 1): p = (0.8807971, 0.1192029) and (1/2, 1/2). The softmax of the mean logit (1, 0)
+        would be (0.7310586, 0.2689414)."""
+        method = FD(average=average)
+        client = party(method, [[1, -1], [1, 1]], [0, 0], rule=Rule(lr=0.0))
+        assert method.local_update(client).rows("logits").value[0].tolist() == pytest.approx(sent, abs=1e-6)
 
     def test_every_round_starts_anew(self):
         method = FD()
@@ -185,6 +204,36 @@ class TestServer:
         told = Told(FD())({0: upload(2, c0=[1.0, 3.0], c1=[2.0, 2.0]), 1: upload(2, c1=[4.0, 4.0])})
         told({2: upload(2, c0=[8.0, 9.0])})
         assert told.down() == {0: [8, 9], 1: [3, 3]}
+
+
+@pytest.mark.parametrize(
+    ("average", "term"),
+    [("logits", 0.7310586 * 0.1269280 + 0.2689414 * 2.1269280), ("probabilities", 0.5 * 0.1269280 + 0.5 * 2.1269280)],
+)
+def test_what_one_client_learns_from_two(average, term):
+    """From reports to the loss of a sample with log p = (-0.1269280, -2.1269280).
+
+    Logits (3, 0) and (-1, 0) have the mean (1, 0), whose softmax is (0.7310586, 0.2689414). Probabilities (0.9, 0.1)
+    and (0.1, 0.9) have the mean (1/2, 1/2).
+    """
+    method = FD(average=average)
+    first, second = ([3.0, 0.0], [-1.0, 0.0]) if average == "logits" else ([0.9, 0.1], [0.1, 0.9])
+    told = Told(method)({0: upload(2, c0=first), 1: upload(2, c0=second)})
+    client = party(method, [[1, -1]], [0])
+    client.take(method.download(told.server, 0))
+    assert method.loss(client, whole(client)).item() == pytest.approx(0.1269280 + term, abs=1e-6)
+
+
+@pytest.mark.parametrize("exclude_self", [False, True])
+def test_what_travels_of_probabilities_are_distributions(exclude_self):
+    hand = ByHand(assemble_tiny("fd", average="probabilities", exclude_self=exclude_self))
+    for t in range(2):
+        hand.round(t, range(4))
+    for k in range(4):
+        down = hand.method.download(hand.server, k).rows("logits")
+        assert down.held.any()
+        torch.testing.assert_close(down.value[down.held].sum(1), torch.ones(int(down.held.sum())))
+        assert down.value.min() > -1e-6
 
 
 class TestExcludeSelf:

@@ -20,6 +20,7 @@ from pluribus.methods.fedkd import FedKD
 from pluribus.models import Split
 from pluribus.models.split import Pool
 from pluribus.optim import Rule
+from test_fml import LN3, pair
 
 SIZES = Sizes(10, 10, 10)
 
@@ -44,10 +45,15 @@ def batch_of(client) -> Batch:
 
 
 class TestStep:
+    @pytest.mark.parametrize("losses", ["joint", "own"])
     @pytest.mark.parametrize("mentee_lr", [None, 0.125])
-    def test_all_by_the_equations(self, mentee_lr):
-        """L + L_g written out, in double precision; nothing is held fixed, the denominator neither."""
-        client = trio(method := FedKD(mentee_lr=mentee_lr))
+    def test_all_by_the_equations(self, mentee_lr, losses):
+        """L and L_g written out, in double precision.
+
+        Joint: everything descends L + L_g, and nothing is held fixed, the denominator neither. Own: the mentor descends
+        dL / d theta, mentee and W_h descend dL_g / d theta_g.
+        """
+        client = trio(method := FedKD(mentee_lr=mentee_lr, losses=losses))
         groups = {"model": client.model, "mentee": client.state.shared, "adapter": client.state.adapter}
         live = [(name, p) for name, module in groups.items() for p in module.parameters()]
         start = [p.detach().double().clone().requires_grad_() for _, p in live]
@@ -63,15 +69,40 @@ class TestStep:
         mse = ((z - z_g @ w_h.T) ** 2).sum() / (3 * 2)
         loss = ce + (q_g * (q_g / q).log()).sum(1).mean() / d + mse / d
         loss_g = ce_g + (q * (q / q_g).log()).sum(1).mean() / d + mse / d
-        (loss + loss_g).backward()
+        if losses == "joint":
+            grads = torch.autograd.grad(loss + loss_g, start)
+        else:
+            grads = (*torch.autograd.grad(loss, start[:4], retain_graph=True), *torch.autograd.grad(loss_g, start[4:]))
         said = method.step(client, batch_of(client))
         assert said.item() == pytest.approx(ce.item(), rel=1e-6), "the mentor's task loss is logged"
-        for (name, value), before in zip(live, start, strict=True):
+        for (name, value), before, grad in zip(live, start, grads, strict=True):
             lr = 0.125 if name == "mentee" and mentee_lr else 0.5
-            assert before.grad.abs().sum() > 1e-3
-            torch.testing.assert_close(
-                value.detach().double(), before.detach() - lr * before.grad, rtol=1e-5, atol=1e-6
-            )
+            assert grad.abs().sum() > 1e-3
+            torch.testing.assert_close(value.detach().double(), before.detach() - lr * grad, rtol=1e-5, atol=1e-6)
+
+    @pytest.mark.parametrize("losses", ["joint", "own"])
+    def test_by_hand(self, losses):
+        """Mentor logits (ln 3, 0), q = (3/4, 1/4); mentee logits 0, q_g = (1/2, 1/2); class 0. z = z_g and W_h = 1.
+
+        CE = ln 4/3, CE_g = ln 2, D = ln 8/3. KL(q_g, q) = k = 1/2 ln 4/3; KL(q, q_g) = k_g = 3/4 ln 3/2 + 1/4 ln 1/2.
+        Own: dL / do_0 = (3/4 - 1) (1 - k / D^2) + (3/4 - 1/2) / D, and likewise for the mentee.
+        Joint adds the other's loss: -(3/4 - 1) k_g / D^2, as its D has CE, and 3/4 (ln 3/2 - k_g) / D of its KL.
+        """
+        client = pair([[LN3, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]])
+        client.state.adapter = nn.Linear(2, 2, bias=False)
+        client.state.adapter.load_state_dict({"weight": torch.eye(2)})
+        method = FedKD(losses=losses)
+        client.equip(method.optimisers(client), {})
+        d, k, k_g = math.log(8 / 3), math.log(4 / 3) / 2, 3 / 4 * math.log(3 / 2) - math.log(2) / 4
+        own = -1 / 4 * (1 - k / d**2) + 1 / 4 / d
+        mentee = -1 / 2 * (1 - k_g / d**2) - 1 / 4 / d
+        if losses == "joint":
+            own += 1 / 4 * k_g / d**2 + 3 / 4 * (math.log(3 / 2) - k_g) / d
+            mentee += 1 / 2 * k / d**2 + 1 / 2 * (math.log(2 / 3) - k) / d
+        method.step(client, batch_of(client))
+        assert client.model.head.bias.tolist() == pytest.approx([-own, own], abs=1e-6)
+        assert client.state.shared.head.bias.tolist() == pytest.approx([-mentee, mentee], abs=1e-6)
+        assert torch.equal(client.state.adapter.weight, torch.eye(2))
 
     def test_the_adapter_learns_to_map_mentee_onto_mentor(self):
         """With fixed models and so fixed distributions, W_h z_g goes where z is, as near as a line through 0 gets."""

@@ -1,7 +1,8 @@
-"""FD (Jeong et al., 2018), also known as FedDistill: clients share the mean logit of each class and learn from it."""
+"""FD (Jeong et al., 2018), also known as FedDistill: clients share the mean output of each class and learn from it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +29,10 @@ class ClassLogits(Method):
         """What the global logits add to the loss, with its weight."""
         raise NotImplementedError
 
+    def output(self, logits: Tensor) -> Tensor:
+        """What is averaged of a sample: its logits unless the paper says otherwise."""
+        return logits
+
     def schema(self, task: Task, card: Card) -> Wire:
         logits = {"logits": Field((task.classes, task.classes), form="rows")}
         return Wire(down=logits, up=logits)
@@ -46,7 +51,7 @@ class ClassLogits(Method):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
-        client.state.seen.add(batch.y, logits)  # as the model stands before the step, in train mode
+        client.state.seen.add(batch.y, self.output(logits))  # as the model stands before the step, in train mode
         return F.cross_entropy(logits, batch.y) + self.distillation(client, logits, batch.y)
 
     def setup(self, server: Server) -> None:
@@ -76,12 +81,19 @@ class FD(ClassLogits):
     exclude_self: bool = False
     """Leave a client's own report out of what it learns from. The server then keeps every client's last report."""
 
+    average: Literal["logits", "probabilities"] = "logits"
+    """What is averaged over samples and clients: logits, whose softmax is learnt, or their softmax, as in the paper."""
+
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         at_least(self, gamma=0)
 
+    def output(self, logits: Tensor) -> Tensor:
+        return logits if self.average == "logits" else logits.softmax(1)
+
     def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
         target = client.got.rows("logits")
-        apart = F.cross_entropy(logits, target.value[y].softmax(1), reduction="none")
+        wanted = target.value[y].softmax(1) if self.average == "logits" else target.value[y]
+        apart = F.cross_entropy(logits, wanted, reduction="none")
         return self.gamma * (apart * target.held[y]).mean()  # a class without a target adds nothing
 
     def setup(self, server: Server) -> None:

@@ -4,7 +4,7 @@ travels of the mentee is compressed by singular value decomposition, ever more p
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -22,6 +22,23 @@ from pluribus.server import Server
 from pluribus.task import Card, Task
 
 
+class Side(NamedTuple):
+    """Mentor or mentee on a batch: its task loss, its features (of a mentee, as W_h maps them) and its logits."""
+
+    task: Tensor
+    features: Tensor
+    logits: Tensor
+
+    def held(self) -> "Side":
+        """The same values, which nothing moves."""
+        return Side(*(value.detach() for value in self))
+
+    def taught_by(self, other: "Side") -> Tensor:
+        """L: the task loss and what the other teaches, which counts the more the surer both are."""
+        taught = kl(other.logits, self.logits).mean() + F.mse_loss(other.features, self.features)
+        return self.task + taught / (self.task + other.task)
+
+
 @register("fedkd")
 @dataclass(frozen=True)
 class FedKD(Auxiliary):
@@ -34,6 +51,8 @@ class FedKD(Auxiliary):
 
     mentee_lr: float | None = None
     """Learning rate of the mentee. Unset: that of the local models."""
+    losses: Literal["joint", "own"] = "joint"
+    """What mentor and mentee descend: the sum of both losses, or each its own, as in the paper."""
     what: Literal["updates", "parameters"] = "updates"
     """What is compressed: how the mentee changed since it last came down, or the mentee itself."""
     energy_start: float = 0.95
@@ -104,10 +123,15 @@ class FedKD(Auxiliary):
         z, z_g = mentor.features(batch.x), mentee.features(batch.x)
         o, o_g = mentor.head(z), mentee.head(z_g)
         task_loss, mentee_task_loss = F.cross_entropy(o, batch.y), F.cross_entropy(o_g, batch.y)
-        hidden = F.mse_loss(client.state.adapter(z_g), z)
-        certainty = task_loss + mentee_task_loss  # D: the surer both are, the more they listen to each other
-        loss = task_loss + (kl(o_g, o).mean() + hidden) / certainty
-        mentee_loss = mentee_task_loss + (kl(o, o_g).mean() + hidden) / certainty
+        mapped = client.state.adapter(z_g)
+        if self.losses == "own":
+            one, other = Side(task_loss, z, o), Side(mentee_task_loss, mapped, o_g)
+            loss, mentee_loss = one.taught_by(other.held()), other.taught_by(one.held())
+        else:
+            hidden = F.mse_loss(mapped, z)
+            certainty = task_loss + mentee_task_loss  # D: the surer both are, the more they listen to each other
+            loss = task_loss + (kl(o_g, o).mean() + hidden) / certainty
+            mentee_loss = mentee_task_loss + (kl(o, o_g).mean() + hidden) / certainty
         client.descend(loss + mentee_loss, "model", "mentee", "adapter")
         return task_loss
 
