@@ -43,7 +43,7 @@ from pluribus.federation import Federation
 from pluribus.folder import RunFolder
 from pluribus.ledger import Entry, Ledger
 from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
-from pluribus.method import Method, Need, PeerMethod, Sizes, find, methods, name_of
+from pluribus.method import Method, Need, PeerMethod, Sizes, find, hyperparameters, methods, name_of
 from pluribus.result import Result
 from pluribus.site import Site
 from toys import TOYS
@@ -432,7 +432,7 @@ def test_what_is_not_declared_never_leaves_a_client(name):
     functions = ["teach"] if issubclass(cls, PeerMethod) else [exchange.work for exchange in cls.exchanges]
     for function in functions + ["enrol"] * cls.enrols:
         parts = assemble_tiny(name, **fitting(name))
-        hand = ByHand(dataclasses.replace(parts, method=leaking(cls, function)()))
+        hand = ByHand(dataclasses.replace(parts, method=leaking(cls, function)(**hyperparameters(parts.method))))
         with pytest.raises(MessageError, match="has undeclared 'secret'"):
             hand.round(0, parts.cards)
 
@@ -443,7 +443,7 @@ def test_what_is_not_declared_never_leaves_the_server(name):
     for function in filter(None, (exchange.down for exchange in cls.exchanges)):
         parts = assemble_tiny(name, **fitting(name))
         folder = RunFolder.create(new_folder(), name)
-        leaky = dataclasses.replace(parts, method=leaking(cls, function)())
+        leaky = dataclasses.replace(parts, method=leaking(cls, function)(**hyperparameters(parts.method)))
         with pytest.raises(MessageError, match="has undeclared 'secret'"):
             Federation(leaky, folder).run()
         folder.close()
