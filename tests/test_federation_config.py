@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import json
 import os
 import re
 import shutil
@@ -25,7 +26,7 @@ from conftest import few_digits
 from pluribus.flower import worker
 from pluribus.flower.keys import make_keys
 from pluribus.flower.programs import free_port
-from pluribus.flower.serve import _agree, read_federation
+from pluribus.flower.serve import _agree, _agreed, read_federation
 from pluribus.folder import RunFolder
 from pluribus.toml import to_toml
 from test_cli import Terminal
@@ -121,6 +122,18 @@ def test_a_run_goes_on_with_the_settings_that_it_began_with(terminal: Terminal, 
     folder.close()
     assert_says(serve(terminal, place, epochs=3), "'epochs' is 3, but was 1 when .*federation was begun. Set it back")
     assert_says(serve(terminal, place, sites=["north", "north2"]), "site 'north2' has no key")
+
+
+def test_the_model_that_all_share_is_agreed_on_once(place: Path) -> None:
+    """The smallest that any site has: in agreement.json, and after a restart of the server too."""
+    file, described = read_federation(write(place / "federation.toml", SERVER | {"sites": ["north", "south"]}), "fml")
+    facts = {
+        k: {"model": model, "samples": 10, "test": 5, "public": None} for k, model in enumerate(("cnn-16", "mlp-64"))
+    }
+    agreement, _ = _agree(place / "agreement.json", file, described, lambda offer: facts)
+    assert agreement.hyper["aux_model"] == "mlp-64"
+    assert json.loads((place / "agreement.json").read_text())["agreement"]["hyper"]["aux_model"] == "mlp-64"
+    assert _agreed(place / "agreement.json", file, described) == (agreement, facts)
 
 
 # ---- keys and certificates -----------------------------------------------------------------------------------------
