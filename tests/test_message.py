@@ -170,6 +170,22 @@ class TestMessage:
         assert all(torch.equal(a, b) for a, b in zip(module.parameters(), copy.parameters(), strict=True))
         assert not any(field.kept for field in schema.values())
 
+    @pytest.mark.parametrize("prefix", ["head", "head."])
+    def test_a_prefix_and_its_names_have_one_dot_between_them(self, prefix):
+        module = nn.Linear(2, 3)
+        message = Message({**Message.of(module, prefix), "header.weight": torch.ones(1)})
+        assert list(schema_of(module, prefix)) == ["head.weight", "head.bias"]
+        assert set(message) == {"head.weight", "head.bias", "header.weight"}
+        for asked in ("head", "head."):
+            part = message.part(asked)
+            assert list(part) == ["weight", "bias"], "header.weight is no part of the head"
+            assert torch.equal(part["weight"], module.weight)
+
+    def test_no_prefix_leaves_names_as_they_are(self):
+        module = nn.Linear(2, 3)
+        assert list(schema_of(module)) == list(Message.of(module)) == list(Message.of(module).part())
+        assert list(schema_of(module)) == ["weight", "bias"]
+
     def test_inbox_stacks_by_sender(self):
         messages = {5: Message({"p": torch.tensor([5.0])}), 2: Message({"p": torch.tensor([2.0])})}
         inbox = Inbox.of(messages, torch.device("cpu"))

@@ -80,8 +80,9 @@ class Message(Mapping[str, Value]):
 
     @classmethod
     def of(cls, module: nn.Module, prefix: str = "") -> Message:
-        """All weights and buffers of a module."""
-        return cls({prefix + name: value for name, value in module.state_dict().items()})
+        """All weights and buffers of a module, under a prefix: "head" and "head." both give "head.weight"."""
+        start = _dotted(prefix)
+        return cls({start + name: value for name, value in module.state_dict().items()})
 
     def __getitem__(self, name: str) -> Value:
         return self._fields[name]
@@ -101,9 +102,10 @@ class Message(Mapping[str, Value]):
         return _rows(self._fields, name)
 
     def part(self, prefix: str = "") -> dict[str, Tensor]:
-        """The plain tensors under a prefix, without it: what `load_state_dict` takes."""
+        """The plain tensors under a prefix, without it: what `load_state_dict` takes. "head" is the same as "head."."""
+        start = _dotted(prefix)
         fields = self._fields.items()
-        return {n[len(prefix) :]: v for n, v in fields if n.startswith(prefix) and isinstance(v, Tensor)}
+        return {n[len(start) :]: v for n, v in fields if n.startswith(start) and isinstance(v, Tensor)}
 
 
 class Parcel:
@@ -122,6 +124,11 @@ class Kept(dict[str, Value]):
     def rows(self, name: str) -> Rows:
         """A class-keyed field."""
         return _rows(self, name)
+
+
+def _dotted(prefix: str) -> str:
+    """A prefix with the dot that parts it from names, whether or not the caller wrote it."""
+    return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
 
 
 def _tensor(fields: Mapping[str, Value], name: str) -> Tensor:
@@ -144,7 +151,8 @@ def _copy(value: Value) -> Value:
 
 def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
     """The schema of `Message.of(module, prefix)`."""
-    return {prefix + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
+    start = _dotted(prefix)
+    return {start + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
 
 
 def payload(schema: Schema, rows: int, sizes: Mapping[str, int]) -> int:
