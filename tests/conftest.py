@@ -20,7 +20,7 @@ import pluribus
 from pluribus.assembly import Assembly, assemble
 from pluribus.data.datasets import write_npz
 from pluribus.experiment import experiment
-from pluribus.method import Method
+from pluribus.method import Method, find
 from pluribus.result import Result
 from pluribus.site import Site, Tensors
 
@@ -73,6 +73,12 @@ def tiny(**settings: Any) -> dict[str, Any]:
     return {"data": few_digits(), "clients": 4, "rounds": 2, "lr": 0.05, "device": "cpu"} | settings
 
 
+def enlarged(method: AnyMethod, **settings: Any) -> dict[str, Any]:
+    """Settings with the digits as large as a method has its own by default; whatever is given wins."""
+    cls = find(method) if isinstance(method, str) else method
+    return {name: cls.defaults[name] for name in ("image_size",) if name in cls.defaults} | settings
+
+
 def new_folder() -> str:
     """An empty folder of its own."""
     return tempfile.mkdtemp(dir=_scratch.name)
@@ -80,12 +86,12 @@ def new_folder() -> str:
 
 def run_tiny(method: AnyMethod = "fedgh", out: str | os.PathLike[str] | None = None, **settings: Any) -> Result:
     """Run a small federation to its end: 4 clients with 4 architectures on 320 digits, 2 rounds."""
-    return pluribus.run(method, progress=False, out=str(out or new_folder()), **tiny(**settings))
+    return pluribus.run(method, progress=False, out=str(out or new_folder()), **tiny(**enlarged(method, **settings)))
 
 
 def assemble_tiny(method: AnyMethod = "fedgh", **settings: Any) -> Assembly:
     """The parts of the same federation, before anything trains."""
-    return assemble(experiment(method, **tiny(**settings)))
+    return assemble(experiment(method, **tiny(**enlarged(method, **settings))))
 
 
 def site_of(parts: Assembly, load: Callable[[int], Tensors | None] = lambda k: None) -> Site:

@@ -5,19 +5,20 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal
 
 import numpy as np
 import pytest
 
 import pluribus
-from conftest import few_digits, new_folder, tiny
+from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
-from pluribus.cli import main
+from pluribus.cli import FLAG_GROUPS, main
 from pluribus.errors import ConfigError
-from pluribus.experiment import Experiment, experiment, from_toml
+from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, flags, from_toml
 from pluribus.fields import flag
-from pluribus.method import Method, methods
+from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
 from pluribus.toml import to_toml
 
@@ -36,13 +37,19 @@ class Options(Method):
     table: dict[str, float] = dataclasses.field(default_factory=dict)
 
 
+@dataclasses.dataclass(frozen=True)
+class Enlarging(Method):
+    """A method whose defaults suit data of its own."""
+
+    defaults = MappingProxyType({"image_size": 16, "partition": "iid", "rounds": 3})
+
+
 # ---- one set of names and defaults -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("method", methods())
 def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
-    settings = tiny(data=few_digits(80), rounds=1, clients=2)
-    settings["partition"] = "dirichlet"  # some methods would take domains, which digits lack
+    settings = tiny(**enlarged(method, data=few_digits(80), rounds=1, clients=2))
     if method.endswith("-matched"):
         settings["matched_batch"] = 10**6  # one round pays for a model
     told = pluribus.run(method, progress=False, out=new_folder(), **settings).folder
@@ -51,6 +58,79 @@ def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
     assert main(["run", method, "--out", typed, *flags, "--json"]) == 0
     assert (told / "config.toml").read_text() == (Path(typed) / "config.toml").read_text()
     assert experiment(method, told / "config.toml").settings() == experiment(method, **settings).settings()
+
+
+# ---- a method's defaults and the user's data -------------------------------------------------------------------------
+
+
+def written(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("method", methods())
+def test_a_methods_defaults_leave_named_data_alone(method: str, tmp_path: Path) -> None:
+    """All but public rows, where the method needs some, and a partition that follows the data."""
+    usual, needs = Experiment(), methods()[method].needs
+    config = written(tmp_path / "own.toml", 'data = "digits"')
+    for described in (experiment(method, data="digits"), experiment(method, config)):
+        for name in FLAG_GROUPS["data"].split():
+            value = getattr(described, name)
+            if name == "public_fraction" and Need.PUBLIC_DATA in needs:
+                continue
+            assert value in (getattr(usual, name), "auto" if name == "partition" else None), name
+    assert experiment(method, written(tmp_path / "short.toml", "rounds = 3")).data == experiment(method).data
+
+
+def test_data_settings_are_those_of_the_command_line() -> None:
+    assert {*DATA_SETTINGS, "public_fraction"} == set(FLAG_GROUPS["data"].split())
+
+
+def test_a_method_of_ones_own_neither(tmp_path: Path) -> None:
+    assert experiment(Enlarging).image_size == 16
+    assert experiment(Enlarging).partition == "iid"
+    named = experiment(Enlarging, data="digits")
+    assert (named.image_size, named.partition, named.rounds) == (None, "dirichlet", 3)
+    assert experiment(Enlarging, data="digits", image_size=12).image_size == 12
+
+
+@pytest.mark.parametrize("method", ["fedfree", "fedhpl", "pfedpg"])
+def test_images_of_the_users_keep_their_size(method: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert assemble(experiment(method, clients=2)).task.shape == (1, 16, 16)
+    models = "mlp-64" if method == "fedfree" else "tiny-cnn-64"
+    hyper = {"global_model": "mlp-64"} if method == "fedfree" else {"padding": 1} if method == "fedhpl" else {}
+    if method != "pfedpg":  # it has transformers alone
+        parts = assemble(experiment(method, data=few_digits(), models=models, clients=2, **hyper))
+        assert parts.task.shape == (1, 8, 8)
+    assert main(["run", method, "--data", few_digits(), "--clients", "2"]) == 2
+    said = capsys.readouterr()
+    assert "--image-size" in said.out + said.err
+    assert "8x8" in said.out + said.err
+
+
+def test_a_comparison_says_which_size_to_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["compare", "fedhpl", "--models", "tiny", "--out", new_folder()]) == 2
+    said = capsys.readouterr()
+    assert "--image-size 16" in said.out + said.err
+
+
+@pytest.mark.parametrize(
+    ("method", "settings"),
+    [
+        ("fedhpl", {}),
+        ("fedhpl", {"data": "digits", "models": "tiny-cnn-64"}),
+        ("fedhpl", {"image_size": 24, "models": "tiny-cnn-64"}),
+        ("fedh2l", {"clients": 3}),
+        ("fedh2l", {"data": "rotated-mnist", "rounds": 7}),
+    ],
+)
+def test_the_command_line_of_an_experiment_describes_it(method: str, settings: dict[str, Any]) -> None:
+    described = experiment(method, **settings)
+    words = iter(flags(described))
+    told = {word.removeprefix("--").replace("-", "_"): next(words) for word in words}
+    numbers = {name: int(value) if value.isdecimal() else value for name, value in told.items()}
+    assert experiment(method, **numbers) == described
+    assert len(told) <= len(settings)
 
 
 def test_without_anything_it_is_fedgh_on_digits() -> None:

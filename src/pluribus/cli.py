@@ -243,7 +243,8 @@ def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
     method, args = _take(args, "--method")
     if method is None and args and not args[0].startswith("-"):
         method, args = args[0], args[1:]
-    return experiment(method, config), args
+    data, _ = _take(args, "--data")
+    return experiment(method, config, **{} if data is None else {"data": data}), args
 
 
 def _take(args: list[str], flag: str) -> tuple[str | None, list[str]]:

@@ -17,6 +17,12 @@ from pluribus.models import assign
 from pluribus.toml import read_toml
 
 SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
+# What the rows are, how they look, who gets which and who is tested on what. How many of them are public is not here:
+# a method may need some.
+DATA_SETTINGS = (
+    *("data", "image_size", "partition", "clients", "classes_per_client", "unequal", "alpha", "min_samples"),
+    *("val_fraction", "test_fraction", "test"),
+)
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 
@@ -177,10 +183,12 @@ class Experiment:
 
 def flags(described: Experiment) -> list[str]:
     """The command line of an experiment without its folder: every value that is not what its method has anyway."""
-    usual = experiment(described.method)
+    usual, words = experiment(described.method), list[str]()
+    unset = [name for name in DATA_SETTINGS if getattr(described, name) is None and getattr(usual, name) is not None]
+    if unset or described.data != usual.data:  # no flag unsets, but with data named the method's own defaults are out
+        usual, words = experiment(described.method, data=described.data), [flag("data"), described.data]
     values = vars(described) | {"models": _model_names(described)} | hyperparameters(described.build_method())
     defaults = vars(usual) | hyperparameters(usual.build_method())
-    words: list[str] = []
     for name, value in values.items():
         if name in ("method", "hyper", "out") or value == defaults[name]:
             continue
@@ -223,7 +231,17 @@ def experiment(
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
-    return Experiment(method=name, hyper=hyper, **{**cls.defaults, **written, **settings})
+    given = {**written, **settings}
+    return Experiment(method=name, hyper=hyper, **{**_defaults(cls, "data" in given), **given})
+
+
+def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
+    """A method's own defaults; where the user named the data, those that suit the method's own data set are left out.
+
+    A setting that is `auto` follows the data, whatever they are.
+    """
+    ours = cls.defaults.items()
+    return {name: value for name, value in ours if not named or name not in DATA_SETTINGS or value == "auto"}
 
 
 def known_settings() -> list[str]:

@@ -78,6 +78,7 @@ class TinyViT(nn.Module):
 
 def _vit(width: int) -> Builder:
     def backbone(shape: Shape) -> nn.Module:
+        _only_grey(shape)
         if shape != SHAPE:
             raise RuntimeError(f"it was pretrained on {shape_text(SHAPE)} images (--image-size 16)")
         return TinyViT(width, shape[1])
@@ -85,9 +86,13 @@ def _vit(width: int) -> Builder:
     return backbone
 
 
-def _cnn(shape: Shape) -> nn.Module:
+def _only_grey(shape: Shape) -> None:
     if shape[0] != SHAPE[0]:
         raise RuntimeError("it was pretrained on grey images")
+
+
+def _cnn(shape: Shape) -> nn.Module:
+    _only_grey(shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before = shape[0]
     for number, width in enumerate((16, 32, 64, 64), 1):
