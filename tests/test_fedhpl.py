@@ -469,6 +469,9 @@ def ready(shape) -> Split:
     return Split(nn.Sequential(nn.Flatten(), nn.Linear(256, 8)), nn.Linear(8, C), 8)
 
 
+narrow_cnn.pretrained = ready.pretrained = True  # as far as these tests go
+
+
 class TestTraffic:
     """Tables 9 and 10, in numbers of four bytes."""
 

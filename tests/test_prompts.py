@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import math
+import os
+import re
 from collections import OrderedDict
+from types import MappingProxyType
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from conftest import assemble_tiny, run_tiny
+import pluribus
+from conftest import assemble_tiny, new_folder, run_tiny, site_of
+from kit import StopAfter, StoppedError, assert_same, differing, kept
 from pluribus.draws import generator, seeded
 from pluribus.errors import ConfigError
 from pluribus.models import GROUPS, Split, build, entries, has_weights
@@ -234,6 +239,35 @@ class TestPaddedImage:
                 skeleton(name, DEEP, shape=(1, 8, 8))
 
 
+OWN, READY, LOADED = "test_prompts.own_net", "test_prompts.ready_net", "test_prompts.loaded_net"
+
+
+def own_net(shape) -> nn.Module:
+    net = nn.Sequential(nn.Conv2d(shape[0], 8, 3), nn.BatchNorm2d(8), nn.AdaptiveAvgPool2d(2), nn.Flatten())
+    return nn.Sequential(OrderedDict(net=net))
+
+
+def ready_net(shape) -> Split:
+    return Split(own_net(shape), nn.Linear(32, 10), 32)
+
+
+def loaded_net(shape) -> nn.Module:
+    """It would load weights of its own here."""
+    return own_net(shape)
+
+
+loaded_net.pretrained = True
+
+
+def own_file(folder, name, change=MappingProxyType({})) -> dict[str, torch.Tensor]:
+    """Weights of a model of one's own under its dotted name, with changes; None leaves a tensor out."""
+    with seeded("a file"):
+        net = {OWN: own_net, READY: ready_net}[name]((1, 8, 8))
+    tensors = {n: value for n, value in {**net.state_dict(), **change}.items() if value is not None}
+    save_file({n: value.contiguous() for n, value in tensors.items()}, folder / f"{name}.safetensors")
+    return tensors
+
+
 class TestWeights:
     def test_the_package_ships_half_a_megabyte_at_most(self):
         files = {path.stem: path for path in SHIPPED.glob("*.safetensors")}
@@ -251,7 +285,9 @@ class TestWeights:
 
     def test_who_has_weights(self):
         assert has_weights("tiny-vit-32")
-        assert has_weights("test_fedgh.narrow"), "a builder of one's own is taken at its word"
+        assert not has_weights("test_prompts.own_net")
+        assert has_weights("test_prompts.own_net", "somewhere")
+        assert has_weights("test_prompts.loaded_net"), "it says so"
         assert not has_weights("vit-s16")
         assert has_weights("vit-s16", "timm")
         assert {e.origin.source for e in entries().values() if e.origin} == {"package", "timm", "torchvision"}
@@ -296,6 +332,75 @@ class TestWeights:
         (tmp_path / "cnn-16-32.safetensors").write_bytes(b"nonsense")
         with pytest.raises(ConfigError, match="cannot be read as safetensors"):
             assemble_tiny("local", models="cnn-16-32", weights=str(tmp_path))
+
+    @pytest.mark.parametrize("method", ["local", "fedhpl"])
+    @pytest.mark.parametrize("models", ["tiny-cnn-64", "cnn-16-32", OWN, LOADED, f"{OWN},tiny-cnn-64"])
+    def test_a_folder_without_a_clients_file_is_refused_for_every_model(self, tmp_path, method, models):
+        with pytest.raises(ConfigError, match=r"nowhere is not a folder\. .* file .*\.safetensors"):
+            assemble_tiny(method, models=models, weights=str(tmp_path / "nowhere"))
+        with pytest.raises(ConfigError, match=rf"has no file {models.partition(',')[0]}\.safetensors"):
+            assemble_tiny(method, models=models, weights=str(tmp_path))
+
+    @pytest.mark.parametrize("library", ["timm", "torchvision"])
+    def test_no_library_has_weights_of_ones_own_model(self, library):
+        with pytest.raises(ConfigError, match=rf"{library} has no pretrained weights for '{OWN}'"):
+            assemble_tiny("local", models=OWN, weights=library)
+        assert assemble_tiny("local", models=f"{LOADED},tiny-cnn-64", weights=library)
+
+    @pytest.mark.parametrize("name", [OWN, READY])
+    def test_ones_own_model_starts_from_the_file_of_its_dotted_name(self, tmp_path, name):
+        tensors = own_file(tmp_path, name)
+        client = site_of(assemble_tiny("local", models=name, weights=str(tmp_path))).client(1)
+        state = client.model.state_dict() if name == READY else client.model.features.backbone.state_dict()
+        assert all(torch.equal(state[n], value) for n, value in tensors.items() if not n.startswith("head."))
+        if name == READY:
+            assert not torch.equal(state["head.weight"], tensors["head.weight"]), "a head is of the task, not of a file"
+
+    @pytest.mark.parametrize("name", [OWN, READY])
+    @pytest.mark.parametrize(
+        ("change", "sentence"),
+        [
+            (lambda first: {first: None}, "lack '{first}'"),
+            (lambda first: {"extra": torch.ones(1)}, "unknown 'extra'"),
+            (lambda first: {first: torch.ones(3)}, r"'{first}' is \(3,\), not \(8, 1, 3, 3\)"),
+        ],
+    )
+    def test_a_file_of_ones_own_model_that_does_not_fit(self, tmp_path, name, change, sentence):
+        first = "net.0.weight" if name == OWN else "features.net.0.weight"
+        own_file(tmp_path, name, change(first))
+        file = re.escape(str(tmp_path / f"{name}.safetensors"))
+        with pytest.raises(ConfigError, match=f"{file}.*{sentence.replace('{first}', re.escape(first))}"):
+            assemble_tiny("local", models=name, weights=str(tmp_path))
+
+    @pytest.mark.parametrize("method", ["fedhpl", "pfedpg"])
+    def test_a_method_for_pretrained_backbones_and_ones_own_model(self, method):
+        with pytest.raises(
+            ConfigError, match=rf"client 0 \({OWN}\) has random weights.*{OWN}\.safetensors.*pretrained = True"
+        ):
+            assemble_tiny(method, models=OWN)
+
+    def test_ones_own_model_with_its_file_serves_such_a_method(self, tmp_path):
+        tensors = own_file(tmp_path, OWN)
+        site = site_of(assemble_tiny("fedhpl", models=OWN, weights=str(tmp_path)))
+        state = site.client(0).model.features.backbone.net.state_dict()
+        assert all(torch.equal(state[n], value) for n, value in tensors.items())
+        assert assemble_tiny("fedhpl", models=LOADED)
+
+    def test_worker_processes_and_a_resumed_run_have_the_same_weights(self, tmp_path):
+        own_file(tmp_path, OWN)
+        settings = {"models": OWN, "weights": str(tmp_path), "checkpoint_every": 1, "threads": 1, "participation": 0.5}
+        whole, folder = run_tiny("fedhpl", **settings), new_folder()
+        assert differing(kept(whole), kept(run_tiny("fedhpl", workers=2, **settings))) == []
+        with pytest.raises(StoppedError):
+            run_tiny("fedhpl", folder, observers=[StopAfter(0)], **settings)
+        assert_same(whole, pluribus.resume(folder, progress=False))
+
+    def test_a_file_that_changed_is_read_again(self, tmp_path):
+        for value in (1.0, 2.0):
+            own_file(tmp_path, OWN, {"net.0.bias": torch.full((8,), value)})
+            os.utime(tmp_path / f"{OWN}.safetensors", (value, value))
+            backbone = build(OWN, shape=(1, 8, 8), classes=10, weights=str(tmp_path)).features.backbone
+            assert backbone.state_dict()["net.0.bias"].tolist() == [value] * 8
 
     def test_any_method_can_start_from_them(self, tmp_path):
         _, folder = self.folder(tmp_path)

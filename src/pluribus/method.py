@@ -299,9 +299,12 @@ def check_needs(
     if Need.PRETRAINED in method.needs:
         for card in firsts:
             if not has_weights(card.model, task.weights):
+                own = "." in card.model  # no library has its weights
                 raise ConfigError(
                     f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Say "
-                    f"where its own come from (--weights timm, torchvision, or a folder with {card.model}.safetensors)."
+                    f"where its own come from (--weights {'' if own else 'timm, torchvision, or '}a folder with "
+                    f"{card.model}.safetensors)"
+                    + (", or set pretrained = True on a builder that loads them itself." if own else ".")
                 )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from pluribus.errors import ConfigError
 from pluribus.models.probe import Shape, shape_text
+from pluribus.models.split import Split
 
 SHIPPED = Path(__file__).parent / "weights"
 LIBRARIES = ("timm", "torchvision")
@@ -55,20 +56,19 @@ class Normalise(nn.Module):
         return (x - self.middle) / self.spread
 
 
-def is_pretrained(model: str, origin: Origin | None, weights: str | None) -> bool:
-    """Whether a model gets weights from somewhere. A builder of the user's own is taken at its word."""
-    return "." in model or weights is not None or (origin is not None and origin.source == "package")
-
-
-def filled(backbone: nn.Module, model: str, origin: Origin | None, weights: str | None, shape: Shape) -> nn.Module:
+def filled(
+    backbone: nn.Module, model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
+) -> nn.Module:
     """The backbone with its pretrained weights and normalisation, if it has any; on the meta device they are checked.
 
-    `weights` is timm, torchvision or a folder; models that come with the package need none.
+    `weights` is timm, torchvision or a folder; then nobody starts from random weights. Models that come with the
+    package need none, nor do builders that load `own` weights. Of a ready `Split` all but the head is written.
     """
-    tensors = _tensors(model, origin, weights, shape)
-    if tensors is None:
+    found = _tensors(model, origin, own, weights, shape)
+    if found is None:
         return backbone
-    _copy(tensors, layers_before(backbone)[1], model, shape)
+    net = backbone if "." in model else layers_before(backbone)[1]
+    _copy(*found, net, model, shape)
     if origin is None or (origin.mean, origin.std) == (HALF, HALF):
         return backbone
     return nn.Sequential(OrderedDict(scale=Normalise(origin.mean, origin.std), net=backbone))
@@ -83,16 +83,15 @@ def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], nn.Module]:
     return before, backbone
 
 
-def _tensors(model: str, origin: Origin | None, weights: str | None, shape: Shape) -> Mapping[str, Tensor] | None:
+def _tensors(
+    model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
+) -> tuple[Mapping[str, Tensor], str] | None:
+    """Named tensors and where they come from, in words."""
     if weights is not None and weights not in LIBRARIES:
-        path = Path(weights).expanduser() / f"{model}.safetensors"
-        if path.is_file():
-            return _read(path)
-        if "." not in model and (origin is None or origin.source != "package"):
-            raise ConfigError(f"--weights {weights} has no file {path.name}. Put one there, or use other --models.")
+        return _read(_file(weights, model))
     if origin is not None and origin.source == "package":
         return _read(SHIPPED / f"{model}.safetensors")
-    if weights not in LIBRARIES or "." in model:
+    if weights is None or own:
         return None
     if origin is None or origin.source != weights:
         other = f"They come from {origin.source}" if origin else "No library has any"
@@ -100,11 +99,27 @@ def _tensors(model: str, origin: Origin | None, weights: str | None, shape: Shap
             f"{weights} has no pretrained weights for '{model}'. {other}; or give --weights a folder with a file "
             f"{model}.safetensors."
         )
-    return _downloaded(model, origin, shape)
+    return _downloaded(model, origin, shape), weights
+
+
+def _file(folder: str, model: str) -> Path:
+    path = Path(folder).expanduser() / f"{model}.safetensors"
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"--weights {folder} is not a folder. Use timm, torchvision, or a folder with a file {path.name}."
+        )
+    if not path.is_file():
+        raise ConfigError(f"--weights {folder} has no file {path.name}. Put one there, or use other --models.")
+    return path
+
+
+def _read(path: Path) -> tuple[Mapping[str, Tensor], str]:
+    return _loaded(path, path.stat().st_mtime_ns), str(path)
 
 
 @lru_cache(maxsize=8)
-def _read(path: Path) -> Mapping[str, Tensor]:
+def _loaded(path: Path, changed: int) -> Mapping[str, Tensor]:
+    """What a file holds, read once unless it has changed since."""
     try:
         with torch.device("cpu"):
             return load_file(path)
@@ -136,19 +151,20 @@ def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor
     return state
 
 
-def _copy(tensors: Mapping[str, Tensor], net: nn.Module, model: str, shape: Shape) -> None:
+def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str, shape: Shape) -> None:
     """Write weights into a network, after checking that names and shapes are the network's own."""
-    target = net.state_dict()
+    # A ready model has a head for the classes of this task; the weights are of others.
+    target = {n: v for n, v in net.state_dict().items() if not (isinstance(net, Split) and n.startswith("head."))}
     # Counters of batches say nothing to a frozen network, and some formats leave them out.
     missing = [n for n in target if n not in tensors and not n.endswith("num_batches_tracked")]
     stray = [n for n in tensors if n not in target and not n.startswith(LAST_LAYERS)]
     if missing or stray:
         wrong = f"lack '{missing[0]}'" if missing else f"have an unknown '{stray[0]}'"
-        raise ConfigError(f"the weights for '{model}' {wrong}: they belong to another architecture.")
+        raise ConfigError(f"the weights for '{model}' ({source}) {wrong}: they belong to another architecture.")
     for name, value in target.items():
         if name in tensors and value.shape != tensors[name].shape:
             raise ConfigError(
-                f"the weights for '{model}' do not fit {shape_text(shape)} images: '{name}' is "
+                f"the weights for '{model}' ({source}) do not fit {shape_text(shape)} images: '{name}' is "
                 f"{tuple(tensors[name].shape)}, not {tuple(value.shape)}. Resize the images with --image-size."
             )
     with torch.no_grad():

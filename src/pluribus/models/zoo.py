@@ -11,7 +11,7 @@ from torch import nn
 
 from pluribus.errors import ConfigError, unknown
 from pluribus.lookup import imported
-from pluribus.models.pretrained import Origin, filled, is_pretrained
+from pluribus.models.pretrained import Origin, filled
 from pluribus.models.probe import Shape, output_width, shape_text
 from pluribus.models.split import PROJECTORS, Split, projection
 
@@ -27,7 +27,8 @@ _B = TypeVar("_B", bound=Builder)
 class ModelEntry:
     """One architecture. `builder` gives its backbone: images of a shape in, one flat feature vector each out.
 
-    `origin` says where its pretrained weights are, if anyone has some.
+    `origin` says where its pretrained weights are, if anyone has some. A builder that loads weights itself has an
+    attribute `pretrained = True`.
     """
 
     name: str
@@ -35,6 +36,11 @@ class ModelEntry:
     builder: Builder
     head: HeadKind = "linear"
     origin: Origin | None = None
+
+    @property
+    def loads_own(self) -> bool:
+        """Whether the builder says that it loads pretrained weights itself."""
+        return getattr(self.builder, "pretrained", False) is True
 
 
 _entries: dict[str, ModelEntry] = {}
@@ -64,7 +70,9 @@ def entries() -> dict[str, ModelEntry]:
 
 def has_weights(name: str, weights: str | None = None) -> bool:
     """Whether a model starts from pretrained weights, given where they come from (`build`)."""
-    return is_pretrained(name, _find(name).origin, weights)
+    entry = _find(name)
+    comes_with = entry.origin is not None and entry.origin.source == "package"
+    return weights is not None or comes_with or entry.loads_own  # `build` refuses weights that are not there
 
 
 def build(
@@ -81,9 +89,9 @@ def build(
     `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
     shape and returns a backbone or a ready `Split`. `width` is the K that all clients agree on, reached through
     `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. `weights` says where the
-    backbone's pretrained weights come from: timm, torchvision, or a folder; models that come with weights need none.
-    All others are drawn from torch's global generator: seed it outside. Under `torch.device("meta")` the model holds
-    no numbers.
+    backbone's pretrained weights come from: timm, torchvision, or a folder that has a file `name`.safetensors; models
+    that come with weights need none. All others are drawn from torch's global generator: seed it outside. Under
+    `torch.device("meta")` the model holds no numbers.
     """
     if projector not in PROJECTORS:
         raise ConfigError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
@@ -92,8 +100,10 @@ def build(
     try:
         backbone = entry.builder(shape)
         if isinstance(backbone, Split):
-            return _checked(backbone, name, shape, classes, agreed)
-        backbone = filled(backbone, name, entry.origin, weights, shape)
+            ready = _checked(backbone, name, shape, classes, agreed)
+            filled(ready, name, entry.origin, entry.loads_own, weights, shape)
+            return ready
+        backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
         native = _native_width(backbone, name, shape)
     except RuntimeError as error:
         raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {_first_line(error)}.") from error
