@@ -27,9 +27,10 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client, Step
 from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
+from pluribus.evaluate import predicting
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
-from pluribus.message import Inbox, Kept, Rows, decode, encode
+from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
 from pluribus.method import Method, PeerMethod
 from pluribus.optim import Optimiser, Rule
 from pluribus.result import Result
@@ -215,12 +216,16 @@ def _unchanged(client: Client) -> Iterator[None]:
                 value.copy_(saved[name])
 
 
+def bits(value: Tensor) -> bytes:
+    return value.detach().contiguous().numpy().tobytes()
+
+
 def same_bits(one: Tensor | None, other: Tensor | None) -> bool:
     """Equal in shape, dtype and every bit: -0 is not 0, and NaN is NaN."""
     if one is None or other is None:
         return one is other
     alike = one.shape == other.shape and one.dtype == other.dtype
-    return alike and one.contiguous().numpy().tobytes() == other.contiguous().numpy().tobytes()
+    return alike and bits(one) == bits(other)
 
 
 def differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
@@ -344,13 +349,67 @@ class StopAfter:
     def finish(self, result: Result) -> None: ...
 
 
-class ByHand:
-    """The parts of a federation without the loop, to be worked in any order."""
+class Read(Message):
+    """A message that notes which of its fields are looked at."""
 
-    def __init__(self, parts: Assembly) -> None:
+    def __init__(self, message: Message, where: Any, read: set[tuple[Any, str]]) -> None:
+        super().__init__(message)
+        self._where, self._read = where, read
+
+    def __getitem__(self, name: str) -> Value:
+        self._read.add((self._where, name))
+        return super().__getitem__(name)
+
+    def tensor(self, name: str) -> Tensor:
+        self._read.add((self._where, name))
+        return super().tensor(name)
+
+    def rows(self, name: str) -> Rows:
+        self._read.add((self._where, name))
+        return super().rows(name)
+
+    def part(self, prefix: str = "") -> dict[str, Tensor]:
+        found = super().part(prefix)
+        seen = {id(value) for value in found.values()}
+        self._read.update((self._where, name) for name, value in self._fields.items() if id(value) in seen)
+        return found
+
+
+def with_other(message: Message, name: str) -> Message:
+    """The same message with other numbers in one field, wherever it has any."""
+    value = message[name]
+    other = Rows(_other(value.value), value.held) if isinstance(value, Rows) else _other(value)
+    return Message({**message, name: other})
+
+
+def _other(value: Tensor) -> Tensor:
+    if value.dtype == torch.bool:
+        return ~value
+    if not value.is_floating_point():
+        return value + (1 + torch.arange(value.numel()) % 3).to(value.dtype).reshape(value.shape)
+    noise = torch.randn(value.shape, generator=draws.generator("other numbers"))
+    return value + ((0.5 + value.abs()) * noise).to(value.dtype)
+
+
+class ByHand:
+    """The parts of a federation without the loop, to be worked in any order.
+
+    In a `listening` round each field of what comes down is tried with other numbers, on clients that are put back.
+    `sent` has all that travelled, by exchange, direction and field; `heeded` what made a difference to a client, or was
+    looked at by the server.
+    """
+
+    def __init__(self, parts: Assembly, listening: int | None = None) -> None:
         self.parts, self.method, self.site = parts, parts.method, site_of(parts)
         self.server = Server(parts.task, parts.cards)
         self.method.setup(self.server)
+        self._listening = listening
+        self.sent: set[tuple[Any, str]] = set()
+        self.heeded: set[tuple[Any, str]] = set()
+
+    def ignored(self, direction: str) -> list[str]:
+        """Fields that travelled this way and that nobody heeded."""
+        return sorted(name for (way, _), name in self.sent - self.heeded if way == direction)
 
     def round(self, t: int, order: Iterable[int]) -> dict[tuple[int, int], bytes | None]:
         """One round; who answered what in which exchange."""
@@ -359,7 +418,7 @@ class ByHand:
         if self.method.enrols and t == 0:
             for k in order:
                 once = self.site.wires(k)[0].once
-                self.parts.cards.enrolled[k] = decode(self.site.enrol(k), once, "enrolment")
+                self.parts.cards.enrolled[k] = self._watched(decode(self.site.enrol(k), once, "enrolment"), "enrol")
         return self._peers(self.method, t, order) if isinstance(self.method, PeerMethod) else self._server(t, order)
 
     def _server(self, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
@@ -367,10 +426,13 @@ class ByHand:
         for stage, exchange in enumerate(self.method.exchanges):
             uploads = {}
             for k in order:
-                up = self.site.work(t, stage, k, self.download(stage, k)).up
+                down, wire = self.download(stage, k), self.site.wires(k)[stage]
+                if down is not None and t == self._listening:
+                    self._listen(t, stage, k, decode(down, wire.down, "download"))
+                up = self.site.work(t, stage, k, down).up
                 answers[stage, k] = up
                 if up is not None:
-                    uploads[k] = decode(up, self.site.wires(k)[stage].up, "upload")
+                    uploads[k] = self._watched(decode(up, wire.up, "upload"), stage)
             if uploads and exchange.merge:
                 getattr(self.method, exchange.merge)(self.server, dict(sorted(uploads.items())))
         return answers
@@ -380,6 +442,8 @@ class ByHand:
         teachers = method.topology(self.parts.task, t, tuple(sorted(order)))
         for k in order:
             inbox = {j: data for j in teachers.get(k, ()) if (data := sent[j]) is not None}
+            if inbox and t == self._listening:
+                self._listen_to_peers(t, k, inbox)
             if inbox:
                 self.site.learn(t, k, inbox)
         return {(0, k): data for k, data in sent.items()}
@@ -388,6 +452,59 @@ class ByHand:
         name, schema = self.method.exchanges[stage].down, self.site.wires(k)[stage].down
         message = getattr(self.method, name)(self.server, k) if name and schema else None
         return None if message is None else encode(message, schema, "download")
+
+    def _watched(self, upload: Message, stage: int | str) -> Message:
+        self.sent.update((("up", stage), name) for name in upload)
+        return Read(upload, ("up", stage), self.heeded)
+
+    def _listen(self, t: int, stage: int, k: int, down: Message) -> None:
+        schema = self.site.wires(k)[stage].down
+
+        def work(message: Message) -> Any:
+            return self.site.work(t, stage, k, encode(message, schema, "download")).up
+
+        self._try_others(("down", stage), k, list(down), lambda name: work(with_other(down, name) if name else down))
+
+    def _listen_to_peers(self, t: int, k: int, inbox: Mapping[int, bytes]) -> None:
+        schemas = {j: self.site.wires(j)[0].up for j in inbox}
+        messages = {j: decode(data, schemas[j], "peer") for j, data in inbox.items()}
+
+        def learn(name: str | None) -> Any:
+            heard = {j: with_other(m, name) if name else m for j, m in messages.items()}
+            return self.site.learn(t, k, {j: encode(m, schemas[j], "peer") for j, m in heard.items()}).up
+
+        self._try_others(("down", 0), k, list(messages[min(messages)]), learn)
+
+    def _try_others(self, where: Any, k: int, names: list[str], work: Callable[[str | None], Any]) -> None:
+        """Which fields make a difference to what a client becomes, answers and predicts. `work(None)` changes none."""
+        self.sent.update((where, name) for name in names)
+        new = [name for name in names if (where, name) not in self.heeded]
+        if not new:
+            return
+        usual, again = (self._outcome(k, lambda: work(None)) for _ in range(2))
+        assert usual == again, "the same message twice leaves the same client, or nothing could be told from others"
+        self.heeded.update((where, name) for name in new if self._outcome(k, lambda n=name: work(n)) != usual)
+
+    def _outcome(self, k: int, work: Callable[[], Any]) -> Any:
+        client = self.site.client(k)
+        with _unchanged(client):
+            try:
+                answer = work()
+                scores = client.sweep(self.method.predict)
+            except Exception as error:  # numbers that it cannot work with have been looked at
+                return repr(error)
+            # what came down lies in `got` without anyone's doing
+            became = {name: value for name, value in everything(client).items() if not name.startswith("got.")}
+            return answer, {name: bits(value) for name, value in (became | {"scores": scores}).items()}
+
+    def classes_predicted(self, t: int) -> dict[int, int]:
+        """How many classes each client finds among all images, by the model that it would predict with."""
+        found = {}
+        for k in self.parts.cards:
+            with self.site.viewed(t, k, predicting(self.method), self.download(0, k)) as client:
+                whole = Data(client.data["train"].store, torch.arange(len(self.parts.dataset.y)))
+                found[k] = len(client.sweep(self.method.predict, whole).argmax(1).unique())
+        return found
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"server {name}": value.clone() for name, value in self.server.state.state_dict().items()}

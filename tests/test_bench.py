@@ -328,6 +328,10 @@ COMMANDS: list[Experiment] = [
     experiment("fedgh", clients=3, lr=0.5, server_lr=0.125, alpha=None, width=32, rounds=5),
     experiment("local", unequal=True, capture=False, channels_last=True, data="a file with spaces.npz"),
     experiment("fedh2l", kl=False, pairs=True),
+    experiment("fedh2l", clients=3),
+    experiment("fedh2l", data="rotated-mnist", rounds=7),
+    experiment("fedhpl", data="digits", models="tiny-cnn-64"),  # no flag says that images keep their size
+    experiment("fedhpl", image_size=24, models="tiny-cnn-64"),
     experiment("fedavg", models="mlp-64", weight_decay=1e-5),
     experiment("local", clients=4, models=["mlp-64", "cnn-16"]),
     experiment("local", clients=2, models={0: "cnn-16", 1: "mlp-64"}),
@@ -345,4 +349,7 @@ def test_the_flags_of_an_experiment_are_the_experiment(described: Experiment) ->
 
 def test_what_is_usual_needs_no_flag() -> None:
     assert flags(experiment("fedavg")) == []
+    assert flags(experiment("fedhpl")) == []
+    assert flags(experiment("fedh2l", clients=3)) == ["--clients", "3"]
+    assert flags(experiment("fedh2l", data="pacs")) == ["--data", "pacs"]
     assert flags(experiment("fedavg", models="small", out="runs/a")) == ["--models", "small"]

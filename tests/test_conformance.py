@@ -46,7 +46,7 @@ from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
 from pluribus.method import Method, Need, PeerMethod, Sizes, find, hyperparameters, methods, name_of
 from pluribus.result import Result
 from pluribus.site import Site
-from toys import TOYS
+from toys import TOYS, Constant, Deaf, Misnamed, Overlooked, Uninstalled, Unmerged, Unread
 
 NAMES = [*methods(), *(name_of(toy) for toy in TOYS)]
 # The tests of a method share its runs, so one process has them all.
@@ -179,7 +179,7 @@ class Worked:
 
 @cache
 def by_hand(name: str) -> Worked:
-    hand = ByHand(assemble_tiny(name, **fitting(name)))
+    hand = ByHand(assemble_tiny(name, **fitting(name)), listening=1)
     answers, server = [], [server_of(hand)]
     for t in range(2):
         answers.append(hand.round(t, range(4)))
@@ -447,6 +447,49 @@ def test_what_is_not_declared_never_leaves_the_server(name):
         with pytest.raises(MessageError, match="has undeclared 'secret'"):
             Federation(leaky, folder).run()
         folder.close()
+
+
+def unheeded(name: str) -> dict[str, list[str]]:
+    """What nobody reads of uploads, and what makes no difference to a client of what comes down."""
+    hand = by_hand(name).hand
+    return {direction: fields for direction in ("up", "down") if (fields := hand.ignored(direction))}
+
+
+@every_method
+def test_whatever_travels_is_heeded(name):
+    assert unheeded(name) == {}
+    hand = by_hand(name).hand
+    downs = [wire.up for wire in hand.site.wires(0)] if isinstance(hand.method, PeerMethod) else []
+    downs = downs or [wire.down for wire in hand.site.wires(0)]
+    tried = {field for (direction, _), field in hand.sent if direction == "down"}
+    assert {n for schema in downs for n, field in schema.items() if not field.optional} <= tried, "nothing came down"
+
+
+@every_method
+def test_predictions_depend_on_the_image(name):
+    """Two rounds make no good model, but some client of four tells some image from another."""
+    assert max(by_hand(name).hand.classes_predicted(1).values()) > 1
+
+
+@pytest.mark.parametrize(
+    ("toy", "fields"),
+    [
+        (Unread, {"up": ["samples"]}),
+        (Unmerged, {"up": ["head.bias", "head.weight"]}),
+        (Overlooked, {"down": ["prior"]}),
+        (Uninstalled, {"down": ["head.bias", "head.weight"]}),
+        (Misnamed, {"up": ["head.bias", "head.weight"], "down": ["head.bias", "head.weight"]}),
+        (Deaf, {"down": ["posteriors"]}),
+    ],
+)
+def test_a_field_that_nobody_heeds_is_found(toy, fields):
+    assert unheeded(name_of(toy)) == fields
+    assert max(by_hand(name_of(toy)).hand.classes_predicted(1).values()) > 1, "and nothing else is wrong with it"
+
+
+def test_constant_predictions_are_found():
+    assert set(by_hand(name_of(Constant)).hand.classes_predicted(1).values()) == {1}
+    assert unheeded(name_of(Constant)) == {}
 
 
 # ---- who takes part ------------------------------------------------------------------------------------------------

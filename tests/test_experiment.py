@@ -16,7 +16,7 @@ from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import FLAG_GROUPS, main
 from pluribus.errors import ConfigError
-from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, flags, from_toml
+from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml
 from pluribus.fields import flag
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
@@ -112,25 +112,6 @@ def test_a_comparison_says_which_size_to_use(capsys: pytest.CaptureFixture[str])
     assert main(["compare", "fedhpl", "--models", "tiny", "--out", new_folder()]) == 2
     said = capsys.readouterr()
     assert "--image-size 16" in said.out + said.err
-
-
-@pytest.mark.parametrize(
-    ("method", "settings"),
-    [
-        ("fedhpl", {}),
-        ("fedhpl", {"data": "digits", "models": "tiny-cnn-64"}),
-        ("fedhpl", {"image_size": 24, "models": "tiny-cnn-64"}),
-        ("fedh2l", {"clients": 3}),
-        ("fedh2l", {"data": "rotated-mnist", "rounds": 7}),
-    ],
-)
-def test_the_command_line_of_an_experiment_describes_it(method: str, settings: dict[str, Any]) -> None:
-    described = experiment(method, **settings)
-    words = iter(flags(described))
-    told = {word.removeprefix("--").replace("-", "_"): next(words) for word in words}
-    numbers = {name: int(value) if value.isdecimal() else value for name, value in told.items()}
-    assert experiment(method, **numbers) == described
-    assert len(told) <= len(settings)
 
 
 def test_without_anything_it_is_fedgh_on_digits() -> None:

@@ -18,7 +18,7 @@ from hypothesis import given as given_any
 from hypothesis import strategies as st
 
 import pluribus
-from conftest import few_digits, new_folder
+from conftest import enlarged, few_digits, new_folder
 from kit import StopAfter, StoppedError, differing, numbers
 from pluribus.assembly import Assembly, assemble
 from pluribus.checkpoint import Checkpoint
@@ -43,7 +43,7 @@ NAMES = {0: "north", 1: "south", 2: "west"}
 
 def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | None]:
     """A simulation, and what a federation of real sites must agree on to do the same."""
-    parts = assemble(experiment(method, **SETTINGS | settings))
+    parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "rounds", "seed")}
     how = {"rule": local.rule, "epochs": local.epochs, "batch": local.batch}

@@ -16,7 +16,7 @@ from pluribus.data.federated import Data
 from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
 from pluribus.method import Exchange, Method, Need, PeerMethod
 from pluribus.methods.fedavg import FedAvg
-from pluribus.ops import class_means, onehot, weighted_mean
+from pluribus.ops import averaged, class_means, onehot, weighted_mean
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -377,3 +377,106 @@ class Careful(FedAvg):
 
 
 TOYS = (Consensus, Mutual, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled)
+
+
+# ---- methods with one fault each, which the conformance kit must find ------------------------------------------------
+
+
+@dataclass(frozen=True)
+class SharedHead(Method):
+    """LG-FedAvg: heads go up, their mean comes down. The toys below break it in one place each."""
+
+    paper = "toy"
+    up = "the head"
+    down = "the mean head"
+    needs = frozenset({Need.SAME_HEAD})
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        head = schema_of(task.shape_of(card.model).head, "head")
+        return Wire(down=head, up=head)
+
+    def setup(self, server: Server) -> None:
+        server.state.head = server.task.build(server.cards[0].model, "global").head
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message.of(server.state.head, "head")
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.head.load_state_dict(down.part("head"))
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message.of(client.model.head, "head")
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        server.state.head.load_state_dict(averaged(server, uploads, "head"))
+
+
+@dataclass(frozen=True)
+class Unread(SharedHead):
+    """A field goes up that the server never looks at."""
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        wire = super().schema(task, card)
+        return Wire(down=wire.down, up={**wire.up, "samples": Field(())})
+
+    def local_update(self, client: Client) -> Message:
+        return Message({**super().local_update(client), "samples": torch.tensor(float(client.card.samples))})
+
+
+@dataclass(frozen=True)
+class Unmerged(SharedHead):
+    """Uploads of an exchange that has no merge."""
+
+    exchanges = (Exchange("download", "local_update", None),)
+
+
+@dataclass(frozen=True)
+class Overlooked(SharedHead):
+    """A field comes down into `client.got` and no step looks at it."""
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        wire = super().schema(task, card)
+        return Wire(down={**wire.down, "prior": Field((task.classes,))}, up=wire.up)
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({**super().download(server, client), "prior": torch.ones(server.task.classes)})
+
+
+@dataclass(frozen=True)
+class Uninstalled(SharedHead):
+    """The mean head comes down, and nobody installs it."""
+
+    def receive(self, client: Client, down: Message) -> None:
+        pass
+
+
+@dataclass(frozen=True)
+class Misnamed(SharedHead):
+    """Server and clients look for another prefix than the one that travels: all-zero heads come down for ever."""
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.state.head.load_state_dict({n: torch.zeros_like(v) for n, v in server.state.head.state_dict().items()})
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.head.load_state_dict(down.part("heads"), strict=False)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        server.state.head.load_state_dict(averaged(server, uploads, "heads"), strict=False)
+
+
+@dataclass(frozen=True)
+class Deaf(Peers):
+    """Students train on the teachers' images without looking at what the teachers said."""
+
+    def imitate(self, client: Client, batch: Batch) -> Tensor:
+        return self.step(client, batch)
+
+
+@dataclass(frozen=True)
+class Constant(SharedHead):
+    """Training is right, and predictions say the same of every image."""
+
+    def predict(self, client: Client, x: Tensor) -> Tensor:
+        return client.model.head(torch.zeros(len(x), client.card.width))
