@@ -27,7 +27,6 @@ from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client, Step
 from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
-from pluribus.evaluate import predicting
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
 from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
@@ -501,7 +500,7 @@ class ByHand:
         """How many classes each client finds among all images, by the model that it would predict with."""
         found = {}
         for k in self.parts.cards:
-            with self.site.viewed(t, k, predicting(self.method), self.download(0, k)) as client:
+            with self.site.viewed(t, k, self.method.views[0], self.download(0, k)) as client:
                 whole = Data(client.data["train"].store, torch.arange(len(self.parts.dataset.y)))
                 found[k] = len(client.sweep(self.method.predict, whole).argmax(1).unique())
         return found
