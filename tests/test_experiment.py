@@ -15,8 +15,8 @@ import pluribus
 from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import FLAG_GROUPS, main
-from pluribus.errors import ConfigError
-from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml
+from pluribus.errors import OTHER_NAMES, ConfigError
+from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml, known_settings
 from pluribus.fields import flag
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
@@ -152,6 +152,9 @@ def test_hyper_parameters_stay_with_their_method(tmp_path: Path) -> None:
     [
         ({"client": 4}, "unknown setting 'client'. Did you mean 'clients'? pluribus run fedgh --help shows all."),
         ({"serverlr": 4}, "unknown setting 'serverlr'. Did you mean 'server_lr'? pluribus run fedgh --help shows all."),
+        ({"learning_rate": 0.1}, "unknown setting 'learning_rate'. Did you mean 'lr'?"),
+        ({"num_clients": 4}, "unknown setting 'num_clients'. Did you mean 'clients'?"),
+        ({"Rounds": 4}, "unknown setting 'Rounds'. Did you mean 'rounds'?"),
         ({"xyz": 4}, "unknown setting 'xyz'. pluribus run fedgh --help shows all."),
         ({"hyper": {"server_l": 1}}, "unknown option of fedgh 'server_l'. Did you mean 'server_lr'?"),
     ],
@@ -275,3 +278,16 @@ def test_a_partition_by_what_the_data_set_has(data: str, kind: str) -> None:
     parts = assemble(experiment("ind", data=data))
     assert parts.manifest.kind == kind
     assert bool(parts.task.exams) == (kind == "domain")
+
+
+def test_no_other_name_is_that_of_a_setting_and_each_leads_to_one() -> None:
+    """Another name that is a setting itself would never be looked up; one that leads nowhere would help nobody."""
+    here = {*known_settings(), "server_lr", "seeds", "jobs", "trials"}  # of FedGH, of compare and of tune
+    assert set(OTHER_NAMES.values()) <= here
+    assert not here & OTHER_NAMES.keys()
+
+
+def test_a_file_may_have_another_name_for_a_setting(tmp_path: Path) -> None:
+    (tmp_path / "one.toml").write_text("learning_rate = 0.1\n")
+    with pytest.raises(ConfigError, match=r"'learning_rate'\. Did you mean 'lr'\?"):
+        experiment("fedgh", tmp_path / "one.toml")

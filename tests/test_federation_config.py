@@ -79,6 +79,7 @@ def write(file: Path, given: dict[str, Any]) -> Path:
 
 WRONG_FILES: dict[str, tuple[Callable[..., str], dict[str, Any], str]] = {
     "unknown at the server": (serve, {"dedline": 5.0}, "'dedline'. Did you mean 'deadline'?"),
+    "another name at the server": (serve, {"learning_rate": 0.1}, "'learning_rate'. Did you mean 'lr'?"),
     "unknown at a site": (join, {"modle": "mlp-64"}, "'modle'. Did you mean 'model'?"),
     "for simulations": (serve, {"partition": "dirichlet"}, "'partition' in .*federation.toml is for simulations"),
     "missing at the server": (serve, {"classes": None}, "federation.toml does not say 'classes'"),

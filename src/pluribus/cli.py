@@ -9,11 +9,11 @@ import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
+from pluribus.errors import CheckpointError, ConfigError, PluribusError, same_thing, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -289,6 +289,7 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
     """The arguments of a command in the form of a dataclass."""
     import tyro
 
+    _check_flags(form, command, args)
     # no comment in any source is the help of a flag, and to look for some takes longer than all the rest
     plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
     try:
@@ -297,6 +298,28 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
             print(json.dumps({"error": "the flags are not understood; standard error says which."}))
         raise
+
+
+def _check_flags(form: type, command: str, args: list[str]) -> None:
+    """Refuse a flag that is another name of one of ours; of those that are merely mistyped tyro knows the nearest."""
+    known = {"--help", *_flag_names(form)}
+    for word in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
+        if word.replace("_", "-") not in known and same_thing(word, known):
+            raise unknown("flag", word, known, f"{command} --help")
+
+
+def _flag_names(form: type) -> Iterator[str]:
+    """The flags of a dataclass, and of those within."""
+    import dataclasses
+
+    from pluribus.fields import flag
+
+    for field in dataclasses.fields(form):
+        if dataclasses.is_dataclass(field.type):
+            yield from _flag_names(field.type)  # type: ignore[arg-type]
+        else:
+            yield flag(field.name)
+            yield flag(f"no_{field.name}")
 
 
 def _wrapped(about: str) -> str:

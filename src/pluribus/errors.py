@@ -38,12 +38,90 @@ class HostLostError(WorkerError):
     """Clients were lost with the machine or process that held them; they can be had again from the last checkpoint."""
 
 
+# What other tools, papers and people call our settings.
+OTHER_NAMES = {
+    "algorithm": "method",
+    "algo": "method",
+    "strategy": "method",
+    "dataset": "data",
+    "data_set": "data",
+    "model": "models",
+    "arch": "models",
+    "architecture": "models",
+    "num_clients": "clients",
+    "n_clients": "clients",
+    "num_parties": "clients",
+    "num_rounds": "rounds",
+    "n_rounds": "rounds",
+    "global_rounds": "rounds",
+    "comm_rounds": "rounds",
+    "communication_rounds": "rounds",
+    "local_epochs": "epochs",
+    "num_epochs": "epochs",
+    "n_epochs": "epochs",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "local_batch_size": "batch_size",
+    "learning_rate": "lr",
+    "local_learning_rate": "lr",
+    "local_lr": "lr",
+    "eta": "lr",
+    "learning_rate_decay": "lr_decay",
+    "server_learning_rate": "server_lr",
+    "opt": "optimizer",
+    "wd": "weight_decay",
+    "dirichlet_alpha": "alpha",
+    "num_classes_per_client": "classes_per_client",
+    "client_fraction": "participation",
+    "sample_fraction": "participation",
+    "join_ratio": "participation",
+    "feature_dim": "width",
+    "eval_every": "evaluate_every",
+    "random_seed": "seed",
+    "random_state": "seed",
+    "num_seeds": "seeds",
+    "gpu": "device",
+    "num_threads": "threads",
+    "num_workers": "workers",
+    "n_workers": "workers",
+    "n_jobs": "jobs",
+    "num_trials": "trials",
+    "output": "out",
+    "output_dir": "out",
+    "outdir": "out",
+    "save_dir": "out",
+}
+
+
 def unknown(kind: str, name: str, known: Iterable[str], look: str) -> ConfigError:
     """The error for a mistyped name, with the nearest known one.
 
-    >>> str(unknown("method", "fedg", ["local", "fedgh"], "pluribus list methods"))
-    "unknown method 'fedg'. Did you mean 'fedgh'? pluribus list methods shows all."
+    >>> str(unknown("method", "FedG", ["local", "fedgh"], "pluribus list methods"))
+    "unknown method 'FedG'. Did you mean 'fedgh'? pluribus list methods shows all."
     """
-    near = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    hint = f" Did you mean '{near[0]}'?" if near else ""
+    known = list(known)
+    near = same_thing(name, known) or _looks_like(name, known)
+    hint = f" Did you mean '{near}'?" if near else ""
     return ConfigError(f"unknown {kind} '{name}'.{hint} {look} shows all.")
+
+
+def same_thing(name: str, known: Iterable[str]) -> str | None:
+    """The known name that differs in case, dashes and underscores alone, or that others write this way.
+
+    >>> same_thing("Fashion_MNIST", ["mnist", "fashion-mnist"]), same_thing("learning_rate", ["lr"])
+    ('fashion-mnist', 'lr')
+    """
+    ours = {_letters(one): one for one in known}
+    others = {_letters(other): _letters(one) for other, one in OTHER_NAMES.items()}
+    letters = _letters(name)
+    return ours.get(letters) or ours.get(others.get(letters, ""))
+
+
+def _letters(name: str) -> str:
+    return name.lower().replace("-", "").replace("_", "")
+
+
+def _looks_like(name: str, known: list[str]) -> str | None:
+    ours = {one.lower(): one for one in known}
+    near = difflib.get_close_matches(name.lower(), list(ours), n=1, cutoff=0.5)
+    return ours[near[0]] if near else None
