@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 
     from pluribus.experiment import Experiment
     from pluribus.federation import Federation
+    from pluribus.folder import RunFolder
     from pluribus.result import Result
 
 USAGE = """\
@@ -426,7 +427,16 @@ class _Greeter:
         self._console = console
         self._chain = chain
         self._first = first
-        self.folder: str | None = None
+        self._run: RunFolder | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """Where the run is, once there is one."""
+        return None if self._run is None else str(self._run.path)
+
+    def saved(self) -> int | None:
+        """The last round that a resumed run would not have to do again."""
+        return None if self._run is None else self._run.checkpoint.latest
 
     def start(self, federation: Federation) -> None:
         """Print the heading, once."""
@@ -435,7 +445,7 @@ class _Greeter:
         from pluribus import __version__
         from pluribus.track.console import print_partition
 
-        self.folder = str(federation.folder.path)
+        self._run = federation.folder
         if not self._first:
             return
         one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
@@ -464,7 +474,15 @@ def _resumable(greeter: _Greeter) -> Any:
     except CheckpointError as error:
         if greeter.folder is None:
             raise
-        raise CheckpointError(f"{error} Earlier rounds are safe: pluribus resume {greeter.folder}") from error
+        raise CheckpointError(f"{error} {_kept(greeter.saved())} pluribus resume {greeter.folder}") from error
+
+
+def _kept(latest: int | None) -> str:
+    """What of a run is saved; the command that takes it from there follows."""
+    if latest is None:
+        return "No round is saved yet. Once this is fixed, start again:"
+    rounds = "Round 0 is" if latest == 0 else f"Rounds 0 to {latest} are"
+    return f"{rounds} saved. Once this is fixed, continue:"
 
 
 def _resume(args: list[str]) -> None:
