@@ -116,7 +116,7 @@ def test_a_file_that_is_not_there(terminal: Terminal, tmp_path: Path) -> None:
 def test_a_run_goes_on_with_the_settings_that_it_began_with(terminal: Terminal, place: Path) -> None:
     file, described = read_federation(write(place / "federation.toml", SERVER | {"epochs": 1}), "fedgh")
     folder = RunFolder.create(str(place / "federation"), "fedgh")
-    folder.write_config(described.settings())
+    folder.write_config(described.settings(), {})
     facts = {0: {"model": "mlp-64", "samples": 10, "test": 5, "public": None}}
     (folder.path / "link").mkdir()
     _agree(folder.path / "link" / "agreement.json", file, described, lambda offer: facts)
@@ -135,6 +135,17 @@ def test_the_model_that_all_share_is_agreed_on_once(place: Path) -> None:
     assert agreement.hyper["aux_model"] == "mlp-64"
     assert json.loads((place / "agreement.json").read_text())["agreement"]["hyper"]["aux_model"] == "mlp-64"
     assert _agreed(place / "agreement.json", file, described) == (agreement, facts)
+
+
+def test_a_run_goes_on_with_who_takes_part_as_it_began(terminal: Terminal, place: Path) -> None:
+    """Which sites need not agree on."""
+    _, described = read_federation(write(place / "federation.toml", SERVER), "fedgh")
+    folder = RunFolder.create(str(place / "federation"), "fedgh")
+    folder.write_config(described.settings(), described.decisive())
+    folder.close()
+    assert_says(
+        serve(terminal, place, participation=0.5), r"'participation' is 0\.5, but was 1\.0 when .*federation was"
+    )
 
 
 # ---- keys and certificates -----------------------------------------------------------------------------------------

@@ -159,7 +159,7 @@ def test_the_table_calls_sites_by_their_names(tmp_path: Path, capsys: pytest.Cap
 
 def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
     folder = RunFolder.create(str(tmp_path / "run"), "sites")
-    folder.write_config(experiment("fedgh", data=SITES, clients=3).settings())
+    folder.write_config(experiment("fedgh", data=SITES, clients=3).settings(), {})
     folder.close()
     with pytest.raises(ConfigError, match="is a federation of real sites"):
         pluribus.resume(tmp_path / "run", progress=False)

@@ -22,7 +22,8 @@ from kit import timeless
 from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
-from pluribus.errors import CheckpointError
+from pluribus.errors import CheckpointError, ConfigError
+from pluribus.experiment import EXECUTION, known_settings
 from processes import Process, start
 
 ROUNDS = 8
@@ -126,9 +127,9 @@ def test_killed_from_outside(tmp_path: Path, method: str, pace: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_killed_between_any_two_steps_of_writing(tmp_path: Path, method: str) -> None:
-    """A new run syncs 4 times until it has its config.toml, and a resumed one 4 times. Each commit syncs the lines (2),
+    """A new run syncs 6 times until it has its config.toml, and a resumed one 4 times. Each commit syncs the lines (2),
     every client that has selected another round (2 each, 12 in the first one), and the commit itself (2)."""
-    new, resumed = (1, 2, 3, 4), (1, 2, 3, 4, 5, 6, 7, 12, 18, 19, 20, 21, 9)
+    new, resumed = (1, 2, 3, 4, 5, 6), (1, 2, 3, 4, 5, 6, 7, 12, 18, 19, 20, 21, 9)
     for number in (*new, *resumed):
         process = proceed(method, tmp_path / "run", "every round", die_at_sync=number)
         assert process.wait() == KILLED, process.err
@@ -200,6 +201,79 @@ def test_other_data_under_the_same_name_is_refused(tmp_path: Path) -> None:
         (result.folder / "result.json").unlink(missing_ok=True)  # what is finished is read, not resumed
         with pytest.raises(CheckpointError, match=r"was run on other data.*data\.npz"):
             use(result.folder)
+
+
+def edited(folder: Path, **changes: tuple[str, str]) -> None:
+    """What a person does with an editor."""
+    file = folder / "config.toml"
+    text = "\n" + file.read_text()
+    for name, (before, now) in changes.items():
+        assert f"\n{name} = {before}\n" in text
+        text = text.replace(f"\n{name} = {before}\n", f"\n{name} = {now}\n")
+    file.write_text(text.removeprefix("\n"))
+
+
+@pytest.fixture
+def stopped(tmp_path: Path) -> Path:
+    settings = tiny(out=tmp_path / "run", clients=2, models="mlp-64", checkpoint_every=1)
+    with pytest.raises(KeyboardInterrupt):
+        pluribus.run("fedgh", progress=False, observers=[StopAfter(1)], **settings)
+    return tmp_path / "run"
+
+
+@pytest.mark.parametrize(
+    ("name", "before", "now"),
+    [
+        ("lr", "0.05", "0.5"),
+        ("server_lr", "0.01", "0.5"),
+        ("rounds", "2", "3"),
+        ("seed", "0", "1"),
+        ("method", '"fedgh"', '"fedproto"'),
+        ("models", '"mlp-64"', '["mlp-64", "cnn-16"]'),
+    ],
+)
+def test_a_setting_that_was_changed_since_the_start_is_refused(stopped: Path, name: str, before: str, now: str) -> None:
+    edited(stopped, **{name: (before, now)})
+    with pytest.raises(ConfigError) as refusal:
+        pluribus.resume(stopped, progress=False)
+    told = str(refusal.value)
+    for fact in (f"'{name}'", before.strip('"'), now.strip('"[]').split('"')[0], str(stopped / "config.toml")):
+        assert fact in told
+    edited(stopped, **{name: (now, before)})
+    assert len(pluribus.resume(stopped, progress=False).history) == 2
+
+
+def test_a_finished_run_is_not_shown_under_other_settings() -> None:
+    first = run_tiny("fedgh")
+    edited(first.folder, lr=("0.05", "0.5"))
+    with pytest.raises(ConfigError, match=r"'lr' is 0\.5, but was 0\.05"):
+        pluribus.resume(first.folder, progress=False)
+
+
+def test_what_decides_no_figure_may_change_and_data_may_move(stopped: Path, tmp_path: Path) -> None:
+    (tmp_path / "moved").mkdir()
+    moved = shutil.copy(few_digits(), tmp_path / "moved")
+    data = (json.dumps(few_digits()), json.dumps(str(moved)))
+    edited(stopped, data=data, checkpoint_every=("1", "2"), capture=("true", "false"))
+    assert len(pluribus.resume(stopped, progress=False).history) == 2
+
+
+def test_a_run_of_an_older_version_can_be_resumed(stopped: Path) -> None:
+    """It has no started.json; a later one may have had fewer settings."""
+    started = json.loads((stopped / "started.json").read_text())
+    (stopped / "started.json").write_text(json.dumps({name: started[name] for name in started if name != "lr"}))
+    edited(stopped, lr=("0.05", "0.02"))
+    with pytest.raises(KeyboardInterrupt):
+        pluribus.resume(stopped, progress=False, observers=[StopAfter(1)])
+    (stopped / "started.json").unlink()
+    assert len(pluribus.resume(stopped, progress=False).history) == 2
+
+
+def test_every_setting_decides_figures_or_is_about_execution() -> None:
+    """Who adds a setting decides: what is missing from EXECUTION may not change in the middle of a run."""
+    decisive = pluribus.Experiment().decisive()
+    assert set(EXECUTION) | {"out"} == set(known_settings()) - decisive.keys() - {"hyper"}
+    assert {"seed", "method", "precision", "server_lr"} <= decisive.keys()
 
 
 class StopAfter:

@@ -51,7 +51,7 @@ def run(
         folder = RunFolder.create(described.out, _label(described))
         try:
             folder.write_partition(parts.manifest)
-            folder.write_config(described.settings())  # last: it makes the folder a run that can be resumed
+            folder.write_config(described.settings(), described.decisive())
             return _run(parts, folder, watching)
         finally:
             folder.close()
@@ -68,6 +68,7 @@ def resume(
     folder = RunFolder.open(path)
     try:
         described = _described(folder)
+        _check_settings(folder, described)
         with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
@@ -152,6 +153,13 @@ def _described(folder: RunFolder) -> Experiment:
             f"with it, and pluribus predict works at a site."
         )
     return described
+
+
+def _check_settings(folder: RunFolder, described: Experiment) -> None:
+    """The same folder with other settings would be another experiment."""
+    file = folder.path / "config.toml"
+    folder.check_unchanged({"method": described.method}, file)  # before its hyper-parameters, which are another's
+    folder.check_unchanged(described.decisive(), file)
 
 
 def _check_partition(folder: RunFolder, parts: Assembly) -> None:

@@ -16,6 +16,11 @@ from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
 from pluribus.toml import read_toml
 
+# Where and how a run is executed. All other settings decide its figures.
+EXECUTION = (
+    *("device", "threads", "workers", "engine", "ray_address", "gpu_share"),
+    *("channels_last", "capture", "stack", "checkpoint_every"),
+)
 SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
 # What the rows are, how they look, who gets which and who is tested on what. How many of them are public is not here:
 # a method may need some.
@@ -179,6 +184,12 @@ class Experiment:
         elif isinstance(self.models, Mapping):
             values["models"] = {str(k): name for k, name in self.models.items()}
         return values
+
+    def decisive(self) -> dict[str, Any]:
+        """Settings and hyper-parameters that decide the figures, side by side."""
+        values = self.settings()
+        values |= values.pop("hyper")
+        return {name: value for name, value in values.items() if name not in EXECUTION}
 
 
 def flags(described: Experiment) -> list[str]:

@@ -1,6 +1,7 @@
 """A run folder: everything about one run, readable without this library.
 
 config.toml       how to run it again
+started.json      the settings that decide figures, as they were at the start
 partition.json    who holds which class, and a hash of every row number
 metrics.jsonl     a line per round
 traffic.jsonl     every transfer, by tensor
@@ -11,16 +12,19 @@ result.json       the summary, once the run is finished
 from __future__ import annotations
 
 import fcntl
+import json
 from datetime import date
 from pathlib import Path
 from typing import IO, Any
 
 from pluribus.checkpoint import Checkpoint
 from pluribus.data import Manifest
-from pluribus.errors import CheckpointError, DataError
-from pluribus.files import append_lines, read_lines, sync, to_json, write_json, write_text
+from pluribus.errors import CheckpointError, ConfigError, DataError
+from pluribus.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
 from pluribus.result import RESULT
 from pluribus.toml import read_toml, to_toml
+
+PLACES = ("data", "weights")  # may have moved to another folder; partition.json knows whether data are the same
 
 
 class RunFolder:
@@ -80,13 +84,29 @@ class RunFolder:
 
     # ---- what a run writes -----------------------------------------------------------------------------------------
 
-    def write_config(self, settings: dict[str, Any]) -> None:
-        """Keep the experiment's settings."""
-        write_text(self.path / "config.toml", to_toml(settings))
+    def write_config(self, settings: dict[str, Any], decisive: dict[str, Any]) -> None:
+        """Keep the experiment's settings; and apart from what a person may edit, those that decide its figures."""
+        write_json(self.path / "started.json", decisive)
+        write_text(self.path / "config.toml", to_toml(settings))  # last: it makes the folder a run that can be resumed
 
     def read_config(self) -> dict[str, Any]:
         """The experiment's settings."""
         return read_toml(self.path / "config.toml")
+
+    def check_unchanged(self, decisive: dict[str, Any], file: Path) -> None:
+        """Refuse settings that `file` has and that the run was not started with: its figures would belong to neither.
+
+        Nothing is known of runs of older versions, nor of settings that they did not have.
+        """
+        path = self.path / "started.json"
+        before = read_json(path) if path.exists() else {}
+        now = json.loads(to_json(decisive))
+        changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
+        if changed:
+            raise ConfigError(
+                f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {self.path} was "
+                f"started. Set that back in {file}, or start a new run with another --out."
+            )
 
     def write_partition(self, manifest: Manifest) -> None:
         """Keep who holds what."""
@@ -138,6 +158,17 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / RESULT).exists()
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    if name in PLACES and isinstance(before, str) and isinstance(now, str):
+        return Path(before).name == Path(now).name
+    return bool(before == now)
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    was, is_now = ("unset" if value is None else value for value in (before, now))
+    return f"'{name}' is {is_now}, but was {was}"
 
 
 def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import CheckpointError, ConfigError
+from pluribus.errors import CheckpointError, ConfigError, PluribusError
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.fields import check_names
@@ -45,7 +45,7 @@ def serve(
     """
     file, described = read_federation(Path(config), method)
     keys, door = _keys(file), _door(file)
-    folder = _folder(Path(out or file.out), described)
+    folder = _folder(Path(out or file.out), described, Path(config))
     try:
         place, names = folder.path / "link", dict(enumerate(file.sites))
         place.mkdir(exist_ok=True)
@@ -95,16 +95,21 @@ def _door(file: FederationFile) -> Door:
     return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 
-def _folder(out: Path, described: Experiment) -> RunFolder:
+def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
     """The run that is there, or a new one."""
     if not (out / "config.toml").exists():
         folder = RunFolder.create(str(out), described.method)
-        folder.write_config(described.settings())
+        folder.write_config(described.settings(), described.decisive())
         return folder
     folder = RunFolder.open(out)
     if folder.finished:
         folder.close()
         raise CheckpointError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
+    try:
+        folder.check_unchanged(described.decisive(), config)
+    except PluribusError:
+        folder.close()
+        raise
     return folder
 
 

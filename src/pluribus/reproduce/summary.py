@@ -14,15 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import CheckpointError
-from pluribus.experiment import Experiment, experiment
+from pluribus.experiment import EXECUTION, Experiment, experiment
 from pluribus.files import read_json, to_json, write_text
 from pluribus.standings import Run
 
-# Where and how a run is executed, and what only one run of several has.
-NOT_DECISIVE = (
-    *("seed", "device", "threads", "workers", "engine", "ray_address", "gpu_share"),
-    *("channels_last", "capture", "stack", "checkpoint_every"),
-)
+NOT_DECISIVE = ("seed", *EXECUTION)  # seeds are told apart below the settings that they share
 Key = tuple[str, int]
 KEPT = ("summary", "clients", "bytes", "seconds", "warnings", "torch")
 DIGITS = 6
