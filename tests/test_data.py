@@ -14,10 +14,12 @@ import pytest
 import torch
 from PIL import Image
 
+from pluribus.assembly import assemble
 from pluribus.data import Dataset, datasets, entries, load, register_data
 from pluribus.data.datasets import cache_file, read_npz, write_npz
 from pluribus.data.domains import rotated
 from pluribus.errors import ConfigError, DataError
+from pluribus.experiment import experiment
 
 
 def small(**changes) -> Dataset:
@@ -67,7 +69,7 @@ class TestDataset:
             ({"y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "not int32 (4,)"),
             ({"y": torch.tensor([0, 1, 0, 2])}, "y must lie in 0..1, but runs from 0 to 2"),
             ({"y": torch.tensor([-1, 1, 0, 1])}, "y must lie in 0..1, but runs from -1 to 1"),
-            ({"classes": ("a",), "y": torch.zeros(4, dtype=torch.int64)}, "at least 2 classes, not 1"),
+            ({"classes": (), "y": torch.zeros(4, dtype=torch.int64)}, "it names no classes"),
             ({"official": 4}, "official must leave rows on both sides"),
             ({"official": 0}, "official must leave rows on both sides"),
             ({"domains": ("p",)}, "domain and domains go together"),
@@ -435,10 +437,11 @@ class TestFolders:
         with pytest.raises(DataError, match="mixes"):
             load(str(tmp_path))
 
-    def test_one_class_is_not_enough(self, tmp_path):
+    def test_one_class_is_enough_for_a_site_but_not_for_a_simulation(self, tmp_path):
         paint(tmp_path / "dog" / "1.png")
-        with pytest.raises(DataError, match="at least 2 classes"):
-            load(str(tmp_path))
+        assert load(str(tmp_path)).classes == ("dog",)
+        with pytest.raises(DataError, match="at least 2 classes, not 1"):
+            assemble(experiment("local", data=str(tmp_path), device="cpu"))
 
     @pytest.mark.parametrize("keep", [0, 20, 60])
     def test_a_damaged_image_is_named(self, tmp_path, keep):

@@ -16,6 +16,7 @@ import safetensors.torch
 import torch
 from hypothesis import given as given_any
 from hypothesis import strategies as st
+from PIL import Image
 
 import pluribus
 from conftest import enlarged, few_digits, new_folder
@@ -36,6 +37,8 @@ from pluribus.flower.party import Means, Party
 from pluribus.flower.remote import Missing, Transport
 from pluribus.flower.worker import Desk, means_of
 from pluribus.folder import RunFolder
+from pluribus.message import decode
+from pluribus.task import Card
 
 SETTINGS: dict[str, Any] = {"data": few_digits(160), "clients": 3, "rounds": 3, "models": "small", "threads": 1}
 NAMES = {0: "north", 1: "south", 2: "west"}
@@ -491,6 +494,25 @@ def test_a_site_may_lack_classes(tmp_path: Path) -> None:
     ]
     assert answers[0].parts == answers[1].parts
     assert set(renamed["train"].y.tolist()) == {7, 3, 0}
+
+
+def test_a_site_may_hold_a_single_class(tmp_path: Path) -> None:
+    """Its folder has one folder in it. It trains, and is measured, as a client of a federation of ten classes."""
+    paint = np.random.default_rng(0)
+    (tmp_path / "images" / "7").mkdir(parents=True)
+    for number in range(20):
+        pixels = paint.integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / "images" / "7" / f"{number}.png")
+    where = Path("keys"), "mlp-64", tmp_path / "state", str(tmp_path / "images")
+    site = SiteFile("north", "localhost:1", *where, image_size=8, device="cpu")
+    agreement = dataclasses.replace(agreed("fedgh")[1], shape=(3, 8, 8))
+    party, task = Party(means_of(site)), agreement.task()
+    card = Card(0, "mlp-64", 14, 64, ())
+    (wire,) = agreement.build_method().wires(task, card)
+    up = decode(unseal(party.answer(request(agreement))).parts["up"], wire.up, "a test")
+    assert up.rows("means").held.nonzero().flatten().tolist() == [7]
+    measured = unseal(party.answer(request(agreement, verb="evaluate"))).head["figures"]["after"]
+    assert 0 <= measured["test"] <= 1
 
 
 def chosen(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:

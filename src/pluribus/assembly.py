@@ -13,7 +13,7 @@ from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
 from pluribus.data.federated import Federated, Fractions
 from pluribus.draws import numpy_rng
-from pluribus.errors import ConfigError
+from pluribus.errors import ConfigError, DataError
 from pluribus.experiment import Experiment
 from pluribus.method import Method, check_needs, decided
 from pluribus.models import assign, build, width_of
@@ -45,6 +45,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     given = method or experiment.build_method()
     device = _device(experiment)
     dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
+    if len(dataset.classes) < 2:  # a site may hold images of one: all classes are agreed on there
+        raise DataError(f"data set {dataset.name}: it needs at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
     parts = _partition(experiment, dataset)

@@ -80,8 +80,8 @@ class Dataset:
             yield f"x must be a tensor, uint8 (N, channels, height, width), not {_described(self.x)}"
         if self.x.numel() == 0:
             yield f"it holds no images, x is {_described(self.x)}"
-        if len(self.classes) < 2:
-            yield f"it needs at least 2 classes, not {len(self.classes)}"
+        if not self.classes:
+            yield "it names no classes"
         yield from self._column_problems("y", self.y, len(self.classes))
         if self.official is not None and not 0 < self.official < len(self.x):
             yield f"official must leave rows on both sides, {self.official} of {len(self.x)} does not"
