@@ -295,14 +295,42 @@ def test_what_a_worker_cannot_use_gets_a_sentence(capsys: pytest.CaptureFixture[
     assert_says(capsys.readouterr().err, f"^error: .*{sentence}")
 
 
-def test_a_site_whose_worker_cannot_start_ends(place: Path) -> None:
-    with answering(place / "keys") as address:
-        done = subprocess.run(
-            [sys.executable, "-m", "pluribus", "join", "--config", write_site(place, server=address, data="nowhere")],
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+def unreadable(place: Path) -> dict[str, Any]:
+    (place / "images" / "0").mkdir(parents=True)
+    (place / "images" / "0" / "one.png").write_text("no image")
+    return {"data": "images"}
+
+
+OWN_MISTAKES: dict[str, tuple[Callable[[Path], dict[str, Any]], str]] = {
+    "a wrong folder": (lambda place: {"data": "nowhere"}, "nowhere"),
+    "an unknown model": (lambda place: {"model": "ResNet18"}, "'ResNet18'. Did you mean 'resnet18'"),
+    "an unreadable image": (unreadable, "one.png cannot be read as an image"),
+    "images too small for the model": (lambda place: {"model": "alexnet"}, "alexnet. cannot take 1x8x8"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", OWN_MISTAKES)
+def test_a_site_finds_its_own_mistakes_before_it_looks_for_the_server(place: Path, case: str) -> None:
+    """There is none."""
+    settings, sentence = OWN_MISTAKES[case]
+    file = write_site(place, **settings(place))
+    command = [sys.executable, "-m", "pluribus", "join", "--config", str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
     assert done.returncode == 2
-    assert_says(done.stderr, "^error: .*nowhere")
+    assert_says(done.stderr, f"^error: .*{sentence}")
     assert done.stderr.count("\n") == 1
+    assert done.stdout == ""
+
+
+@pytest.mark.slow
+@pytest.mark.network
+@pytest.mark.xdist_group("network")
+def test_a_run_folder_may_be_relative(place: Path) -> None:
+    """Flower is told of files in it, and wants to know exactly where they are."""
+    write(place / "federation.toml", SERVER | {"listen": f"127.0.0.1:{free_port()}", "wait": 1.0})
+    command = [sys.executable, "-m", "pluribus", "serve", "fedgh", "--out", "new"]
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
+    assert "listening on" in done.stdout
+    assert_says(done.stderr, "site north did not come within 1 s")
+    assert (place / "new" / "config.toml").exists()

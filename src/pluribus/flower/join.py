@@ -36,13 +36,14 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
     ca, key = site.keys / "ca.crt", site.keys / f"{site.name}.key"
     check_authority(ca, datetime.now(UTC))
     check_node_key(key)
+    _address(site)
     flower("flower-supernode")
     with _alone(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as place:
-        wait_for_server(site, ca, tell)
         worker = Worker(file, site, Path(place) / "worker")
         node = Node(site, ca, key, Path(place) / "worker", tell)
         try:
-            worker.start()
+            worker.start()  # first: what is wrong with data or model needs no server to be found
+            wait_for_server(site, ca, tell)
             tell(f"{site.name} is ready: {site.model}, state in {site.state}")
             while not worker.done():
                 worker.watch(tell)
@@ -152,15 +153,13 @@ class Node:
 
 def wait_for_server(site: SiteFile, ca: Path, tell: Callable[[str], None]) -> None:
     """Until the server answers with a certificate that the CA has signed for the name that the site calls it by."""
-    host, _, port = site.server.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConfigError(f"'server' in site.toml must be HOST:PORT, such as fl.example.org:9092, not '{site.server}'.")
+    host, port = _address(site)
     end, told = time.monotonic() + site.wait, False
     context = ssl.create_default_context(cafile=str(ca))
     while True:
         try:
-            with socket.create_connection((host.strip("[]"), int(port)), 10) as line:
-                context.wrap_socket(line, server_hostname=host.strip("[]")).close()
+            with socket.create_connection((host, port), 10) as line:
+                context.wrap_socket(line, server_hostname=host).close()
             return
         except ssl.SSLCertVerificationError as error:
             raise ConfigError(f"{site.server} is not who {ca} says: {error.verify_message}.") from error
@@ -172,6 +171,13 @@ def wait_for_server(site: SiteFile, ca: Path, tell: Callable[[str], None]) -> No
                 tell(f"cannot reach the server at {site.server} yet ({reason}); trying for {site.wait:.0f} s")
                 told = True
             time.sleep(1.0)
+
+
+def _address(site: SiteFile) -> tuple[str, int]:
+    host, _, port = site.server.rpartition(":")
+    if not host or not port.isdecimal():
+        raise ConfigError(f"'server' in site.toml must be HOST:PORT, such as fl.example.org:9092, not '{site.server}'.")
+    return host.strip("[]"), int(port)
 
 
 @contextmanager

@@ -45,7 +45,7 @@ def serve(
     """
     file, described = read_federation(Path(config), method)
     keys, door = _keys(file), _door(file)
-    folder = _folder(Path(out or file.out), described, Path(config))
+    folder = _folder(Path(out or file.out).absolute(), described, Path(config))  # Flower takes no other paths
     try:
         place, names = folder.path / "link", dict(enumerate(file.sites))
         place.mkdir(exist_ok=True)

@@ -23,24 +23,31 @@ from pluribus.flower.holdings import Public
 from pluribus.flower.party import Means, Party
 from pluribus.flower.programs import be_called
 from pluribus.flower.wire import serve
-from pluribus.models import entries
+from pluribus.models import build, entries
 
 
 def means_of(site: SiteFile) -> Means:
     """What the site brings, from what its file says."""
     if site.model not in entries():
         raise unknown("model", site.model, entries(), "pluribus list models")
+    device, sets = _device(site), _sets(site)
+    channels, height, width = sets["train"].x.shape[1:]
+    with torch.device("meta"):  # no numbers, just to see whether the model takes such images
+        build(site.model, shape=(channels, height, width), classes=max(2, len(sets["train"].classes)))
     public = None if site.public is None else Public.read(site.public, site.image_size)
-    return Means(_sets(site), public, site.model, site.state, _device(site))
+    return Means(sets, public, site.model, site.state, device)
 
 
 def _device(site: SiteFile) -> torch.device:
     if site.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
-        return torch.device(site.device)
+        device = torch.device(site.device)
     except RuntimeError as error:
         raise ConfigError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.") from error
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError("'device' in site.toml is cuda, but this torch sees no GPU: use cpu.")
+    return device
 
 
 def _sets(site: SiteFile) -> dict[str, Dataset]:
