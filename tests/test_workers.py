@@ -190,7 +190,8 @@ def test_a_finished_run_starts_no_processes(monkeypatch: pytest.MonkeyPatch) -> 
 def test_an_error_in_a_worker_is_raised_here_the_first_in_order_of_clients() -> None:
     with pytest.raises(ValueError, match=r"^one is odd") as caught:
         run_tiny(Broken(), **TWO)
-    (note,) = caught.value.__notes__
+    place, note = caught.value.__notes__
+    assert place.startswith("round 0, client 1 (places.py, line ")
     assert "In a worker process" in note
     assert "local_update" in note
     assert multiprocessing.active_children() == []

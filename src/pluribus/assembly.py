@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
 from pluribus.data.federated import Federated, Fractions
@@ -171,6 +172,8 @@ def common_width(
     """K: as declared, or what all models have anyway; None where they differ."""
     if projector != "none" and declared is not None:
         return declared
-    with torch.device("meta"):
-        native = {build(name, shape=shape, classes=classes).width for name in dict.fromkeys(models)}
+    native = set()
+    for name in dict.fromkeys(models):
+        with torch.device("meta"), at(f"client {models.index(name)}"):
+            native.add(build(name, shape=shape, classes=classes).width)
     return native.pop() if len(native) == 1 else None

@@ -7,10 +7,14 @@ from __future__ import annotations
 
 import contextlib
 import json
+import multiprocessing
 import os
+import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cache
+from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
 from pluribus.errors import CheckpointError, ConfigError, PluribusError, same_thing, unknown
@@ -209,10 +213,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args[0] not in commands:
             raise unknown("command", args[0], commands, "pluribus --help")
-        commands[args[0]](args[1:])
+        with _ctrl_c_ends_imports():
+            commands[args[0]](args[1:])
         return 0
     except PluribusError as error:
-        return _fail(str(error), "--json" in args)
+        _fail(str(error), "--json" in args)
+        return 2
+    except Exception as error:  # of a user's own method, model or data function, or a mistake of ours
+        _fail_with_lines(error, "--json" in args)
+        return 1
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)
         return 130
@@ -221,11 +230,63 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 141
 
 
-def _fail(sentence: str, as_json: bool) -> int:
+@contextlib.contextmanager
+def _ctrl_c_ends_imports() -> Iterator[None]:
+    """Ctrl-C while a module is imported ends the program at once, unless there is something to clean up.
+
+    As an exception it would come up inside that module: torch and numpy make another error of it, or swallow it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    _at_work.clear()
+    try:
+        signal.signal(signal.SIGINT, _stopped)
+    except ValueError:  # not in the main thread, which alone hears of signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+_at_work = threading.Event()  # set once something runs that Ctrl-C has to end in order
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    if _importing(frame) and not (_at_work.is_set() or multiprocessing.active_children()):
+        print("\nstopped.", file=sys.stderr, flush=True)
+        os._exit(130)
+    signal.default_int_handler(number, frame)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _fail(sentence: str, as_json: bool) -> None:
     print(f"error: {sentence}", file=sys.stderr)
     if as_json:
         print(json.dumps({"error": sentence}))
-    return 2
+
+
+def _fail_with_lines(error: Exception, as_json: bool) -> None:
+    """What came up where; then the user's own lines, or all, where none of those had a part in it."""
+    import traceback
+
+    from pluribus.blame import blame_of, sentence_of
+
+    _fail(sentence_of(error), as_json)
+    known = blame_of(error)
+    if known is not None and known.frames:
+        print(known.frames, end="", file=sys.stderr)
+    else:
+        traceback.print_exception(error)
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------
@@ -446,6 +507,7 @@ class _Greeter:
         from pluribus.track.console import print_partition
 
         self._run = federation.folder
+        _at_work.set()
         if not self._first:
             return
         one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
@@ -918,11 +980,11 @@ def _teller(console: Console) -> Callable[[str], None]:
 @contextlib.contextmanager
 def _told_how_to_go_on(command: str) -> Any:
     """However it is stopped, what it started is ended, and a person learns how to go on."""
-    import signal
 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
+    _at_work.set()
     before = signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
     try:
         yield

@@ -10,6 +10,7 @@ from typing import Any, Protocol
 import torch
 
 from pluribus.assembly import Assembly
+from pluribus.blame import at
 from pluribus.checkpoint import put_back
 from pluribus.clock import Clock
 from pluribus.draws import python_rng
@@ -63,7 +64,8 @@ class Federation:
         self._enrolled: dict[int, bytes] = {}
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
         self._save_cost = 0.0
-        self.method.setup(self.server)
+        with at("server"):
+            self.method.setup(self.server)
         self.server.state.fix()
         self._restore()
 
@@ -104,7 +106,8 @@ class Federation:
             observer.start(self)
         rounds = self.parts.task.rounds
         for t in range(len(self.history), rounds):
-            record = self._round(t)
+            with at(f"round {t}"):
+                record = self._round(t)
             self.history.append(record)
             self.folder.append(record, self.ledger.flush())
             self._unsaved += record["seconds"]
@@ -186,7 +189,7 @@ class Federation:
                     if k not in late:
                         uploads[k] = upload
             if uploads and exchange.merge:
-                with self.clock("server"):
+                with self.clock("server"), at("server"):
                     getattr(self.method, exchange.merge)(self.server, uploads)
             present = answered
         return losses, present
@@ -225,7 +228,8 @@ class Federation:
 
     def _download(self, name: str, t: int, stage: int, k: int) -> bytes | None:
         schema = self.wires(k)[stage].down
-        message: Message | None = getattr(self.method, name)(self.server, k)
+        with at("server", f"download for client {k}"):
+            message: Message | None = getattr(self.method, name)(self.server, k)
         if message is None or not (message or schema):
             return None
         return encode(message, schema, f"round {t}, download of client {k}")

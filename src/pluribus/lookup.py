@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from pluribus.blame import at
 from pluribus.errors import ConfigError
 
 
@@ -12,7 +13,8 @@ def imported(path: str, kind: str) -> Any:
     """What `package.module.name` names, with a sentence for each way this can fail."""
     module, _, name = path.rpartition(".")
     try:
-        return getattr(importlib.import_module(module), name)
+        with at(f"{kind} {path}"):
+            return getattr(importlib.import_module(module), name)
     except ImportError as error:
         raise ConfigError(f"{kind} '{path}' cannot be imported: {error}.") from error
     except AttributeError:

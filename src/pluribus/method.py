@@ -17,6 +17,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from torch import Tensor
 from torch.nn import functional as F
 
+from pluribus.blame import at
 from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, unknown
 from pluribus.fields import flag
@@ -170,7 +171,8 @@ class Wires:
         """One Wire per exchange."""
         card = self._cards[client]
         if card.model not in self._known:
-            self._known[card.model] = self._method.wires(self._task, card)
+            with at(f"client {client}"):
+                self._known[card.model] = self._method.wires(self._task, card)
         return self._known[card.model]
 
 

@@ -6,17 +6,20 @@ number of clients is in memory; the others are their saved state, or just their 
 
 from __future__ import annotations
 
+import inspect
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
 
 from pluribus.batches import least_rows
+from pluribus.blame import at
 from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
@@ -75,6 +78,23 @@ class Away(NamedTuple):
     saved: Snapshot
 
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _placed(verb: Callable[P, R]) -> Callable[P, R]:
+    """What a method raises says in which round, and at which client."""
+    names = list(inspect.signature(verb).parameters)
+
+    @wraps(verb)
+    def placed(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        with at(f"round {given['t']}" if "t" in given else "enrolment", f"client {given['k']}"):
+            return verb(*args, **kwargs)
+
+    return placed
+
+
 class Site:
     """Hosts clients of one federation."""
 
@@ -109,6 +129,7 @@ class Site:
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
+    @_placed
     def enrol(self, k: int) -> bytes:
         """The client's one message at joining."""
         client = self.client(k)
@@ -116,6 +137,7 @@ class Site:
         self._changed.add(k)
         return encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
 
+    @_placed
     def work(self, t: int, stage: int, k: int, down: bytes | None) -> Reply:
         """One exchange: receive, work, answer."""
         started = time.perf_counter()
@@ -126,6 +148,7 @@ class Site:
         message = getattr(self.method, self.method.exchanges[stage].work)(client)
         return self._reply(client, message, wire, t, (started, received))
 
+    @_placed
     def teach(self, t: int, k: int) -> Reply:
         """First barrier of a peer method."""
         assert isinstance(self.method, PeerMethod)
@@ -133,6 +156,7 @@ class Site:
         client = self._start(t, 0, k)
         return self._reply(client, self.method.teach(client), self.wires(k)[0], t, (started, started))
 
+    @_placed
     def learn(self, t: int, k: int, inbox: Mapping[int, bytes]) -> Reply:
         """Second barrier of a peer method."""
         assert isinstance(self.method, PeerMethod)
@@ -154,6 +178,7 @@ class Site:
             up = encode(message, wire.up, f"round {t}, client {client.card.id}")
         return Reply(up, loss, worked - received, received - started + time.perf_counter() - worked)
 
+    @_placed
     def evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None = None) -> dict[str, Figures]:
         """Figures of every view. Leaves no trace in the client; but if its validation data prefers this round to the
         best one so far, the model that the headline measured is kept."""
@@ -242,6 +267,10 @@ class Site:
         return self._footprints[model]
 
     def _bring_to_life(self, k: int) -> Client:
+        with at(f"client {k}"):
+            return self._brought_to_life(k)
+
+    def _brought_to_life(self, k: int) -> Client:
         card = self._card(k)
         model = self.task.build(card.model, "client", *((card.model,) if self._same_init else (k,)))
         client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from pluribus import draws
+from pluribus.blame import at
 from pluribus.data.federated import Data
 from pluribus.message import Message
 from pluribus.models import Split, build
@@ -100,7 +101,8 @@ class Cards(Mapping[int, Card]):
         if not 0 <= client < self._task.clients:
             raise KeyError(client)
         model = self._models[client]
-        width, head = self.facts(model)
+        with at(f"client {client}"):
+            width, head = self.facts(model)
         return Card(client, model, self._data.samples(client), width, head, self.enrolled.get(client))
 
     def __iter__(self) -> Iterator[int]:

@@ -28,6 +28,7 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
+from pluribus.blame import at
 from pluribus.errors import ConfigError, DataError, PluribusError, unknown
 from pluribus.lookup import imported
 
@@ -162,7 +163,8 @@ def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
     if image_size is not None and image_size < 1:
         raise ConfigError(f"--image-size must be at least 1, not {image_size}.")
     loader = _find(name)
-    dataset = loader(**_wanted(name, loader, {"image_size": image_size, "seed": seed}))
+    with at(f"data {name}"):
+        dataset = loader(**_wanted(name, loader, {"image_size": image_size, "seed": seed}))
     if not isinstance(dataset, Dataset):
         raise DataError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
     return dataset if image_size is None else resized(dataset, image_size)

@@ -17,6 +17,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from io import BytesIO
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from queue import SimpleQueue
@@ -26,6 +27,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from pluribus.blame import ATTRIBUTE, blame_of
 from pluribus.errors import ConfigError, PluribusError, WorkerError
 from pluribus.site import Site, Tensors
 
@@ -147,6 +149,7 @@ def process_context() -> ForkServerContext | SpawnContext:
 @contextmanager
 def without_interrupts() -> Iterator[None]:
     """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
+    resource_tracker.ensure_running()  # before: it lets Ctrl-C through again once it has started
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -326,5 +329,6 @@ def portable(error: BaseException) -> BaseException:
     except Exception:
         twin = RuntimeError(f"{type(error).__name__}: {error}")
         twin.__notes__ = getattr(error, "__notes__", [])
+        setattr(twin, ATTRIBUTE, blame_of(error))
         return twin
     return error

@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
+from pluribus.blame import at, own_line
 from pluribus.errors import ConfigError, unknown
 from pluribus.lookup import imported
 from pluribus.models.pretrained import Origin, filled
@@ -97,6 +98,13 @@ def build(
         raise ConfigError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
     agreed = None if projector == "none" else width
     entry = _find(name)
+    with at(f"model {name}"):
+        return _built(name, entry, shape, classes, agreed, projector, weights)
+
+
+def _built(
+    name: str, entry: ModelEntry, shape: Shape, classes: int, agreed: int | None, projector: str, weights: str | None
+) -> Split:
     try:
         backbone = entry.builder(shape)
         if isinstance(backbone, Split):
@@ -106,7 +114,9 @@ def build(
         backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
         native = _native_width(backbone, name, shape)
     except RuntimeError as error:
-        raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {_first_line(error)}.") from error
+        own = own_line(error)
+        why = _first_line(error) + (f" ({own})" if own else "")
+        raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
     width = agreed or native
     features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
     return Split(features, _head(entry.head, width, classes), width)
