@@ -13,6 +13,8 @@ import pytest
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import StopAfter, StoppedError, assert_same
+from places import Broken
+from pluribus.blame import blame_of
 from pluribus.errors import ConfigError, NotFiniteError
 from pluribus.method import name_of
 from pluribus.models import zoo
@@ -109,6 +111,15 @@ def test_a_killed_actor_costs_time_but_no_numbers() -> None:
 def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
     with pytest.raises(NotFiniteError, match=r"holds NaN or infinity\. Lower --lr"):
         run("a prototype method", engine="ray", lr=1e30)
+
+
+def test_a_method_that_raises_in_an_actor_says_where() -> None:
+    with pytest.raises(ValueError, match="one is odd") as caught:
+        run_tiny(Broken(), engine="ray", workers=2, threads=1)
+    known = blame_of(caught.value)
+    assert known is not None
+    assert known.where == ("round 0", "client 1")
+    assert known.line.startswith("places.py, line ")
 
 
 def test_what_actors_do_not_know_is_said_in_one_sentence(monkeypatch: pytest.MonkeyPatch) -> None:

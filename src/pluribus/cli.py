@@ -219,15 +219,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     except PluribusError as error:
         _fail(str(error), "--json" in args)
         return 2
-    except Exception as error:  # of a user's own method, model or data function, or a mistake of ours
-        _fail_with_lines(error, "--json" in args)
-        return 1
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)
         return 130
     except BrokenPipeError:  # whoever reads, such as head, has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
+    except Exception as error:  # of a user's own method, model or data function, or a mistake of ours
+        _fail_with_lines(error, "--json" in args)
+        return 1
 
 
 @contextlib.contextmanager
