@@ -12,7 +12,11 @@ from hypothesis import strategies as st
 
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, flat_split, signs
-from pluribus.evaluate import choose, figures, figures_over_clients, over_clients, score, summarise
+from pluribus.assembly import assemble
+from pluribus.data import Dataset
+from pluribus.errors import ConfigError
+from pluribus.evaluate import choose, exam_sizes, figures, figures_over_clients, over_clients, score, summarise
+from pluribus.experiment import experiment
 from pluribus.methods.local import Local
 
 LIKELY = math.log1p(math.exp(-2))  # cross-entropy where the logits are 1 and -1 and the label is the first
@@ -225,6 +229,72 @@ class TestDomains:
             assert found["test"] == found["acc"]
             assert found["acc"] * sum(sizes) == pytest.approx(round(found["acc"] * sum(sizes)))
         assert all(found["bwt"] > found["fwt"] for found in measured), "a party knows its own domain best"
+
+    def test_a_figure_weighs_as_much_as_the_test_samples_behind_it(self):
+        """Domains of 30 and 10 test samples: bwt counts 30 and 10, fwt 10 and 30, acc and test 40 each."""
+        rows = {
+            0: {"test": 0.5, "acc": 0.5, "bwt": 1.0, "fwt": 0.2},
+            1: {"test": 0.9, "acc": 0.9, "bwt": 0.4, "fwt": 0},
+        }
+        over = figures_over_clients(rows, {0: 30, 1: 10}, {0: (30, 40), 1: (10, 40)})
+        weighted = {name: figure["weighted"] for name, figure in over.items()}
+        assert weighted == pytest.approx({"test": 0.7, "acc": 0.7, "bwt": 34 / 40, "fwt": 2 / 40})
+        assert {name: figure["mean"] for name, figure in over.items()} == pytest.approx(
+            {"test": 0.7, "acc": 0.7, "bwt": 0.7, "fwt": 0.1}
+        )
+
+    def test_weighted_figures_of_a_run_are_those_of_all_tests_pooled(self):
+        settings = {"data": "test_evaluate.two_domains", "partition": "domain", "clients": 2, "models": "mlp-64"}
+        sizes = 30, 10
+        for test in ("own", "official"):
+            result = run_tiny("local", test=test, rounds=1, lr=0.01, **settings)
+            parts = assemble_tiny("local", test=test, **settings)
+            assert [exam_sizes(parts.task, k) for k in range(2)] == [(sizes[0], sum(sizes)), (sizes[1], sum(sizes))]
+            last = {k: record["after"] for k, record in result.history[-1]["clients"].items()}
+            pooled = {
+                "bwt": (sizes[0] * last["0"]["bwt"] + sizes[1] * last["1"]["bwt"]) / sum(sizes),
+                "fwt": (sizes[1] * last["0"]["fwt"] + sizes[0] * last["1"]["fwt"]) / sum(sizes),
+                "acc": (last["0"]["acc"] + last["1"]["acc"]) / 2,
+            }
+            for found in (result.summary["after"]["last"], result.history[-1]["mean"]["after"]):
+                assert {name: found[name]["weighted"] for name in pooled} == pytest.approx(pooled)
+            assert last["0"]["fwt"] != last["1"]["fwt"], "or the weights would not matter"
+
+    def test_with_the_official_test_set_a_client_knows_its_own_domain_best(self):
+        """The domains contradict each other: whoever has learned one is wrong on the other."""
+        settings = {"data": "test_evaluate.two_domains", "partition": "domain", "clients": 2, "models": "mlp-64"}
+        result = run_tiny("local", test="official", rounds=4, **settings)
+        for views in result.history[-1]["clients"].values():
+            found = views["after"]
+            assert found["bwt"] > 0.9 > 0.3 > found["fwt"]
+
+    @pytest.mark.parametrize(("official", "domain"), [(40, [0] * 20 + [1] * 20 + [0] * 10), (20, [0] * 20 + [1] * 30)])
+    def test_an_official_set_that_lacks_a_domain_is_refused(self, official, domain):
+        lacking = dataclasses.replace(plain(), official=official, domain=torch.tensor(domain), domains=("p", "q"))
+        described = experiment("local", data="x", clients=2, partition="domain", test="official", device="cpu")
+        with pytest.raises(ConfigError, match=r"domain '[pq]'"):
+            assemble(described, lacking)
+        assemble(dataclasses.replace(described, test="own"), lacking)
+
+    def test_a_domain_without_images_is_refused(self):
+        lacking = dataclasses.replace(plain(), domain=torch.arange(50) % 2, domains=("p", "q", "r"))
+        with pytest.raises(ConfigError, match="domain 'r'"):
+            assemble(experiment("local", data="x", clients=3, partition="domain", device="cpu"), lacking)
+
+
+def plain() -> Dataset:
+    return Dataset("plain", torch.zeros(50, 1, 8, 8, dtype=torch.uint8), torch.arange(50) % 2, ("a", "b"))
+
+
+def two_domains() -> Dataset:
+    """Three rows of domain p to one of q, and the class that is bright in p is dark in q.
+
+    150 and 50 rows, of which a fifth is 30 and 10; in the official test set, the last 40 rows, they are 30 and 10, too.
+    """
+    label, domain = torch.arange(200) % 2, (torch.arange(200) // 2 % 4 == 0).long()
+    x = torch.full((200, 1, 8, 8), 40) + 150 * (label ^ domain).view(-1, 1, 1, 1)
+    x += torch.randint(0, 40, x.shape, generator=torch.Generator().manual_seed(0))
+    return Dataset("two", x.to(torch.uint8), label, ("a", "b"), 160, domain, ("p", "q"))
 
 
 def test_of_a_loss_the_largest_is_the_worst() -> None:

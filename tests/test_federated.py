@@ -182,6 +182,17 @@ class TestPublicAndExams:
                 assert (data.dataset.domain[exam[part].rows] == number).all()
             assert len(exam["test"]) == 40
 
+    def test_an_official_exam_is_the_official_rows_of_its_domain(self):
+        dataset = plain(100, official=80)
+        dataset = dataclasses.replace(dataset, domain=torch.arange(100) // 2 % 3, domains=("p", "q", "r"))
+        parts = by_domain(dataset.domain[:80].numpy(), 3, numpy_rng(0, "partition"))
+        exams = Federated(dataset, parts, Fractions(official=True), 0, CPU).exams({0: 0, 1: 1, 2: 2})
+        expected = [[row for row in range(80, 100) if row // 2 % 3 == number] for number in range(3)]
+        assert [exam["test"].rows.tolist() for exam in exams.values()] == expected
+        for number, exam in enumerate(exams.values()):
+            assert max(exam["val"].rows.tolist()) < 80
+            assert (dataset.domain[exam["val"].rows] == number).all()
+
 
 class TestImages:
     def test_every_byte_becomes_a_number_in_minus_one_to_one(self):

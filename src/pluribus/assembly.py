@@ -93,6 +93,7 @@ def _kind(experiment: Experiment, dataset: Dataset) -> str:
 
 
 def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
+    _check_domains(experiment, dataset)
     rows = dataset.official if experiment.test == "official" else None  # everyone is tested on the rest
     return partition(
         _kind(experiment, dataset),
@@ -102,6 +103,22 @@ def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
         domain=None if dataset.domain is None else dataset.domain[:rows].numpy(),
         **_partition_parameters(experiment),
     )
+
+
+def _check_domains(experiment: Experiment, dataset: Dataset) -> None:
+    """Each domain needs rows to train on and an exam, or a client would be examined on nothing."""
+    if _kind(experiment, dataset) != "domain" or dataset.domain is None:
+        return
+    official = dataset.official if experiment.test == "official" else None
+    parts = {dataset.name: dataset.domain}
+    if official is not None:
+        sides = {"training": dataset.domain[:official], "test": dataset.domain[official:]}
+        parts = {f"the official {side} set of {dataset.name}": domain for side, domain in sides.items()}
+    for part, domain in parts.items():
+        held = set(domain.tolist())
+        if missing := [name for number, name in enumerate(dataset.domains) if number not in held]:
+            instead = "use another --partition" if official is None else "leave out --test official"
+            raise ConfigError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
 
 
 def _partition_parameters(experiment: Experiment) -> dict[str, Any]:

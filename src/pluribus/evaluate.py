@@ -2,9 +2,9 @@
 
 A *view* is which model is asked: `after` local training, or `before` it, with the newest download received. A *figure*
 is what is asked: `test` and `val` accuracy on the client's own sets, and where there are domains `acc`, `bwt`, `fwt`.
-Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once) and `worst`. Over
-rounds there are `last` and `selected`: the test figure of the round in which the same client's validation accuracy was
-first at its best. The test data never chooses.
+Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once: a client weighs as
+much as the test samples behind its figure) and `worst`. Over rounds there are `last` and `selected`: the test figure of
+the round in which the same client's validation accuracy was first at its best. The test data never chooses.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.method import Method
+from pluribus.task import Task
 
 Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy
 Figures = dict[str, float | None]
+Exams = tuple[int, int]  # test samples of the client's own domain, and of all domains
 
 
 def score(method: Method, client: Client, data: Data) -> Counts:
@@ -57,6 +59,14 @@ def _domain_figures(method: Method, client: Client) -> Figures:
     }
 
 
+def exam_sizes(task: Task, client: int) -> Exams | None:
+    """How many test samples stand behind a client's figures in a run with domains; None in any other."""
+    if not task.exams:
+        return None
+    sizes = [len(exam["test"]) for exam in task.exams.values()]
+    return sizes[task.domain_of[client]], sum(sizes)
+
+
 def _mean_loss(counts: Counts) -> float | None:
     """None also where training diverged: a file of JSON knows no NaN, and a resumed run must read what was written."""
     return counts[2] / counts[1] if counts[1] and math.isfinite(counts[2]) else None
@@ -70,13 +80,29 @@ def _accuracy(*counts: Counts) -> float | None:
 # ---- over clients --------------------------------------------------------------------------------------------------
 
 
-def figures_over_clients(rows: Mapping[int, Figures], samples: Mapping[int, int]) -> dict[str, Figures]:
-    """Every figure over clients: name -> `mean`, `weighted` and `worst`. Of a loss the largest is the worst."""
+def figures_over_clients(
+    rows: Mapping[int, Figures], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
+) -> dict[str, Figures]:
+    """Every figure over clients: name -> `mean`, `weighted` and `worst`. Of a loss the largest is the worst.
+
+    `samples` are the sizes of the clients' own test sets. In a run with domains, `exams` says what they are tested on.
+    """
     names = next(iter(rows.values()), {}).keys()
-    return {
-        name: over_clients({k: row[name] for k, row in rows.items()}, samples, max if name.endswith("loss") else min)
-        for name in names
-    }
+    found: dict[str, Figures] = {}
+    for name in names:
+        behind = {k: _behind(name, samples[k], (exams or {}).get(k)) for k in rows}
+        found[name] = over_clients(
+            {k: row[name] for k, row in rows.items()}, behind, max if name.endswith("loss") else min
+        )
+    return found
+
+
+def _behind(figure: str, samples: int, exams: Exams | None) -> int:
+    """How many test samples a figure of a client was measured on."""
+    if exams is None:
+        return samples
+    own, everything = exams
+    return {"bwt": own, "fwt": everything - own}.get(figure, everything)
 
 
 def over_clients(
@@ -142,7 +168,10 @@ def _better(val: float | None, best: float | None) -> bool:
 
 
 def summarise(
-    history: Sequence[Mapping[str, Any]], views: Sequence[str], samples: Mapping[int, int]
+    history: Sequence[Mapping[str, Any]],
+    views: Sequence[str],
+    samples: Mapping[int, int],
+    exams: Mapping[int, Exams | None] | None = None,
 ) -> dict[str, dict[str, dict[str, Figures]]]:
     """view -> `last` or `selected` -> figure -> over clients."""
     summary: dict[str, dict[str, dict[str, Figures]]] = {}
@@ -151,5 +180,5 @@ def summarise(
         summary[view] = {}
         for moment in ("last", "selected"):
             rows: dict[int, Figures] = {k: getattr(c, moment) for k, c in chosen.items()}
-            summary[view][moment] = figures_over_clients(rows, samples)
+            summary[view][moment] = figures_over_clients(rows, samples, exams)
     return summary

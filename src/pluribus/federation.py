@@ -15,7 +15,7 @@ from pluribus.checkpoint import put_back
 from pluribus.clock import Clock
 from pluribus.draws import python_rng
 from pluribus.engines import Engine, Job, engine_for
-from pluribus.evaluate import Figures, figures_over_clients
+from pluribus.evaluate import Figures, exam_sizes, figures_over_clients
 from pluribus.folder import RunFolder
 from pluribus.ledger import Ledger
 from pluribus.message import Message, decode, encode
@@ -261,8 +261,9 @@ class Federation:
         if not figures:
             return {}
         samples = {k: len(self.parts.data.rows(k)["test"]) for k in figures}
+        exams = {k: exam_sizes(self.parts.task, k) for k in figures}
         views = next(iter(figures.values()))
-        return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples) for view in views}
+        return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
 
     def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
         known = {k: loss for k, loss in losses.items() if loss is not None}
@@ -307,4 +308,5 @@ class Federation:
     def _facts(self, k: int) -> ClientFacts:
         data, card = self.parts.data, self.parts.cards[k]
         names = tuple(name for name, count in zip(self.parts.task.names, data.counts(k), strict=True) if count)
-        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]), self.names.get(k, ""))
+        exams = exam_sizes(self.parts.task, k)
+        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]), self.names.get(k, ""), exams)

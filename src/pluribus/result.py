@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from pluribus.errors import CheckpointError
-from pluribus.evaluate import Chosen, Figures, choose, summarise
+from pluribus.evaluate import Chosen, Exams, Figures, choose, summarise
 from pluribus.files import read_json, read_lines
 from pluribus.ledger import Ledger
 
@@ -29,6 +29,8 @@ class ClientFacts:
     test: int
     name: str = ""
     """What people call it, where it is more than a number."""
+    exams: Exams | None = None
+    """Test samples of its own domain, and of all domains, in a run with domains."""
 
     @property
     def label(self) -> str:
@@ -80,7 +82,8 @@ class Result:
     @property
     def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
         """view -> `last` or `selected` -> figure -> `mean`, `weighted` and `worst` over clients."""
-        return summarise(self.history, self.views, {k: c.test for k, c in self.clients.items()})
+        samples = {k: c.test for k, c in self.clients.items()}
+        return summarise(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
 
     @property
     def selection(self) -> str:
@@ -133,7 +136,9 @@ class Result:
 
 
 def _facts(k: int, row: Mapping[str, Any]) -> ClientFacts:
-    return ClientFacts(k, row["model"], tuple(row["classes"]), row["train"], row["test"], row.get("name", ""))
+    own, everything = row.get("exams", (0, 0))
+    held = row["model"], tuple(row["classes"]), row["train"], row["test"], row.get("name", "")
+    return ClientFacts(k, *held, (own, everything) if everything else None)
 
 
 def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
@@ -142,6 +147,7 @@ def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
         "classes": list(facts.classes),
         "train": facts.train,
         "test": facts.test,
+        **({"exams": list(facts.exams)} if facts.exams else {}),
         "last": chosen.last,
         "selected": chosen.selected,
         "selected_round": chosen.selected_round,

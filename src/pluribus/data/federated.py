@@ -144,11 +144,21 @@ class Federated:
         return {k: self.sets(k)["public"] for k in range(len(self.parts))}
 
     def exams(self, domain_of: Mapping[int, int]) -> dict[str, dict[str, Data]]:
-        """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on."""
+        """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on.
+
+        The official test set, where everyone is tested on that, falls into exams by the domain of its rows.
+        """
         device = self.store.y.device
         exams: dict[str, dict[str, Data]] = {}
         for number, name in enumerate(self.dataset.domains):
             members = [k for k, d in domain_of.items() if d == number]
             rows = {s: torch.cat([self.rows(k)[s] for k in members]).to(device) for s in ("val", "test")}
+            if self._fractions.official:
+                rows["test"] = self._official_rows(number).to(device)
             exams[name] = {s: Data(self.store, r) for s, r in rows.items()}
         return exams
+
+    def _official_rows(self, domain: int) -> Tensor:
+        assert self.dataset.domain is not None
+        first = self.dataset.official or 0
+        return first + (self.dataset.domain[first:] == domain).nonzero().flatten()
