@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 
+from conftest import assemble_tiny
 from pluribus.assembly import assemble
 from pluribus.data import Dataset, datasets, entries, load, register_data
 from pluribus.data.datasets import cache_file, read_npz, write_npz
@@ -428,7 +429,7 @@ class TestFolders:
         assert load(str(tmp_path), image_size=4).x[:, :, 0, 0].tolist() == [[77, 77, 77], [5, 6, 7]]
 
     def test_an_empty_folder(self, tmp_path):
-        with pytest.raises(DataError, match=r"holds no images: they must lie at class/\*\.jpg or domain/class/\*\.jpg"):
+        with pytest.raises(DataError, match=r"holds no images: they must lie at class/\*\.jpg"):
             load(str(tmp_path))
 
     def test_mixed_depths(self, tmp_path):
@@ -436,6 +437,103 @@ class TestFolders:
         paint(tmp_path / "photo" / "dog" / "1.png")
         with pytest.raises(DataError, match="mixes"):
             load(str(tmp_path))
+
+    def test_images_at_another_depth_are_counted(self, tmp_path):
+        for file in ("dog/1.png", "cat/1.png", "cover.png", "cat/a/b/c.png"):
+            paint(tmp_path / file)
+        pets = load(str(tmp_path))
+        assert len(pets.y) == 2
+        assert [("2 files" in note, "cover.png" in note) for note in pets.notes] == [(True, True)]
+
+    @pytest.mark.parametrize(
+        ("train", "test"), [("train", "test"), ("Training", "TESTING"), ("train", "Test"), ("TRAIN", "testing")]
+    )
+    def test_train_and_test_are_splits(self, tmp_path, train, test):
+        for file, red in {"dog/1": 10, "dog/2": 20, "cat/1": 30}.items():
+            paint(tmp_path / train / f"{file}.png", (red, 0, 0))
+        for file, red in {"dog/1": 40, "ape/1": 50}.items():
+            paint(tmp_path / test / f"{file}.png", (red, 0, 0))
+        pets = load(str(tmp_path))
+        assert (pets.domain, pets.official, pets.classes) == (None, 3, ("ape", "cat", "dog"))
+        assert pets.x[:, 0, 5, 5].tolist() == [30, 10, 20, 50, 40]
+        assert pets.y.tolist() == [1, 2, 2, 0, 2]
+        assert "train (3 images), test (2 images)" in pets.notes[0]
+        assert "pooled" in pets.notes[1]
+
+    @pytest.mark.parametrize("val", ["val", "valid", "Validation"])
+    def test_validation_images_are_training_images_and_that_is_said(self, tmp_path, val):
+        for split, number in {"train": 2, val: 3, "test": 1}.items():
+            for name in ("cat", "dog"):
+                for at in range(number):
+                    paint(tmp_path / split / name / f"{at}.png")
+        pets = load(str(tmp_path))
+        assert (len(pets.y), pets.official) == (12, 10)
+        assert "val (6 images)" in pets.notes[0]
+        assert sum("val is part" in note for note in pets.notes) == 1
+
+    def test_one_split_alone_is_the_whole_set(self, tmp_path):
+        for name in ("cat", "dog"):
+            paint(tmp_path / "test" / name / "1.png")
+        pets = load(str(tmp_path))
+        assert (pets.official, pets.domain, len(pets.notes)) == (None, None, 1)
+
+    @pytest.mark.parametrize("pattern", ["{split}/{domain}/{name}/1.png", "{domain}/{split}/{name}/1.png"])
+    def test_splits_of_domains(self, tmp_path, pattern):
+        for at, split in enumerate(("train", "test")):
+            for domain in ("art", "photo"):
+                for name in ("cat", "dog"):
+                    paint(tmp_path / pattern.format(split=split, domain=domain, name=name), (100 * at, 0, 0))
+        pets = load(str(tmp_path))
+        assert (pets.official, pets.domains, pets.classes) == (4, ("art", "photo"), ("cat", "dog"))
+        assert pets.domain.tolist() == [0, 0, 1, 1] * 2
+        assert pets.y.tolist() == [0, 1] * 4
+        assert pets.x[:, 0, 5, 5].tolist() == [0] * 4 + [100] * 4
+
+    @pytest.mark.parametrize(
+        ("files", "facts"),
+        [
+            (("train/cat/1.png", "photo/cat/1.png"), ("'train'", "'photo'")),
+            (("train/1.png", "test/1.png"), ("test/class",)),
+            (("a/b/c/1.png", "a/b/d/1.png"), ("class/*.jpg",)),
+            (("dog/1.png", "Dog/1.png"), ("'Dog'", "'dog'")),
+            (("art/dog/1.png", "photo/Dog/1.png"), ("'Dog'", "'dog'")),
+            (("train/\u00c9t\u00e9/1.png", "test/e\u0301te\u0301/1.png"), ("'\u00c9t\u00e9'", "'\u00e9t\u00e9'")),
+            (("art/dog/1.png", "ART/cat/1.png"), ("'art'", "'ART'")),
+        ],
+        ids=["split and domain", "no classes", "too deep", "case", "case across domains", "case and accent", "domains"],
+    )
+    def test_folders_that_could_mean_two_things_are_refused(self, tmp_path, files, facts):
+        for file in files:
+            paint(tmp_path / file)
+        with pytest.raises(DataError) as refusal:
+            load(str(tmp_path))
+        assert all(fact in str(refusal.value) for fact in facts)
+
+    def test_spellings_of_one_name_are_one_class(self, tmp_path):
+        """Decomposed in one domain, composed in the other, as two file systems have it."""
+        for file in ("art/e\u0301te\u0301/1.png", "photo/\u00e9t\u00e9/1.png", "photo/zoo/1.png"):
+            paint(tmp_path / file)
+        seasons = load(str(tmp_path))
+        assert seasons.classes == ("zoo", "\u00e9t\u00e9")
+        assert seasons.y.tolist() == [1, 0, 1]
+        assert [note.startswith("2 spellings of '\u00e9t\u00e9'") for note in seasons.notes] == [True]
+
+    def test_letters_that_lower_case_does_not_join_stay_two_classes(self, tmp_path):
+        for name in ("Masse", "Ma\u00dfe"):
+            paint(tmp_path / name / "1.png")
+        assert load(str(tmp_path)).classes == ("Masse", "Ma\u00dfe")
+
+    def test_the_official_test_set_of_a_folder_is_what_everyone_is_tested_on(self, tmp_path):
+        for split, number in {"train": 12, "test": 5}.items():
+            for at, name in enumerate(("dark", "light")):
+                for row in range(number):
+                    paint(tmp_path / split / name / f"{row}.png", (100 * at + row,) * 3)
+        settings = {"data": str(tmp_path), "clients": 2, "partition": "iid", "models": "mlp-64", "image_size": 4}
+        parts = assemble_tiny("local", test="official", **settings)
+        assert [parts.data.rows(k)["test"].tolist() for k in range(2)] == [list(range(24, 34))] * 2
+        pooled = assemble_tiny("local", **settings)
+        assert sum(len(rows) for k in range(2) for rows in pooled.data.rows(k).values()) == 34
+        assert [sum("pooled" in text for text in one.warnings) for one in (pooled, parts)] == [1, 0]
 
     def test_one_class_is_enough_for_a_site_but_not_for_a_simulation(self, tmp_path):
         paint(tmp_path / "dog" / "1.png")

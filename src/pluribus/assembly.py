@@ -13,6 +13,7 @@ from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
 from pluribus.data.federated import Federated, Fractions
+from pluribus.data.folders import POOLED
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, DataError
 from pluribus.experiment import Experiment
@@ -52,7 +53,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
         dataset = dataset.shared()
     parts = _partition(experiment, dataset)
     manifest = _manifest(experiment, dataset, parts)
-    warnings = _check_parts(experiment, parts, manifest)
+    notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
+    warnings = [*notes, *_check_parts(experiment, parts, manifest)]
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,8 +19,8 @@ from torch import Tensor
 
 from pluribus.api import check_client, opened
 from pluribus.client import Client
-from pluribus.data.domains import SUFFIXES, decoded, images_at
 from pluribus.data.federated import Data, Store
+from pluribus.data.images import SUFFIXES, Picture, decoded, find_images, picture_notes, skipped_note
 from pluribus.errors import ConfigError, DataError
 from pluribus.files import write_text
 from pluribus.method import Method
@@ -45,29 +46,42 @@ class Prediction:
     gives; where they are distances, as of FedProto, just a number that grows with nearness."""
 
 
+def _note(sentence: str) -> None:
+    print(f"note: {sentence}", file=sys.stderr)
+
+
 def predict(
     place: str | Path,
     images: str | Path | Sequence[str | Path] | Tensor,
     client: int | None = None,
     round: Round = "selected",
+    *,
+    tell: Callable[[str], None] = _note,
 ) -> list[Prediction]:
     """The classes of images, by a model that a run has trained.
 
     `place` is the folder of a run, of which `client` says whose model it shall be, or the state folder of a real site.
     The model is the one whose accuracy was reported, of the round that validation selects, or that of the last `round`.
     `images` are files and folders of images, which are brought to the shape that the model takes, or a tensor of bytes
-    (N, channels, height, width) that has it already.
+    (N, channels, height, width) that has it already. `tell` hears what a person should know of the files: which were
+    not read, scaled, turned.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
     >>> [one.label for one in predict("state", torch.zeros(2, 1, 8, 8, dtype=torch.uint8))]      # doctest: +SKIP
     ['3', '3']
     """
-    found = images if isinstance(images, Tensor) else _files(images)
     check_round(round)
+    found, notes = (images, []) if isinstance(images, Tensor) else _files(images)
+    pictures: list[Picture] = []
     with _model(Path(place), client, round) as (method, asked):
-        batches = _batches(found, asked.task.shape)
-        return [one for files, x in batches for one in _predictions(method, asked, files, x)]
+        batches = _batches(found, asked.task.shape, pictures)
+        predictions = [one for files, x in batches for one in _predictions(method, asked, files, x)]
+    if not isinstance(found, Tensor):
+        notes += picture_notes(found, pictures)
+    for sentence in notes:
+        tell(sentence)
+    return predictions
 
 
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
@@ -82,33 +96,46 @@ def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
 # ---- images --------------------------------------------------------------------------------------------------------
 
 
-def _files(images: str | Path | Sequence[str | Path]) -> list[Path]:
-    """Files as they are given, and in place of a folder all images in it."""
+def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:
+    """Files as they are given, and in place of a folder all images in it; and what to say of other files there."""
     given = [images] if isinstance(images, str | Path) else images
     if not given:
         raise DataError("no images were given: name files, or folders of images.")
-    return [file for path in given for file in _images(Path(path))]
+    found, notes = [], []
+    for path in map(Path, given):
+        files, said = _images(path)
+        found += files
+        notes += [f"{path}: {sentence}" for sentence in said]
+    return found, notes
 
 
-def _images(path: Path) -> list[Path]:
+def _images(path: Path) -> tuple[list[Path], list[str]]:
     if path.is_dir():
-        if not (found := images_at(path, "**/*")):
+        found = find_images(path)
+        if not found.images:
             raise DataError(f"{path} holds no images: their names end in {', '.join(sorted(SUFFIXES))}.")
-        return found
+        return found.images, skipped_note(found.skipped, path)
     if not path.exists():
         raise DataError(f"there is no file or folder {path}.")
-    return [path]
+    return [path], []
 
 
-def _batches(images: Tensor | list[Path], shape: Shape) -> Iterator[tuple[Sequence[str | None], Tensor]]:
-    """As large as evaluation has them, so that its bits are the same; and no more are in memory at once."""
+def _batches(
+    images: Tensor | list[Path], shape: Shape, pictures: list[Picture]
+) -> Iterator[tuple[Sequence[str | None], Tensor]]:
+    """As large as evaluation has them, so that its bits are the same; and no more are in memory at once.
+
+    `pictures` gets what the files were before.
+    """
     _check(images, shape)
     for start in range(0, len(images), SWEEP_BATCH):
         some = images[start : start + SWEEP_BATCH]
         if isinstance(some, Tensor):
             yield [None] * len(some), some
         else:
-            yield [str(file) for file in some], decoded(some, shape)
+            x, before = decoded(some, shape)
+            pictures += before
+            yield [str(file) for file in some], x
 
 
 def _check(images: Tensor | list[Path], shape: Shape) -> None:

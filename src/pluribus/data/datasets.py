@@ -57,6 +57,8 @@ class Dataset:
     domains: tuple[str, ...] = ()
     identity: Tensor | None = None
     """(N,) int64: rows of equal identity are copies of one image and must fall into the same part of a split."""
+    notes: tuple[str, ...] = ()
+    """What happened while it was read that a person should know: a sentence each."""
 
     def __post_init__(self) -> None:
         if problem := next(self._problems(), None):
@@ -157,8 +159,9 @@ def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
     """The data set of this name, with square images of `image_size` if that is given.
 
     A name is a registered one, the path of an `.npz` file in the cache format, the path of a folder `class/*.jpg` or
-    `domain/class/*.jpg`, or the dotted path `package.module.function` of a function that returns a Dataset. The seed
-    matters only to sets that are themselves drawn, such as `rotated-mnist`.
+    `domain/class/*.jpg`, either of them in folders `train` and `test` too, or the dotted path `package.module.function`
+    of a function that returns a Dataset. The seed matters only to sets that are themselves drawn, such as
+    `rotated-mnist`.
     """
     if image_size is not None and image_size < 1:
         raise ConfigError(f"--image-size must be at least 1, not {image_size}.")
@@ -186,8 +189,7 @@ def _find(name: str) -> Loader:
         return entry.load
     path = Path(name).expanduser()
     if path.is_dir():
-        # here, not above: the folders' module registers its own names with this one
-        from pluribus.data.domains import image_folder
+        from pluribus.data.folders import image_folder  # which is made of what is here
 
         return partial(image_folder, path)
     if path.suffix == ".npz":

@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import torch
 from PIL import Image
 
-from pluribus.data.datasets import Dataset, data_folder, load, pixels, register_data, resized
+from pluribus.data.datasets import Dataset, data_folder, entries, load, register_data, resized
+from pluribus.data.folders import image_folder
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError
 
 ANGLES = (0, 20, 40, 60)
 PER_CLASS = 100
-FOLDER_SIZE = 64
 PRETRAINED_SIZE = 224
-SUFFIXES = {".jpg", ".jpeg", ".png", ".bmp", ".webp"}
 
 
 # Rotations ------------------------------------------------------------------------------------------------------------
@@ -82,63 +79,14 @@ def _rotated_digits(seed: int) -> Dataset:
 # Image folders --------------------------------------------------------------------------------------------------------
 
 
-def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
-    """A data set from `folder/class/*.jpg`, or from `folder/domain/class/*.jpg`, where a domain may lack classes."""
-    with_domains, files = _image_files(folder)
-    classes = sorted({file.parent.name for file in files})
-    size = image_size or FOLDER_SIZE
-    dataset = Dataset(
-        name=folder.resolve().name,
-        x=decoded(files, (3, size, size)),
-        y=_numbers([file.parent.name for file in files], classes),
-        classes=tuple(classes),
-    )
-    if not with_domains:
-        return dataset
-    domains = sorted({file.parent.parent.name for file in files})
-    domain = _numbers([file.parent.parent.name for file in files], domains)
-    return dataclasses.replace(dataset, domain=domain, domains=tuple(domains))
+BY_HAND = ("pacs", "office-home")
 
 
-def _image_files(folder: Path) -> tuple[bool, list[Path]]:
-    """Whether the folder has domains, and its images in an order that no file system decides."""
-    found = {depth: images_at(folder, pattern) for depth, pattern in ((False, "*/*"), (True, "*/*/*"))}
-    if not any(found.values()):
-        raise DataError(f"{folder} holds no images: they must lie at class/*.jpg or domain/class/*.jpg in it.")
-    if all(found.values()):
-        shallow, deep = (files[0].relative_to(folder) for files in found.values())
-        raise DataError(f"{folder} mixes class/*.jpg ({shallow}) and domain/class/*.jpg ({deep}): keep one of them.")
-    with_domains = bool(found[True])
-    return with_domains, found[with_domains]
-
-
-def images_at(folder: Path, pattern: str) -> list[Path]:
-    """The images in a folder that a pattern finds, but for hidden ones, in an order that no file system decides."""
-    images = (path for path in folder.glob(pattern) if path.suffix.lower() in SUFFIXES)
-    visible = (path for path in images if not any(p.startswith(".") for p in path.relative_to(folder).parts))
-    return sorted(visible, key=lambda path: path.parts)
-
-
-def _numbers(names: list[str], known: list[str]) -> torch.Tensor:
-    number = {name: at for at, name in enumerate(known)}
-    return torch.tensor([number[name] for name in names])
-
-
-def decoded(files: Sequence[Path], shape: tuple[int, int, int]) -> torch.Tensor:
-    """Image files as bytes: one row each, brought to the shape."""
-    x = torch.empty((len(files), *shape), dtype=torch.uint8)
-
-    def decode(at: int) -> None:
-        try:
-            with Image.open(files[at]) as image:
-                x[at] = pixels(image, shape)
-        # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
-        except Exception as reason:
-            raise DataError(f"{files[at]} cannot be read as an image ({reason}): mend or delete it.") from reason
-
-    with ThreadPoolExecutor() as pool:
-        list(pool.map(decode, range(len(files))))
-    return x
+def folder_of(name: str) -> Path | None:
+    """The folder of images that a data set's name stands for; None, if it is no such set."""
+    registered = name.replace("_", "-")
+    folder = data_folder() / registered if registered in BY_HAND else Path(name).expanduser()
+    return folder if folder.is_dir() and (registered in BY_HAND or registered not in entries()) else None
 
 
 def _placed_by_hand(name: str, example: str, image_size: int | None) -> Dataset:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
+from unicodedata import normalize
 
 from pluribus.errors import ConfigError
 from pluribus.fields import check_names, fitted
@@ -49,6 +50,7 @@ class FederationFile:
     def __post_init__(self) -> None:
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise ConfigError("federation.toml needs 'sites': their names, each once.")
+        object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as sites' names
         if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
             raise ConfigError("federation.toml needs 'classes': at least two names, each once.")
         if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):

@@ -14,6 +14,7 @@ from torch import Tensor
 from pluribus.data import Dataset, load
 from pluribus.data.datasets import npz_arrays
 from pluribus.data.federated import Data, Store
+from pluribus.data.folders import same_name
 from pluribus.errors import DataError
 
 OWN = ("train", "val", "test")
@@ -70,7 +71,8 @@ class Public:
 
 def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     """With labels that are numbers into these classes, by name: a site may have images of a few of them."""
-    numbers = torch.tensor([classes.index(name) for name in dataset.classes])
+    known = [same_name(name) for name in classes]
+    numbers = torch.tensor([known.index(same_name(name)) for name in dataset.classes])
     return Dataset(dataset.name, dataset.x, numbers[dataset.y], classes)
 
 

@@ -18,6 +18,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
+from pluribus.data.folders import same_name
 from pluribus.errors import CheckpointError, MessageError
 from pluribus.evaluate import Selection
 from pluribus.files import write_tensors
@@ -270,8 +271,8 @@ def _card(agreement: Agreement, k: int, model: str, samples: int) -> Card:
 
 def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
     # a site may lack classes, but know none that others do not; public images have the same labels everywhere
-    known = dataset.classes == agreement.classes if which else set(dataset.classes) <= set(agreement.classes)
-    if not known:
+    ours, theirs = (tuple(map(same_name, names)) for names in (dataset.classes, agreement.classes))
+    if not (ours == theirs if which else set(ours) <= set(theirs)):
         raise MessageError(
             f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
             f"{', '.join(dataset.classes)}{which and ' in its public images'}."

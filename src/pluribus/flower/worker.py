@@ -35,6 +35,8 @@ def means_of(site: SiteFile) -> Means:
     with torch.device("meta"):  # no numbers, just to see whether the model takes such images
         build(site.model, shape=(channels, height, width), classes=max(2, len(sets["train"].classes)))
     public = None if site.public is None else Public.read(site.public, site.image_size)
+    if public is not None:
+        _note(site.public, public.dataset)
     return Means(sets, public, site.model, site.state, device)
 
 
@@ -55,11 +57,22 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
         given = {"train": site.train, "val": site.val, "test": site.test}
         if missing := [name for name, place in given.items() if place is None]:
             raise ConfigError(f"site.toml names neither 'data' nor '{missing[0]}': say where the images lie.")
-        return {name: load(str(place), image_size=site.image_size) for name, place in given.items()}
-    whole = load(site.data, image_size=site.image_size)
+        return {name: _read(str(place), site) for name, place in given.items()}
+    whole = _read(site.data, site)
     shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
     cut = split(whole.y.numpy(), shares, numpy_rng(0, "split", site.name))
     return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
+
+
+def _read(place: str, site: SiteFile) -> Dataset:
+    dataset = load(place, image_size=site.image_size)
+    _note(place, dataset)
+    return dataset
+
+
+def _note(place: str | None, dataset: Dataset) -> None:
+    for sentence in dataset.notes:
+        _say(f"note: {place}: {sentence}")
 
 
 class Desk:

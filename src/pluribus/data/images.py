@@ -1,0 +1,280 @@
+"""Image files: which of them are read, and how they become bytes.
+
+Simulations, real sites and predictions read files here and nowhere else, so the same file gives the same bytes to all.
+Whatever happens to a file on the way is kept in its `Picture`, to be counted and said.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from PIL import ExifTags, Image
+from torch import Tensor
+
+from pluribus.data.datasets import pixels
+from pluribus.errors import DataError
+
+Shape = tuple[int, int, int]
+
+SUFFIXES = frozenset(
+    [".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"]
+)
+HIDDEN, BARE = "hidden", "without a suffix"  # kinds of files that have no suffix to be counted by
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of grey pixels with more than 8 bits
+DIM = 1 / 8  # of the range: brighter pixels leave enough of the 256 levels
+TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+# Files ----------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Found:
+    """The files below a folder, in an order that no file system decides."""
+
+    images: list[Path]
+    skipped: dict[str, list[Path]]
+    """Files that are not read, by suffix, or by what else tells that they are no images."""
+
+
+def find_images(folder: Path) -> Found:
+    """All images below a folder, and all other files."""
+    images: list[Path] = []
+    skipped: dict[str, list[Path]] = defaultdict(list)
+    try:
+        files = sorted(_files(folder, (folder.resolve(),)), key=lambda path: path.parts)
+    except OSError as error:
+        raise DataError(f"cannot look into {error.filename}: {error.strerror}.") from error
+    for path in files:
+        suffix = path.suffix.lower()
+        if any(part.startswith(".") for part in path.relative_to(folder).parts):
+            skipped[HIDDEN].append(path)
+        elif suffix in SUFFIXES:
+            images.append(path)
+        else:
+            skipped[suffix or BARE].append(path)
+    return Found(images, dict(skipped))
+
+
+def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """All files, through links to folders too, but not round in a circle."""
+    with os.scandir(folder) as entries:
+        for entry in entries:
+            path = folder / entry.name
+            if not entry.is_dir():
+                yield path
+            elif (real := path.resolve()) not in above:
+                yield from _files(path, (*above, real))
+
+
+def skipped_note(skipped: Mapping[str, Sequence[Path]], folder: Path) -> list[str]:
+    """How many files were not read, in a sentence; nothing, if there are none."""
+    if not skipped:
+        return []
+    kinds = [f"{len(files)} {kind} (such as {files[0].relative_to(folder)})" for kind, files in skipped.items()]
+    return [f"{_files_were(sum(map(len, skipped.values())))} not read: {', '.join(kinds)}."]
+
+
+def _files_were(number: int) -> str:
+    return "1 file was" if number == 1 else f"{number} files were"
+
+
+# Pixels ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Picture:
+    """What an image file was before it became bytes of some shape."""
+
+    height: int
+    width: int
+    mode: str
+    """Pillow's word for its channels: L, RGB, P, CMYK, ..."""
+    bits: int
+    """Per channel."""
+    orientation: int | None
+    """By EXIF; 1 is upright. None: the EXIF data cannot be read."""
+    transparent: bool
+    """Whether a pixel is less than opaque."""
+    further: int
+    """Pictures after the first, which are not read: previews of a camera."""
+    brightest: float | None
+    """Of grey pixels with more than 8 bits: the largest, as a share of what they can say."""
+
+
+def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
+    """An image file as bytes of a shape: upright, scaled by its depth, made grey or RGB and resized, in this order."""
+    try:
+        with Image.open(file) as image:
+            picture, upright = _upright(image, file)
+            return pixels(upright, shape), picture
+    except DataError:
+        raise
+    # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
+    except Exception as reason:
+        raise DataError(f"{file} cannot be read as an image ({reason}): mend or delete it.") from reason
+
+
+def _upright(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
+    further = _further_pictures(image, file)
+    bits, mode, negative = _bits(image), image.mode, _is_negative(image)  # first: loading forgets some of it
+    orientation = _orientation(image)
+    image.load()
+    transparent = _is_transparent(image)
+    image.info.pop("transparency", None)  # the alpha channel is dropped, and Pillow need not warn of it
+    brightest, eight = _eight_bits(image, bits, negative, file)
+    if image.format != "TIFF" and orientation in TURNS:  # Pillow turns TIFF images by itself
+        eight = eight.transpose(TURNS[orientation])
+    picture = Picture(eight.height, eight.width, mode, bits, orientation, transparent, further, brightest)
+    return picture, eight
+
+
+def _further_pictures(image: Image.Image, file: Path) -> int:
+    """How many pictures of a camera's file are left out; pages and frames would be images of their own."""
+    pages = getattr(image, "n_frames", 1)
+    if pages > 1 and image.format != "MPO":  # by that format the first picture is the photo
+        raise DataError(f"{file} holds {pages} pages or frames: save each as a file of its own.")
+    return int(pages) - 1
+
+
+def _bits(image: Image.Image) -> int:
+    """Bits per channel in the file."""
+    if image.format == "TIFF":
+        tags: Mapping[int, Any] = image.tag_v2  # type: ignore[attr-defined]
+        return int(tags.get(ExifTags.Base.BitsPerSample, (1,))[0])
+    if image.mode in DEEP or image.mode == "I":
+        return 16
+    arguments = [tile[3] for tile in getattr(image, "tile", ())]
+    if image.format == "PNG" and any(str(words).endswith(";16B") for words in arguments):
+        return 16
+    if image.format == "PPM" and any(isinstance(words, tuple) and int(words[1]) > 255 for words in arguments):
+        return 16
+    return 1 if image.mode == "1" else 8
+
+
+def _is_negative(image: Image.Image) -> bool:
+    """Whether 0 is white. Pillow knows how to read such images, but not those with 16 bits."""
+    if image.format != "TIFF" or image.mode not in DEEP:
+        return False
+    tags: Mapping[int, Any] = image.tag_v2  # type: ignore[attr-defined]
+    return bool(tags.get(ExifTags.Base.PhotometricInterpretation) == 0)
+
+
+def _orientation(image: Image.Image) -> int | None:
+    try:
+        return int(image.getexif().get(ExifTags.Base.Orientation, 1))
+    except Exception:  # damaged EXIF data raise nearly anything, and the pixels may be sound
+        return None
+
+
+def _is_transparent(image: Image.Image) -> bool:
+    if image.mode in ("LA", "PA", "RGBA"):
+        return int(image.getchannel("A").getextrema()[0]) < 255  # type: ignore[arg-type]
+    if "transparency" not in image.info:
+        return False
+    return image.mode in (*DEEP, "I") or int(image.convert("RGBA").getchannel("A").getextrema()[0]) < 255  # type: ignore[arg-type]
+
+
+def _eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) -> tuple[float | None, Image.Image]:
+    """Grey pixels of any known depth as bytes, by rounding to the nearest; Pillow would clip them at 255."""
+    if image.mode not in (*DEEP, "I", "F"):
+        return None, image
+    if image.mode == "F" or bits > 16 or (image.mode == "I" and image.format not in ("PNG", "PPM")):
+        raise DataError(
+            f"{file} has pixels of mode {image.mode} ({bits} bits), and what is white in it is not known: "
+            f"save it with 8 or 16 bits per channel, without sign."
+        )
+    most = 2**bits - 1
+    numbers = np.asarray(image).astype(np.uint32)
+    if negative:
+        numbers = most - numbers
+    scaled = (numbers * 255 + most // 2) // most
+    return float(numbers.max() / most), Image.fromarray(scaled.astype(np.uint8))
+
+
+def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]:
+    """Image files as bytes, one row each, and what they were before."""
+    x = torch.empty((len(files), *shape), dtype=torch.uint8)
+
+    def decode_into(at: int) -> Picture | DataError:
+        try:
+            x[at], picture = decode(files[at], shape)
+        except DataError as refusal:
+            return refusal
+        return picture
+
+    with ThreadPoolExecutor() as pool:
+        found = list(pool.map(decode_into, range(len(files))))
+    if refusals := [one for one in found if isinstance(one, DataError)]:
+        more = f" {_files_more(len(refusals) - 1)}: pluribus data check names all." if len(refusals) > 1 else ""
+        raise DataError(f"{refusals[0]}{more}") from refusals[0]
+    return x, [one for one in found if isinstance(one, Picture)]
+
+
+def _files_more(number: int) -> str:
+    return "1 more file cannot be read" if number == 1 else f"{number} more files cannot be read"
+
+
+# What is said ---------------------------------------------------------------------------------------------------------
+
+
+class Event(NamedTuple):
+    """Something that may happen to a picture, in words that follow `3 of 40 images`."""
+
+    did: Callable[[Picture], bool]
+    fact: str
+    done: str
+
+
+EVENTS = {
+    "scaled": Event(lambda one: one.bits > 8, "have more than 8 bits per channel", "their pixels are scaled to 0..255"),
+    "turned": Event(
+        lambda one: one.orientation in TURNS, "are not stored upright", "they are turned by their EXIF orientation"
+    ),
+    "damaged_exif": Event(
+        lambda one: one.orientation is None, "have damaged EXIF data", "they are read as they are stored"
+    ),
+    "transparent": Event(lambda one: one.transparent, "have transparent pixels", "their alpha channel is dropped"),
+    "cmyk": Event(lambda one: one.mode == "CMYK", "are CMYK", "they are made RGB without their color profile"),
+    "further_pictures": Event(
+        lambda one: one.further > 0, "hold further pictures, such as previews", "only the first is read"
+    ),
+}
+
+
+def happened(pictures: Sequence[Picture]) -> dict[str, int]:
+    """How many pictures were scaled, turned, and so on."""
+    return {name: sum(event.did(one) for one in pictures) for name, event in EVENTS.items()}
+
+
+def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Path | None = None) -> list[str]:
+    """What happened to these files, a sentence for each kind, with an example."""
+    notes = []
+    for event in EVENTS.values():
+        those = [file for file, picture in zip(files, pictures, strict=True) if event.did(picture)]
+        if those:
+            example = those[0] if folder is None else those[0].relative_to(folder)
+            notes.append(f"{len(those)} of {len(files)} images {event.fact} (such as {example}): {event.done}.")
+    deep = [one.brightest for one in pictures if one.brightest is not None]
+    if deep and max(deep) < DIM:
+        notes.append(
+            f"no pixel of the {len(deep)} grey images with more than 8 bits is brighter than {max(deep):.1%} of their "
+            f"range: {int(max(deep) * 255 + 0.5) + 1} of 256 levels are left. Stretch the files to their range."
+        )
+    return notes
