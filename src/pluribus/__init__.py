@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from pluribus.client import Batch, Client
     from pluribus.comparison import compare
     from pluribus.data import Dataset, register_data
+    from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
     from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
@@ -37,6 +38,7 @@ _HOMES = {
     "client": ("Batch", "Client"),
     "comparison": ("compare",),
     "data": ("Dataset", "register_data"),
+    "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
     "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
@@ -59,6 +61,7 @@ __all__ = [
     "Card",
     "Client",
     "Comparison",
+    "DataCheck",
     "Dataset",
     "Dim",
     "Exchange",
@@ -81,6 +84,7 @@ __all__ = [
     "Tuned",
     "Wire",
     "bench",
+    "check_data",
     "compare",
     "load_model",
     "load_result",

@@ -40,6 +40,7 @@ Pluribus: heterogeneous federated learning.
   pluribus watch RUN               the same page, live, while a run goes on
   pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
   pluribus list WHAT               methods, models, groups, data or partitions
+  pluribus data check PATH         what a data set holds, and what happens to it when it is read
 
   pluribus keys FOLDER [flags]     certificates and keys for a federation of real sites
   pluribus serve METHOD [flags]    the server of a federation of real sites
@@ -130,6 +131,17 @@ that validation selects; --round last takes that of the last round. The score is
 what the method gives to each class: a probability where that is logits, just a number where it is a distance.
 """
 
+ABOUT_DATA = """\
+What a data set holds: images per class, domain and split, their shapes and depths, which files are not read and which
+cannot be, which images are scaled or turned, and which are there twice.
+
+  pluribus data check photos/           a folder of images
+  pluribus data check mine.npz          a file
+  pluribus data check cifar10           a name of pluribus list data
+
+The status is 0 if a run could read it, and 2 if not.
+"""
+
 ABOUT_REPORT = """\
 Plots and tables of runs, as one web page that holds all it needs: it can be sent by mail and read without a network.
 
@@ -198,6 +210,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "watch": _watch,
         "bench": _bench,
         "list": _list,
+        "data": _data,
         "keys": _keys,
         "serve": _serve,
         "join": _join,
@@ -863,6 +876,34 @@ def _list(args: list[str]) -> None:
         print(json.dumps({what: rows}))
     else:
         print_list(rows)
+
+
+def _data(args: list[str]) -> None:
+    import dataclasses
+
+    import tyro
+
+    if args and args[0] != "check" and not args[0].startswith("-"):
+        raise unknown("command", f"data {args[0]}", ["data check"], "pluribus --help")
+    path = "A folder of images, an .npz file, or the name of a data set."
+    flags: list[Any] = [
+        ("path", _word(tyro.conf.Positional[str], "PATH", path, "(required)")),
+        _flag("json", bool, False, "Print what was found as one JSON object, and nothing else."),
+    ]
+    form = dataclasses.make_dataclass("DataCheck", flags)
+    given = _typed(form, "pluribus data check", ABOUT_DATA, args[1:] if args[:1] == ["check"] else args)
+    from pluribus.data.check import check_data
+    from pluribus.files import to_json
+    from pluribus.track.console import print_data_check
+
+    found = check_data(given.path)
+    if given.json:
+        print(to_json(found.to_json()))
+    else:
+        print_data_check(found)
+    if found.problem is not None:
+        print(f"error: {found.problem}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _list_methods(args: list[str]) -> None:

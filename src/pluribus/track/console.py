@@ -19,6 +19,8 @@ from pluribus.result import Result, headline
 
 if TYPE_CHECKING:
     from pluribus.benchmark import Bench
+    from pluribus.data.check import DataCheck
+    from pluribus.data.folders import Place
     from pluribus.prediction import Prediction
 
 
@@ -144,6 +146,69 @@ def print_predictions(predictions: Sequence[Prediction], console: Console | None
     for one in predictions:
         table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
     (console or Console(highlight=False)).print(table)
+
+
+MOST_COLUMNS = 5  # of a table of counts, beside class and sum
+
+
+def print_data_check(check: DataCheck, console: Console | None = None) -> None:
+    """What a data set holds, what happens to it when it is read, and what cannot be read."""
+    console = console or Console(highlight=False)
+    kinds = {name: {getattr(place, name) for place in check.counts} - {""} for name in ("label", "domain", "split")}
+    words = {"label": ("class", "classes"), "domain": ("domain", "domains"), "split": ("split", "splits")}
+    sizes = [f"{len(found)} {words[name][len(found) != 1]}" for name, found in kinds.items() if found]
+    console.print(f"[bold]{escape(check.path)}[/]   {', '.join([_count(check.images, 'image'), *sizes])}\n")
+    for table in _count_tables(check):
+        console.print(table)
+        console.print()
+    table = Table(box=None, show_header=False, pad_edge=True)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(overflow="fold")
+    for name, text in _data_facts(check):
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def _count_tables(check: DataCheck) -> Iterator[Table]:
+    """Images per class, with a column for each split and domain; if those are many, they have a table of their own."""
+    groups = list(dict.fromkeys(_group(place) for place in check.counts))
+    columns = groups if 1 < len(groups) <= MOST_COLUMNS else []
+    yield _sums("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns)
+    if len(groups) > MOST_COLUMNS:
+        yield _sums("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
+
+
+def _group(place: Place) -> str:
+    return " ".join(word for word in (place.split, place.domain) if word)
+
+
+def _sums(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column(name, overflow="fold")
+    for column in (*columns, "images"):
+        table.add_column(escape(column), justify="right", overflow="fold")
+    for row in sorted({row for row, _, _ in cells}) if name == "class" else dict.fromkeys(row for row, _, _ in cells):
+        counts = [sum(n for r, c, n in cells if (r, c) == (row, column)) for column in columns]
+        table.add_row(escape(row), *(str(n or "·") for n in counts), str(sum(n for r, _, n in cells if r == row)))
+    return table
+
+
+def _data_facts(check: DataCheck) -> Iterator[tuple[str, str]]:
+    for name, found in (("height x width", check.shapes), ("pixels", check.modes)):
+        yield name, _some([f"{kind}: {number}" for kind, number in found.items()])
+    copies = check.duplicates
+    if copies.example is not None:
+        apart = f"{copies.across_splits} in another split, {copies.across_classes} with another class"
+        yield "copies", f"{copies.images} of an earlier image: {apart} (such as {' and '.join(copies.example)})"
+    for note in check.notes:
+        yield "note", note
+    for sentence in check.unreadable.values():
+        yield "unreadable", sentence
+
+
+def _some(parts: Sequence[str], most: int = 8) -> str:
+    more = [f"and {len(parts) - most} more"] if len(parts) > most else []
+    return ", ".join([*parts[:most], *more])
 
 
 def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
