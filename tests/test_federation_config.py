@@ -87,6 +87,7 @@ WRONG_FILES: dict[str, tuple[Callable[..., str], dict[str, Any], str]] = {
     "no deadline": (serve, {"deadline": 0.0}, "'deadline' in federation.toml must be above 0, not 0.0"),
     "no sites": (serve, {"sites": []}, "federation.toml needs 'sites'"),
     "one class": (serve, {"classes": ["cat"]}, "federation.toml needs 'classes': at least two"),
+    "one class in two spellings": (serve, {"classes": ["\u00e9", "e\u0301"]}, "federation.toml needs 'classes'"),
     "a flat image": (serve, {"image": [28, 28]}, "federation.toml needs 'image': channels, height and width"),
     "a site without a key": (
         serve,
@@ -102,6 +103,11 @@ WRONG_FILES: dict[str, tuple[Callable[..., str], dict[str, Any], str]] = {
 def test_a_wrong_setting_gets_a_sentence(terminal: Terminal, place: Path, case: str) -> None:
     command, settings, sentence = WRONG_FILES[case]
     assert_says(command(terminal, place, **settings), sentence)
+
+
+def test_names_of_classes_are_composed(place: Path) -> None:
+    file, _ = read_federation(write(place / "federation.toml", SERVER | {"classes": ["e\u0301", "b"]}), "fedgh")
+    assert file.classes == ("\u00e9", "b")
 
 
 def assert_says(found: str, sentence: str) -> None:

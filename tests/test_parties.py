@@ -21,6 +21,7 @@ from PIL import Image
 import pluribus
 from conftest import enlarged, few_digits, new_folder
 from kit import StopAfter, StoppedError, differing, numbers
+from parties import CPU
 from pluribus.assembly import Assembly, assemble
 from pluribus.checkpoint import Checkpoint
 from pluribus.data import Dataset
@@ -32,13 +33,14 @@ from pluribus.flower.agreement import Agreement
 from pluribus.flower.config import SiteFile
 from pluribus.flower.envelope import MAGIC, seal, unseal
 from pluribus.flower.federate import federation, greet, settled
-from pluribus.flower.holdings import Public, relabelled
+from pluribus.flower.holdings import OWN, Public, relabelled
 from pluribus.flower.party import Means, Party
 from pluribus.flower.remote import Missing, Transport
 from pluribus.flower.worker import Desk, means_of
 from pluribus.folder import RunFolder
 from pluribus.message import decode
 from pluribus.task import Card
+from test_images import sides
 
 SETTINGS: dict[str, Any] = {"data": few_digits(160), "clients": 3, "rounds": 3, "models": "small", "threads": 1}
 NAMES = {0: "north", 1: "south", 2: "west"}
@@ -728,6 +730,53 @@ def test_a_site_reads_what_its_file_names(tmp_path: Path) -> None:
     means = means_of(SiteFile("north", model="cnn-16", **where, data="digits", public=place, image_size=16))
     assert means.public is not None
     assert means.public.dataset.x.shape == (12, 1, 16, 16)
+
+
+def test_a_site_reads_deep_images_as_it_reads_plain_ones_and_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = {"server": "127.0.0.1:9092", "keys": tmp_path, "state": tmp_path / "state", "model": "cnn-16"}
+    for folder, deep in (("plain", False), ("deep", True)):
+        sides(tmp_path / folder, deep)
+    plain, deep = (
+        means_of(SiteFile("north", **where, data=str(tmp_path / folder), public=str(tmp_path / folder), image_size=8))
+        for folder in ("plain", "deep")
+    )
+    for name, own in plain.own.items():
+        assert torch.equal(own.x, deep.own[name].x)
+    assert plain.public is not None
+    assert deep.public is not None
+    assert plain.public.digest(3) == deep.public.digest(3)
+    said = [line for line in capsys.readouterr().out.splitlines() if "note: " in line]
+    assert [str(tmp_path / "deep") in line and "48 of 48" in line for line in said] == [True, True]
+
+
+def test_a_site_says_that_it_pools_the_splits_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for split in ("train", "test"):
+        sides(tmp_path / "all" / split, deep=False)
+    where = {"server": "127.0.0.1:9092", "keys": tmp_path, "state": tmp_path / "state", "model": "cnn-16"}
+    pooled = means_of(SiteFile("north", **where, data=str(tmp_path / "all"), image_size=8))
+    assert sum(len(own.y) for own in pooled.own.values()) == 96
+    assert "site.toml" in capsys.readouterr().out
+    apart = {name: str(tmp_path / "all" / folder) for name, folder in zip(OWN, ("train", "train", "test"), strict=True)}
+    kept = means_of(SiteFile("north", **where, **apart, image_size=8))
+    assert [len(kept.own[name].y) for name in OWN] == [48, 48, 48]
+    assert capsys.readouterr().out == ""
+
+
+def test_names_of_classes_are_compared_however_they_are_spelled(tmp_path: Path) -> None:
+    """The federation writes e with an accent as one letter, a site's file system as two."""
+    parts, agreement, _ = agreed("fedgh")
+    spelled = dataclasses.replace(agreement, classes=("\u00e9", *agreement.classes[1:]))
+    own = {name: some(parts, parts.data.rows(0)[name]) for name in OWN}
+
+    def answer(first: str, which: str) -> Any:
+        sets = {name: dataclasses.replace(one, classes=(first, *one.classes[1:])) for name, one in own.items()}
+        return unseal(Party(Means(sets, None, "mlp-64", tmp_path / which, CPU)).answer(request(spelled)))
+
+    assert answer("\u00e9", "composed").parts == answer("e\u0301", "decomposed").parts
+    with pytest.raises(MessageError, match="label space"):
+        answer("\u00c9", "upper")
 
 
 BESIDE = (

@@ -256,6 +256,23 @@ def test_the_command_prints_a_table_json_and_a_file(terminal: Terminal, tmp_path
     assert json.loads(told.out) == [dataclasses.asdict(one) for one in expected]
 
 
+def test_what_happens_to_files_is_said_on_standard_error(terminal: Terminal, tmp_path: Path) -> None:
+    result = simulated("fedgh")
+    x, _ = exam_of(parts_of(result), 1)
+    folder = as_files(x[:3], tmp_path / "scans")
+    plain = json.loads(terminal("predict", result.folder, folder, "--client", 1, "--json").out)
+    deep = tmp_path / "deep"
+    deep.mkdir()
+    for file, image in zip(("0.png", "1.tif", "2.pgm"), x, strict=False):
+        Image.fromarray(image[0].numpy().astype(np.uint16) * 257).save(deep / file)
+    (deep / "notes.txt").touch()
+    told = terminal("predict", result.folder, deep, "--client", 1, "--json")
+    answers = [(one["label"], one["score"]) for one in json.loads(told.out)]
+    assert answers == [(one["label"], one["score"]) for one in plain]
+    notes = [line for line in told.err.splitlines() if line.startswith("note: ")]
+    assert [("1 file" in line, "3 of 3" in line) for line in notes] == [(True, False), (False, True)]
+
+
 def test_a_sites_model_by_the_command(terminal: Terminal, tmp_path: Path) -> None:
     parts, _, folder = sites("fedproto")
     scans = as_files(exam_of(parts, 2)[0][:2], tmp_path / "scans")
