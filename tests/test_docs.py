@@ -184,6 +184,12 @@ def test_what_bench_prints_is_shown_and_its_keys_are_explained(capsys):
     assert parts["each"] == list(told["each"][0])
 
 
+def test_the_keys_of_a_data_check_are_explained():
+    table = re.search(r"<!-- data check keys -->\n\n(.*?)\n\n", read(ROOT / "docs/cli.md"), re.DOTALL)[1]
+    explained = [key for row in table.splitlines()[2:] for key in re.findall(r"`(\w+)`", row.split("|")[1])]
+    assert explained == list(pluribus.check_data("digits").to_json())
+
+
 def labels(table: str) -> list[str]:
     """What stands before a number and some space."""
     return re.findall(r"^ ([A-Za-z ]+?) {2,}\d", table, re.MULTILINE)

@@ -139,7 +139,7 @@ cannot be, which images are scaled or turned, and which are there twice.
   pluribus data check mine.npz          a file
   pluribus data check cifar10           a name of pluribus list data
 
-The status is 0 if a run could read it, and 2 if not.
+The status is 0 if it can be read, and 2 if not.
 """
 
 ABOUT_REPORT = """\

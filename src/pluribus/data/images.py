@@ -251,7 +251,7 @@ EVENTS = {
         lambda one: one.orientation is None, "have damaged EXIF data", "they are read as they are stored"
     ),
     "transparent": Event(lambda one: one.transparent, "have transparent pixels", "their alpha channel is dropped"),
-    "cmyk": Event(lambda one: one.mode == "CMYK", "are CMYK", "they are made RGB without their color profile"),
+    "cmyk": Event(lambda one: one.mode == "CMYK", "are CMYK", "they are made RGB without their colour profile"),
     "further_pictures": Event(
         lambda one: one.further > 0, "hold further pictures, such as previews", "only the first is read"
     ),
