@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import sys
 import time
@@ -517,6 +518,18 @@ class TestFolders:
         assert seasons.classes == ("zoo", "\u00e9t\u00e9")
         assert seasons.y.tolist() == [1, 0, 1]
         assert [note.startswith("2 spellings of '\u00e9t\u00e9'") for note in seasons.notes] == [True]
+
+    def test_a_name_that_is_no_text_is_refused_for_a_class_and_shown_for_a_file(self, tmp_path):
+        for name in ("cat", "dog"):
+            paint(tmp_path / name / "1.png")
+        (tmp_path / "cat" / os.fsdecode(b"caf\xe9.txt")).touch()
+        (note,) = load(str(tmp_path)).notes
+        assert "caf" in note
+        assert note.encode()
+        paint(tmp_path / os.fsdecode(b"caf\xe9") / "1.png")
+        with pytest.raises(DataError, match="caf") as refusal:
+            load(str(tmp_path))
+        assert str(refusal.value).encode()
 
     def test_letters_that_lower_case_does_not_join_stay_two_classes(self, tmp_path):
         for name in ("Masse", "Ma\u00dfe"):

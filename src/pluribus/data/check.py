@@ -13,7 +13,7 @@ from typing import Any
 from pluribus.data.datasets import Dataset, load
 from pluribus.data.domains import folder_of
 from pluribus.data.folders import Layout, Place, read_layout
-from pluribus.data.images import Picture, decode, happened, picture_notes
+from pluribus.data.images import Picture, decode, happened, picture_notes, shown
 from pluribus.errors import DataError
 
 SMALL = (3, 1, 1)  # the pixels are not kept
@@ -126,8 +126,8 @@ def _check_folder(path: str, folder: Path) -> DataCheck:
         skipped=_skipped(layout),
         merged=layout.merged,
         happened=happened(pictures),
-        duplicates=_duplicates(digests, places, [str(file.relative_to(folder)) for file in files]),
-        unreadable={str(file): str(look) for file, look in zip(layout.files, looks, strict=True) if _is_error(look)},
+        duplicates=_duplicates(digests, places, [shown(file, folder) for file in files]),
+        unreadable={shown(file): str(look) for file, look in zip(layout.files, looks, strict=True) if _is_error(look)},
         notes=(*layout.notes(), *picture_notes(files, pictures, folder), *_about_classes(layout.places)),
     )
 
@@ -149,9 +149,7 @@ def _about_classes(places: Sequence[Place]) -> list[str]:
 
 
 def _skipped(layout: Layout) -> dict[str, Skipped]:
-    return {
-        kind: Skipped(len(files), str(files[0].relative_to(layout.folder))) for kind, files in layout.skipped.items()
-    }
+    return {kind: Skipped(len(files), shown(files[0], layout.folder)) for kind, files in layout.skipped.items()}
 
 
 # ---- other data sets -------------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from unicodedata import normalize
 import torch
 
 from pluribus.data.datasets import Dataset
-from pluribus.data.images import Found, decoded, find_images, picture_notes, skipped_note
+from pluribus.data.images import Found, decoded, find_images, picture_notes, shown, skipped_note
 from pluribus.errors import DataError
 
 FOLDER_SIZE = 64
@@ -90,6 +90,7 @@ def read_layout(folder: Path) -> Layout:
     found = find_images(folder)
     files, elsewhere = _at_one_depth(folder, found)
     folders = [file.relative_to(folder).parts[:-1] for file in files]
+    _refuse_bytes(folder, folders)
     merged: dict[str, list[str]] = {}
     places = _places(folder, folders)
     labels, domains = [place.label for place in places], [place.domain for place in places]
@@ -114,6 +115,14 @@ def _at_one_depth(folder: Path, found: Found) -> tuple[list[Path], list[Path]]:
     if depth is None:
         raise DataError(f"{folder} holds no images: they must lie at {LAYOUTS} in it.")
     return depths[depth], [file for other in sorted(depths) if other != depth for file in depths[other]]
+
+
+def _refuse_bytes(folder: Path, folders: Iterable[tuple[str, ...]]) -> None:
+    """Names go into files and over the network, where all is text."""
+    for names in dict.fromkeys(folders):
+        path = folder.joinpath(*names)
+        if shown(path) != str(path):
+            raise DataError(f"the name of the folder {shown(path)} is not UTF-8: rename it.")
 
 
 def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[Place]:

@@ -68,7 +68,7 @@ def find_images(folder: Path) -> Found:
         elif suffix in SUFFIXES:
             images.append(path)
         else:
-            skipped[suffix or BARE].append(path)
+            skipped[shown(Path(suffix)) if suffix else BARE].append(path)
     return Found(images, dict(skipped))
 
 
@@ -83,11 +83,17 @@ def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
                 yield from _files(path, (*above, real))
 
 
+def shown(path: Path, folder: Path | None = None) -> str:
+    """A path as text that can be printed, seen from a folder. On Linux, a name may be any bytes."""
+    seen = path if folder is None else path.relative_to(folder)
+    return str(seen).encode(errors="backslashreplace").decode()
+
+
 def skipped_note(skipped: Mapping[str, Sequence[Path]], folder: Path) -> list[str]:
     """How many files were not read, in a sentence; nothing, if there are none."""
     if not skipped:
         return []
-    kinds = [f"{len(files)} {kind} (such as {files[0].relative_to(folder)})" for kind, files in skipped.items()]
+    kinds = [f"{len(files)} {kind} (such as {shown(files[0], folder)})" for kind, files in skipped.items()]
     return [f"{_files_were(sum(map(len, skipped.values())))} not read: {', '.join(kinds)}."]
 
 
@@ -128,7 +134,7 @@ def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
         raise
     # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
     except Exception as reason:
-        raise DataError(f"{file} cannot be read as an image ({reason}): mend or delete it.") from reason
+        raise DataError(f"{shown(file)} cannot be read as an image ({reason}): mend or delete it.") from reason
 
 
 def _upright(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
@@ -149,7 +155,7 @@ def _further_pictures(image: Image.Image, file: Path) -> int:
     """How many pictures of a camera's file are left out; pages and frames would be images of their own."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format != "MPO":  # by that format the first picture is the photo
-        raise DataError(f"{file} holds {pages} pages or frames: save each as a file of its own.")
+        raise DataError(f"{shown(file)} holds {pages} pages or frames: save each as a file of its own.")
     return int(pages) - 1
 
 
@@ -197,7 +203,7 @@ def _eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) -> tu
         return None, image
     if image.mode == "F" or bits > 16 or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise DataError(
-            f"{file} has pixels of mode {image.mode} ({bits} bits), and what is white in it is not known: "
+            f"{shown(file)} has pixels of mode {image.mode} ({bits} bits), and what is white in it is not known: "
             f"save it with 8 or 16 bits per channel, without sign."
         )
     most = 2**bits - 1
@@ -269,7 +275,7 @@ def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Pa
     for event in EVENTS.values():
         those = [file for file, picture in zip(files, pictures, strict=True) if event.did(picture)]
         if those:
-            example = those[0] if folder is None else those[0].relative_to(folder)
+            example = shown(those[0], folder)
             notes.append(f"{len(those)} of {len(files)} images {event.fact} (such as {example}): {event.done}.")
     deep = [one.brightest for one in pictures if one.brightest is not None]
     if deep and max(deep) < DIM:
