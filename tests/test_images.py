@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import struct
 import zlib
@@ -208,6 +209,20 @@ class TestModes:
         file = tmp_path / "a.png"
         Image.new("RGB", (4, 4), (1, 2, 3)).save(file)
         assert picture_notes([file], decoded([file], (3, 4, 4))[1]) == []
+
+    @QUICK
+    @given(st.sampled_from(["PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM"]), st.floats(0, 1), st.booleans())
+    def test_a_file_that_was_cut_is_refused_or_gives_the_whole_image(
+        self, tmp_path: Path, kind: str, share: float, deep: bool
+    ) -> None:
+        image = np.random.default_rng(0).integers(0, 256, (40, 30), dtype=np.uint8)
+        if deep and kind in ("PNG", "TIFF", "PPM"):
+            image = image.astype(np.uint16) * 257
+        content = saved(Image.fromarray(image), kind)
+        whole = read(tmp_path / "whole", content)
+        (tmp_path / "cut").write_bytes(content[: int(share * len(content))])
+        with contextlib.suppress(DataError):  # nothing but a sentence, or all of it
+            assert (decode(tmp_path / "cut", (1, 40, 30))[0][0].numpy() == whole).all()
 
     def test_all_damaged_files_are_counted(self, tmp_path: Path) -> None:
         files = [tmp_path / f"{number}.png" for number in range(3)]

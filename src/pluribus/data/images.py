@@ -139,13 +139,15 @@ def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
 
 def _upright(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
     further = _further_pictures(image, file)
-    bits, mode, negative = _bits(image), image.mode, _is_negative(image)  # first: loading forgets some of it
-    orientation = _orientation(image)
+    bits, mode, tags = _bits(image), image.mode, dict(_tags(image))  # first: loading forgets some of it
     image.load()
+    orientation = int(tags.get(ExifTags.Base.Orientation, 1)) if tags else _orientation(image)
     transparent = _is_transparent(image)
     image.info.pop("transparency", None)  # the alpha channel is dropped, and Pillow need not warn of it
+    # Pillow knows that 0 may be white in a TIFF file, but not with 16 bits
+    negative = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
     brightest, eight = _eight_bits(image, bits, negative, file)
-    if image.format != "TIFF" and orientation in TURNS:  # Pillow turns TIFF images by itself
+    if not tags and orientation in TURNS:  # Pillow turns TIFF images by itself
         eight = eight.transpose(TURNS[orientation])
     picture = Picture(eight.height, eight.width, mode, bits, orientation, transparent, further, brightest)
     return picture, eight
@@ -159,10 +161,14 @@ def _further_pictures(image: Image.Image, file: Path) -> int:
     return int(pages) - 1
 
 
+def _tags(image: Image.Image) -> Mapping[int, Any]:
+    """What a TIFF file says of its pixels; nothing, if it is none."""
+    return image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
+
+
 def _bits(image: Image.Image) -> int:
     """Bits per channel in the file."""
-    if image.format == "TIFF":
-        tags: Mapping[int, Any] = image.tag_v2  # type: ignore[attr-defined]
+    if tags := _tags(image):
         return int(tags.get(ExifTags.Base.BitsPerSample, (1,))[0])
     if image.mode in DEEP or image.mode == "I":
         return 16
@@ -172,14 +178,6 @@ def _bits(image: Image.Image) -> int:
     if image.format == "PPM" and any(isinstance(words, tuple) and int(words[1]) > 255 for words in arguments):
         return 16
     return 1 if image.mode == "1" else 8
-
-
-def _is_negative(image: Image.Image) -> bool:
-    """Whether 0 is white. Pillow knows how to read such images, but not those with 16 bits."""
-    if image.format != "TIFF" or image.mode not in DEEP:
-        return False
-    tags: Mapping[int, Any] = image.tag_v2  # type: ignore[attr-defined]
-    return bool(tags.get(ExifTags.Base.PhotometricInterpretation) == 0)
 
 
 def _orientation(image: Image.Image) -> int | None:
