@@ -8,12 +8,18 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, few_digits, run_tiny
+import pluribus
+from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import ByHand
 from parties import equal, federation_of, run_through, server_of, task_of
+from pluribus.assembly import assemble
+from pluribus.data import Dataset, load
 from pluribus.errors import ConfigError
+from pluribus.experiment import experiment
+from pluribus.federation import Federation
 from pluribus.message import Message
 from pluribus.methods.pfedla import HyperNetwork, PFedLA, _layers
+from pluribus.result import Result
 from pluribus.state import State
 
 
@@ -43,6 +49,13 @@ def message(**values: list[float]) -> Message:
 
 
 class TestAlpha:
+    def test_starts_with_scores_of_order_one(self):
+        """The mean is 1, the bias. 100 weights of variance 1 / (3 * 100^2) on a vector of length 10 add 0.06 or so."""
+        nets = [HyperNetwork(0, 6, 8, torch.Generator().manual_seed(seed)) for seed in range(20)]
+        found = torch.stack([net.scores() for net in nets])
+        assert 0.95 < found.mean() < 1.05
+        assert 0.03 < found.std() < 0.12
+
     def test_starts_near_uniform_on_the_simplex(self):
         alpha = HyperNetwork(0, 6, 8, torch.Generator().manual_seed(0))()
         assert alpha.shape == (6, 8)
@@ -96,7 +109,15 @@ class TestServer:
         assert server.state.weights.get_buffer("a/weight").tolist() == [[4, 6], [4, 8]], "mix + Delta; the other stays"
         assert server.state.nets[1]()[0].tolist() == [0.5, 0.5], "who was not there learns nothing"
 
-    def test_it_descends_half_the_squared_distance(self):
+    def test_the_step_does_not_depend_on_how_far_the_client_went(self):
+        """Delta twice as long in b as in a along the same models: both layers learn the same."""
+        models = {"a__x": [[0.0, 1.0], [1.0, 0.0]], "b__x": [[0.0, 2.0], [2.0, 0.0]]}
+        server = server_with([net_of(k, [[1.0, 1.0], [1.0, 1.0]]) for k in (0, 1)], **models)
+        PFedLA(hyper_lr=0.5).aggregate(server, {0: message(a__x=[1.5, 0.5], b__x=[3.0, 1.0])})
+        bias = server.state.nets[0].bias  # a: Delta (1, 0), <theta_j, Delta> = (0, 1), mean 1/2, scores add to 2
+        assert bias.tolist() == [[-0.125, 0.125], [-0.125, 0.125]]
+
+    def test_it_descends_half_the_squared_distance_as_a_share_of_delta(self):
         """The same step by autograd through the mix itself, for the embedding and all layers of the network."""
         parts = assemble_tiny("pfedla", models="cnn-16-32", clients=3)
         server, method = ByHand(parts).server, PFedLA(hyper_lr=0.01)
@@ -105,10 +126,13 @@ class TestServer:
             value.copy_(torch.randn(value.shape, generator=generator) * (0.1 if value.dim() > 2 else 1))
         sent = method.download(server, 1)
         up = Message({n: v + 1e-2 if v.is_floating_point() else v for n, v in sent.items()})
-        net, layers, loss = server.state.nets[1], _layers(server.state), torch.zeros(())
+        net, layers = server.state.nets[1], _layers(server.state)
+        apart = [torch.zeros(()) for _ in layers]
         for name, value in server.state.weights.named_buffers():
-            mix = torch.tensordot(net()[layers[name.rpartition("/")[0]]], value, 1)
-            loss = loss + 0.5 * (mix - up.tensor(name.replace("/", "."))).square().sum()
+            layer = layers[name.rpartition("/")[0]]
+            mix = torch.tensordot(net()[layer], value, 1)
+            apart[layer] = apart[layer] + (mix - up.tensor(name.replace("/", "."))).square().sum()
+        loss = sum(0.5 * value / value.detach() for value in apart)
         grads = torch.autograd.grad(loss, list(net.parameters()))
         expected = [p.detach() - 0.01 * g for p, g in zip(net.parameters(), grads, strict=True)]
         assert all(bool(g.any()) for g in grads)
@@ -195,6 +219,63 @@ class TestRun:
             found = result.ledger.by("tensor", way)
             found.pop("(header)")
             assert found == sizes
+
+
+def contradicting(rows: int = 640) -> Dataset:
+    """Digits of two domains that look alike; in the second one every digit has the name of the next."""
+    digits = load(few_digits(rows), image_size=None, seed=0)
+    domain = torch.arange(rows) % 2
+    return replace(digits, y=(digits.y + domain) % 10, domain=domain, domains=("right", "wrong"))
+
+
+def two_groups(method: str, **settings) -> Federation:
+    """Clients 0 and 2 hold the first domain, 1 and 3 the second. All settings of the method are its defaults."""
+    how = {"models": "mlp-64", "partition": "domain", "rounds": 12, "lr": 0.1, "evaluate_every": 12}
+    return federation_of(assemble(experiment(method, **tiny(**how | settings)), contradicting()))
+
+
+def own_domain(result: Result) -> float:
+    """Mean accuracy on the client's own domain, before local training, in the last round."""
+    return result.summary["before"]["last"]["bwt"]["mean"]
+
+
+class TestPersonalises:
+    def test_clients_that_contradict_each_other_part(self):
+        """At its defaults, at the end of 12 rounds: much weight on oneself and one's like, little on the others."""
+        federation = two_groups("pfedla")
+        before = torch.stack([net().detach().mean(0) for net in federation.server.state.nets])
+        assert (before - 1 / 4).abs().max() < 0.05
+        learnt, uniform = run_through(federation), run_through(two_groups("fedavg"))
+        alpha = torch.stack([net().detach().mean(0) for net in federation.server.state.nets])
+        own, like = alpha.diagonal(), alpha[[0, 1, 2, 3], [2, 3, 0, 1]]
+        others = 1 - own - like
+        assert (own > 1 / 4 + 0.1).all()
+        assert (own + like > 0.75).all()
+        assert (like > others / 2 + 0.05).all(), "one's like has more weight than either of the others"
+        assert own_domain(uniform) < 0.6, "one model cannot give two names to one digit"
+        assert own_domain(learnt) > own_domain(uniform) + 0.2
+
+    def test_weights_leave_uniform_averaging_at_all_defaults(self):
+        """20 rounds on digits: eight clients begin with 1/8 each."""
+        result = pluribus.run("pfedla", out=new_folder(), progress=False, device="cpu", evaluate_every=20)
+        told = [record["notes"]["own_weight"] for record in result.history]
+        assert told[0] == pytest.approx(1 / 8, abs=0.01)
+        assert told[-1] > 1 / 8 + 0.1
+
+    def test_the_learning_rate_matters(self):
+        slow, fast = (two_groups("pfedla", rounds=4, evaluate_every=4, hyper_lr=rate) for rate in (0.001, 0.01))
+        told = [run_through(one).history[-1]["notes"]["own_weight"] for one in (slow, fast)]
+        assert told[1] > told[0] + 0.03
+        alphas = [torch.stack([net().detach() for net in one.server.state.nets]) for one in (slow, fast)]
+        assert (alphas[0] - alphas[1]).abs().max() > 0.1
+
+    def test_a_rounds_record_has_the_weights_on_oneself_of_those_who_answered(self):
+        nets = [net_of(0, [[1.0, 3.0], [1.0, 1.0]]), net_of(1, [[1.0, 3.0], [0.0, 1.0]])]
+        server = server_with(nets, a__x=[[0.0], [1.0]], b__x=[[0.0], [1.0]])
+        PFedLA().aggregate(server, {k: PFedLA().download(server, k) for k in (0, 1)})  # nothing was learnt
+        assert server.notes == {"own_weight": 0.625, "own_weights": {"0": 0.375, "1": 0.875}}
+        PFedLA().aggregate(server, {1: PFedLA().download(server, 1)})
+        assert server.notes == {"own_weight": 0.875, "own_weights": {"1": 0.875}}
 
 
 class TestKeepLocal:

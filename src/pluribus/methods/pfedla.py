@@ -27,18 +27,23 @@ class HyperNetwork(nn.Module):
         super().__init__()
         self.client = client
         self.embedding = nn.Parameter(torch.randn(WIDTH, generator=generator))
-        self.hidden = nn.Parameter((torch.rand(DEPTH, WIDTH, WIDTH, generator=generator) * 2 - 1) / WIDTH**0.5)
-        self.hidden_bias = nn.Parameter((torch.rand(DEPTH, WIDTH, generator=generator) * 2 - 1) / WIDTH**0.5)
-        # all positive, so that sums of 100 terms are alike: alpha begins near 1 / N
-        self.weight = nn.Parameter(torch.rand(layers, clients, WIDTH, generator=generator))
-        self.bias = nn.Parameter(torch.zeros(layers, clients))
+        # He's scale: numbers stay of order one through all layers with ReLU, so that a step can reach the scores
+        self.hidden = nn.Parameter(torch.randn(DEPTH, WIDTH, WIDTH, generator=generator) * (2 / WIDTH) ** 0.5)
+        self.hidden_bias = nn.Parameter(torch.zeros(DEPTH, WIDTH))
+        # scores begin at about 1, the bias: alpha begins near 1 / N
+        self.weight = nn.Parameter((torch.rand(layers, clients, WIDTH, generator=generator) * 2 - 1) / WIDTH)
+        self.bias = nn.Parameter(torch.ones(layers, clients))
 
-    def forward(self) -> Tensor:
-        """alpha (layers, clients). A layer without any weight is the client's own."""
+    def scores(self) -> Tensor:
+        """(layers, clients): what alpha is in proportion to."""
         x: Tensor = self.embedding
         for weight, bias in zip(self.hidden, self.hidden_bias, strict=True):
             x = (weight @ x + bias).relu()
-        scores = (self.weight @ x + self.bias).relu()
+        return (self.weight @ x + self.bias).relu()
+
+    def forward(self) -> Tensor:
+        """alpha (layers, clients). A layer without any weight is the client's own."""
+        scores = self.scores()
         total = scores.sum(1, keepdim=True)
         own = torch.zeros_like(scores)
         own[:, self.client] = 1
@@ -103,17 +108,23 @@ class PFedLA(Method):
             net: HyperNetwork = state.nets[i]
             alpha = net()
             with torch.no_grad():
-                towards = torch.zeros_like(alpha)  # <theta_j^l, Delta^l>
+                towards, length = torch.zeros_like(alpha), alpha.new_zeros(len(alpha), 1)
                 for name, (layer, mix) in _mix(state, alpha, i).items():
                     if name in weights:
-                        towards[layer] += weights[name].flatten(1) @ (theta[name] - mix).flatten()
-                towards[self._kept(alpha, i)] = 0  # a layer that was not mixed says nothing about alpha
-            # d mix / d alpha_j is theta_j, so this is a step along J^T Delta: down 1/2 ||mix - theta_i||^2
+                        delta = (theta[name] - mix).flatten()
+                        towards[layer] += weights[name].flatten(1) @ delta  # <theta_j^l, Delta^l>
+                        length[layer] += delta @ delta
+                length[self._kept(alpha, i)] = 0  # a layer that was not mixed says nothing about alpha
+                towards = torch.where(length > 0, towards / length.where(length > 0, 1.0), 0.0)
+            # d mix / d alpha_j is theta_j, so this is a step along J^T Delta: down 1/2 ||mix - theta_i||^2, in each
+            # layer as a share of ||Delta||^2
             sgd_step(net, -(alpha * towards).sum(), self.hyper_lr)
         for part in (state.weights, state.statistics):
             for name, stored in part.named_buffers():
                 for i, theta in trained.items():
                     stored[i] = theta[name]
+        own = {str(i): float(state.nets[i]()[:, i].detach().mean()) for i in trained}  # alpha_ii, mean over layers
+        server.notes |= {"own_weight": sum(own.values()) / len(own), "own_weights": own}
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         above(self, hyper_lr=0)
