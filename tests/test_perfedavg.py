@@ -1,12 +1,17 @@
-"""Per-FedAvg: both variants against softmax regression in double precision, the split of a batch, and adaptation."""
+"""Per-FedAvg: its variants against softmax regression in double precision, the split of a batch, and adaptation."""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import once_differentiable
 from torch.autograd.functional import hvp
+from torch.func import functional_call
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from conftest import assemble_tiny, run_tiny
 from kit import ByHand, differing
@@ -56,13 +61,29 @@ def slope(theta: Tensor, batch: Batch) -> Tensor:
 class TestStep:
     def test_first_order(self):
         """theta' = theta - alpha grad(B1), then theta - beta grad(theta'; B2): the outer step starts from theta."""
-        method = PerFedAvg(inner_lr=0.8)
+        method = PerFedAvg(inner_lr=0.8, variant="first-order")
         client = client_with(method)
         theta, (b1, b2) = flat(client), split(first(client, 8), 2)
         expected = theta - BETA * slope(theta - 0.8 * slope(theta, b1), b2)
         loss = method.step(client, first(client, 8))
         torch.testing.assert_close(flat(client), expected, rtol=0, atol=1e-6)
         assert loss.item() == pytest.approx(regression(theta, b1).item(), abs=1e-6)
+
+    def test_exact(self):
+        """(I - alpha H(B3)) grad(theta'; B2): the Hessian of softmax regression is x x^T times diag(p) - p p^T."""
+        method = PerFedAvg(inner_lr=0.8)
+        client = client_with(method)
+        theta, (b1, b2, b3) = flat(client), split(first(client, 9), 3)
+        outer = slope(theta - 0.8 * slope(theta, b1), b2)
+        x = torch.cat([b3.x.flatten(1), torch.ones(3, 1)], 1).double()  # the bias is a pixel that is always 1
+        p = (x @ torch.cat([theta[:48].view(3, 16), theta[48:, None]], 1).T).softmax(1)
+        inner = torch.diag_embed(p) - p[:, :, None] * p[:, None, :]
+        direction = torch.cat([outer[:48].view(3, 16), outer[48:, None]], 1)
+        product = torch.einsum("sab,bj,sj,si->ai", inner, direction, x, x) / 3
+        product = torch.cat([product[:, :16].flatten(), product[:, 16]])
+        assert BETA * 0.8 * product.abs().max() > 0.04, "the term would be seen"
+        method.step(client, first(client, 9))
+        torch.testing.assert_close(flat(client), theta - BETA * (outer - 0.8 * product), rtol=0, atol=1e-6)
 
     def test_hessian_free(self):
         """(I - alpha H(B3)) grad(theta'; B2), H exactly by double backward; the difference is good to 4 digits."""
@@ -90,15 +111,16 @@ class TestStep:
         assert found[0] / found[1] > 6, "9 for a central difference, 3 for a one-sided one"
 
     def test_without_adaptation_it_is_a_step_of_fedavg_on_the_second_part(self):
-        method = PerFedAvg(inner_lr=0.0)
+        method = PerFedAvg(inner_lr=0.0, variant="first-order")
         adapted, plain = client_with(method), client_with(method)
         method.step(adapted, first(adapted, 8))
         loss = F.cross_entropy(plain.model(first(plain, 8).x[4:]), first(plain, 8).y[4:])
         plain.descend(loss)
         assert equal(copies(adapted), copies(plain))
 
-    def test_batch_norm_statistics_follow_the_global_parameters_once_a_step(self):
-        method = PerFedAvg(inner_lr=0.8, variant="hessian-free")
+    @pytest.mark.parametrize("variant", ["exact", "hessian-free"])
+    def test_batch_norm_statistics_follow_the_global_parameters_once_a_step(self, variant):
+        method = PerFedAvg(inner_lr=0.8, variant=variant)
         client = client_with(method, flat_split(16, 3, 0, nn.BatchNorm2d(1)))
         method.step(client, first(client, 9))
         norm = client.model.features[0]
@@ -106,7 +128,7 @@ class TestStep:
         mean = 0.1 * first(client, 3).x.mean()  # momentum 0.1 from 0, on B1
         torch.testing.assert_close(norm.running_mean, mean[None])
 
-    @pytest.mark.parametrize(("variant", "parts"), [("first-order", 2), ("hessian-free", 3)])
+    @pytest.mark.parametrize(("variant", "parts"), [("first-order", 2), ("hessian-free", 3), ("exact", 3)])
     def test_a_step_takes_as_many_batches_as_it_has_gradients(self, variant, parts):
         sizes = []
 
@@ -120,6 +142,127 @@ class TestStep:
         method.local_update(client)
         assert sizes[0] == parts * 2
         assert sum(sizes) == 9
+
+
+def switching() -> Split:
+    """A hidden unit of eight ReLUs over two pixels each."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()), nn.Linear(8, 3), 8)
+
+
+def rows_as_steps(kind: type[nn.RNNBase] = nn.LSTM, **how) -> Split:
+    """A recurrent network that reads an image row by row."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(1)
+        return Split(Rows(kind(4, 6, batch_first=True, **how)), nn.Linear(6, 3), 6)
+
+
+class Rows(nn.Module):
+    def __init__(self, net: nn.RNNBase):
+        super().__init__()
+        self.net = net
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.squeeze(1))[0][:, -1]
+
+
+def by_hessian(client: Client, batch: Batch, direction: Tensor) -> Tensor:
+    """The whole matrix of second derivatives in double precision, times the direction."""
+    model = copy.deepcopy(client.model).double()
+    shapes = {name: p.shape for name, p in model.named_parameters()}
+
+    def loss(theta: Tensor) -> Tensor:
+        parts = torch.split(theta, [shape.numel() for shape in shapes.values()])
+        named = {n: part.view(shape) for (n, shape), part in zip(shapes.items(), parts, strict=True)}
+        return F.cross_entropy(functional_call(model, named, (batch.x.double(),)), batch.y)
+
+    theta = torch.cat([p.detach().flatten() for p in model.parameters()])
+    return torch.func.hessian(loss)(theta) @ direction.double()
+
+
+def products(client: Client, direction: dict[str, Tensor], batch: Batch) -> dict[str, Tensor]:
+    """What both variants take for Hessian times direction, as one vector each."""
+    theta = {name: p.detach() for name, p in client.parameters().items()}
+    found = {v: PerFedAvg(variant=v)._product(client, theta, direction, batch) for v in ("exact", "hessian-free")}
+    return {v: torch.cat([product[n].flatten() for n in theta]) for v, product in found.items()}
+
+
+class TestProduct:
+    def test_where_a_unit_switches_only_the_exact_one_is_right(self):
+        """The bias of each unit is such that it is 1e-4 below its threshold for the first image: a difference of
+        1e-3 sees a slope that the function does not have at theta."""
+        client = client_with(PerFedAvg(), switching())
+        batch, linear = first(client, 9), client.model.features[1]
+        with torch.no_grad():
+            linear.bias.copy_(-1e-4 - linear.weight @ batch.x[0].flatten())
+        generator = torch.Generator().manual_seed(0)
+        direction = {n: torch.randn(p.shape, generator=generator) for n, p in client.parameters().items()}
+        right = by_hessian(client, batch, torch.cat([value.flatten() for value in direction.values()]))
+        off = {
+            v: ((found - right).norm() / right.norm()).item() for v, found in products(client, direction, batch).items()
+        }
+        assert off["exact"] < 1e-5
+        assert off["hessian-free"] > 0.1
+
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+    def test_of_recurrent_models(self, kind):
+        client = client_with(PerFedAvg(), rows_as_steps(kind))
+        direction = {n: torch.ones_like(p) for n, p in client.parameters().items()}
+        right = by_hessian(client, first(client, 9), torch.cat([d.flatten() for d in direction.values()]))
+        found = products(client, direction, first(client, 9))["exact"]
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-6)
+
+    def test_of_fused_attention(self):
+        client = client_with(PerFedAvg(), Split(Attention(), nn.Linear(4, 3), 4))
+        direction = {n: torch.ones_like(p) for n, p in client.parameters().items()}
+        with sdpa_kernel(SDPBackend.MATH):
+            right = by_hessian(client, first(client, 9), torch.cat([d.flatten() for d in direction.values()]))
+        found = products(client, direction, first(client, 9))["exact"]
+        torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-6)
+
+    def test_a_layer_that_has_one_derivative_only_is_refused_by_name(self):
+        client = client_with(PerFedAvg(), flat_split(16, 3, 0, Once()))
+        with pytest.raises(ConfigError, match="'toy' has a layer that torch differentiates only once"):
+            PerFedAvg().step(client, first(client, 9))
+        for variant in ("hessian-free", "first-order"):
+            assert PerFedAvg(variant=variant).step(client, first(client, 9)).isfinite()
+
+
+class Attention(nn.Module):
+    """Rows of an image look at each other, by torch's fused kernel."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mix = nn.Linear(4, 4)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = self.mix(x)
+        return F.scaled_dot_product_attention(rows, rows, rows).mean((1, 2))
+
+
+class Scaled(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, scale):
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        x, scale = ctx.saved_tensors
+        return grad * scale, (grad * x).sum()
+
+
+class Once(nn.Module):
+    """Images times a learnt number, with a derivative that torch cannot differentiate."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Scaled.apply(x, self.scale)
 
 
 class TestSplit:
@@ -169,8 +312,8 @@ class TestAdapted:
         assert measured["adapted"] == measured["before"]
 
 
-def test_both_variants_learn():
-    for variant in ("first-order", "hessian-free"):
+def test_all_variants_learn():
+    for variant in ("first-order", "hessian-free", "exact"):
         result = run_tiny("per-fedavg", variant=variant, rounds=4, models="mlp-64")
         losses = [record["loss"] for record in result.history]
         assert losses[-1] < losses[0]
@@ -181,7 +324,7 @@ def test_both_variants_learn():
     [
         ({"inner_lr": -0.1}, "--inner-lr must be at least 0, not -0.1"),
         ({"difference": 0.0}, "--difference must be above 0, not 0"),
-        ({"variant": "exact"}, "--variant must be one of first-order, hessian-free"),
+        ({"variant": "newton"}, "--variant must be one of exact, hessian-free, first-order"),
     ],
 )
 def test_refusals(wrong, sentence):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pluribus.client import Client
+from pluribus.errors import ConfigError
 from pluribus.message import Message, Rows
 from pluribus.server import Server
 from pluribus.steps import Map
@@ -151,6 +155,43 @@ def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     """The inverse of `flatten`."""
     parts = torch.split(vector, [p.numel() for p in parameters.values()])
     return {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
+
+
+def recurrent(model: nn.Module) -> bool:
+    """Whether a model has layers that torch runs as one fused kernel over a whole sequence."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
+
+
+@contextmanager
+def derivable(client: Client) -> Iterator[None]:
+    """Attention and recurrent layers by kernels whose derivatives have derivatives, also where faster ones exist."""
+    with sdpa_kernel(SDPBackend.MATH):
+        if client.device.type == "cpu" or not recurrent(client.model):
+            yield
+            return
+        with _one_at_a_time, torch.backends.cudnn.flags(enabled=False):  # a switch for all threads
+            yield
+
+
+_one_at_a_time = threading.Lock()
+ONLY_ONCE = ("not implemented", "differentiate twice")  # what torch says where a derivative has no derivative
+
+
+def backward_again(client: Client, value: Tensor) -> None:
+    """Backward through gradients, into `grad` of every leaf.
+
+    Not `autograd.grad`: that takes no step off the way to what it is asked for, and so passes layers by, without a
+    word, whose derivative has no derivative.
+    """
+    try:
+        value.backward()  # type: ignore[no-untyped-call]
+    except RuntimeError as error:
+        if not any(words in str(error) for words in ONLY_ONCE):
+            raise
+        raise ConfigError(
+            f"this method differentiates twice, and '{client.card.model}' has a layer that torch differentiates only "
+            f"once ({str(error).strip().splitlines()[0].rstrip('.')}). Use another model or another form of the method."
+        ) from error
 
 
 def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tensor]) -> None:

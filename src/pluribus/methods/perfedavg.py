@@ -12,6 +12,7 @@ from pluribus.client import Batch, Client
 from pluribus.message import Message
 from pluribus.method import above, at_least, register
 from pluribus.methods.fedavg import FedAvg
+from pluribus.ops import backward_again, derivable
 from pluribus.optim import Opt, Rule
 from pluribus.task import Card, Task
 
@@ -28,8 +29,8 @@ class PerFedAvg(FedAvg):
 
     inner_lr: float = 0.01
     """alpha: learning rate of the adaptation step. The rate beta of the outer step is --lr."""
-    variant: Literal["first-order", "hessian-free"] = "first-order"
-    """Leave the Hessian out, or take its product with the gradient by a difference of gradients on a third batch."""
+    variant: Literal["exact", "hessian-free", "first-order"] = "exact"
+    """The Hessian's product with the gradient, on a third batch: exact, by a difference of gradients, or left out."""
     difference: float = 1e-3
     """delta: how far apart the gradients of the hessian-free variant lie."""
 
@@ -55,13 +56,18 @@ class PerFedAvg(FedAvg):
         loss = self.loss(client, first)  # with the client's own forward: batch-norm statistics follow theta
         adapted = moved(theta, client.grads(loss), -self.inner_lr)
         outer = gradient(client, adapted, second)
-        for part in third:  # (I - alpha Hessian) outer
-            ahead = gradient(client, moved(theta, outer, self.difference), part)
-            behind = gradient(client, moved(theta, outer, -self.difference), part)
-            product = {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in outer}
-            outer = moved(outer, product, -self.inner_lr)
+        for part in third:
+            outer = moved(outer, self._product(client, theta, outer, part), -self.inner_lr)  # (I - alpha Hessian) outer
         client.apply(outer)
         return loss
+
+    def _product(self, client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
+        """Hessian times direction."""
+        if self.variant == "exact":
+            return hessian_product(client, theta, direction, batch)
+        ahead = gradient(client, moved(theta, direction, self.difference), batch)
+        behind = gradient(client, moved(theta, direction, -self.difference), batch)
+        return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in direction}
 
     def adapt(self, client: Client, view: str) -> None:
         """One step on a batch of the client's training data, the first of a shuffle."""
@@ -94,5 +100,19 @@ def gradient(client: Client, theta: Parameters, batch: Batch) -> dict[str, Tenso
     """The gradient of the loss at other parameters; nothing of the client changes."""
     theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
     loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
-    found = torch.autograd.grad(loss, list(theta.values()), allow_unused=True)
+    return _gradient(loss, theta)
+
+
+def hessian_product(client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
+    """The Hessian of the loss times a direction, by differentiating gradient times direction."""
+    theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
+    with derivable(client):
+        loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
+        slope = _gradient(loss, theta, create_graph=True)
+        backward_again(client, torch.stack([(slope[name] * direction[name]).sum() for name in slope]).sum())
+    return {name: value.grad for name, value in theta.items() if value.grad is not None}
+
+
+def _gradient(value: Tensor, theta: Parameters, create_graph: bool = False) -> dict[str, Tensor]:
+    found = torch.autograd.grad(value, list(theta.values()), allow_unused=True, create_graph=create_graph)
     return {name: g for name, g in zip(theta, found, strict=True) if g is not None}
