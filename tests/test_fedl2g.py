@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -20,10 +21,11 @@ from pluribus.data.federated import Data, Store
 from pluribus.errors import ConfigError, MessageError
 from pluribus.folder import RunFolder
 from pluribus.message import Kept, Message, Rows, decode, encode
-from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits
+from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits, jvp_by_double_backward
 from pluribus.models import Split
 from pluribus.models.dropout import Dropout
 from pluribus.optim import Rule
+from toys import RowReader
 
 C, K = 10, 64  # of the small group on digits
 BOTH = {"fedl2g-l": FedL2GLogits, "fedl2g-f": FedL2GFeatures}
@@ -206,6 +208,46 @@ class TestGradient:
         batch, pi = guide(method, client)
         assert pi.abs().max() > 1e-4
         torch.testing.assert_close(pi, by_double_backward(cls, client, batch), rtol=1e-9, atol=1e-14)
+
+    @both_variants
+    @every_model
+    def test_forward_mode_and_a_double_backward_pass_agree(self, cls, build):
+        method = cls()
+        client = random_client(method, build)
+        found = []
+
+        def both(client: Client, batch: Batch) -> Tensor:
+            def activations(theta: Mapping[str, Tensor]) -> Tensor:
+                return method.guided(*method._forward(client, batch.x, theta))
+
+            theta = {name: p.detach() for name, p in client.parameters().items()}
+            direction = {name: torch.cos(torch.arange(p.numel()).double()).view_as(p) for name, p in theta.items()}
+            found.append(jvp(activations, (theta,), (direction,))[1])
+            found.append(jvp_by_double_backward(client, activations, theta, direction))
+            return torch.zeros(())
+
+        client.fit(both, on="study", steps=1)
+        assert found[0].abs().max() > 0.1
+        torch.testing.assert_close(found[1], found[0], rtol=1e-12, atol=1e-14)
+
+    @both_variants
+    @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
+    def test_of_a_recurrent_model(self, cls, kind):
+        """In single precision, where torch runs an LSTM as one kernel that has no forward-mode derivative."""
+        method = cls()
+
+        def build() -> Split:
+            return Split(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
+
+        exact_client = random_client(method, build)
+        batch, exact = guide(method, exact_client)
+        torch.testing.assert_close(exact, by_double_backward(cls, exact_client, batch), rtol=1e-9, atol=1e-14)
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(3)
+            client = client_for(method, build(), data_of(noise(24), [i % 3 for i in range(24)]))
+        pi = guide(method, client)[1]
+        assert exact.abs().max() > 1e-5
+        torch.testing.assert_close(pi.double(), exact, rtol=1e-3, atol=1e-7)
 
     @both_variants
     def test_in_the_precision_of_training(self, cls):
@@ -778,3 +820,14 @@ class TestModels:
         result = run_tiny(name, rounds=1)
         assert "warmup" not in (result.folder / "config.toml").read_text()
         assert pluribus.resume(result.folder, progress=False).accuracy == result.accuracy
+
+
+@both_names
+def test_recurrent_models_run_and_the_run_says_how(name):
+    result = run_tiny(name, models="toys.lstm,mlp-64", rounds=3, evaluate_every=3)
+    assert all(record["notes"]["guides_moved"] > 0 for record in result.history)
+    (said,) = [warning for warning in result.warnings if "recurrent" in warning]
+    assert "toys.lstm" in said
+    assert "double backward" in said
+    plain = run_tiny(name, models="mlp-64", rounds=1)
+    assert not any("recurrent" in warning for warning in plain.warnings)

@@ -23,6 +23,7 @@ from pluribus.message import Message
 from pluribus.methods.perfedavg import PerFedAvg, split
 from pluribus.models import Split
 from pluribus.optim import Rule
+from toys import RowReader
 
 LABELS = [0, 1, 2, 1, 0, 2, 2, 1, 0]
 BETA = 0.5
@@ -151,20 +152,11 @@ def switching() -> Split:
         return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()), nn.Linear(8, 3), 8)
 
 
-def rows_as_steps(kind: type[nn.RNNBase] = nn.LSTM, **how) -> Split:
+def reading(kind: type[nn.RNNBase]) -> Split:
     """A recurrent network that reads an image row by row."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return Split(Rows(kind(4, 6, batch_first=True, **how)), nn.Linear(6, 3), 6)
-
-
-class Rows(nn.Module):
-    def __init__(self, net: nn.RNNBase):
-        super().__init__()
-        self.net = net
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.net(x.squeeze(1))[0][:, -1]
+        return Split(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
 
 
 def by_hessian(client: Client, batch: Batch, direction: Tensor) -> Tensor:
@@ -207,7 +199,7 @@ class TestProduct:
 
     @pytest.mark.parametrize("kind", [nn.LSTM, nn.GRU, nn.RNN])
     def test_of_recurrent_models(self, kind):
-        client = client_with(PerFedAvg(), rows_as_steps(kind))
+        client = client_with(PerFedAvg(), reading(kind))
         direction = {n: torch.ones_like(p) for n, p in client.parameters().items()}
         right = by_hessian(client, first(client, 9), torch.cat([d.flatten() for d in direction.values()]))
         found = products(client, direction, first(client, 9))["exact"]
@@ -317,6 +309,11 @@ def test_all_variants_learn():
         result = run_tiny("per-fedavg", variant=variant, rounds=4, models="mlp-64")
         losses = [record["loss"] for record in result.history]
         assert losses[-1] < losses[0]
+
+
+def test_recurrent_models_learn():
+    losses = [record["loss"] for record in run_tiny("per-fedavg", rounds=4, models="toys.lstm").history]
+    assert losses[-1] < losses[0]
 
 
 @pytest.mark.parametrize(

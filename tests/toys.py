@@ -29,6 +29,22 @@ def normed(shape: tuple[int, ...]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.BatchNorm1d(64), nn.ReLU())
 
 
+class RowReader(nn.Module):
+    """Reads an image row by row; the features are what is remembered at the end."""
+
+    def __init__(self, kind: type[nn.RNNBase], inputs: int, width: int) -> None:
+        super().__init__()
+        self.net = kind(inputs, width, batch_first=True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x.transpose(1, 2).flatten(2))[0][:, -1]
+
+
+def lstm(shape: tuple[int, int, int]) -> nn.Module:
+    """A recurrent backbone, whose layers torch runs as one fused kernel."""
+    return RowReader(nn.LSTM, shape[0] * shape[2], 64)
+
+
 def scores_on(client: Client, data: Data) -> Tensor:
     """The model's scores of a small set, in order."""
     return client.sweep(logits, data)

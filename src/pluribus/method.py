@@ -148,6 +148,10 @@ class Method:
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         """Refuse what this method cannot serve, before round 0, beyond `needs`."""
 
+    def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
+        """What a person should know before round 0 about these architectures; goes into the run's warnings."""
+        return []
+
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
         """Bytes per client and round at most, headers aside: what the schema allows, unless a method knows better."""
         wires, known = self.wires(task, card), {"batch": sizes.batch}

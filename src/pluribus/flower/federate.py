@@ -151,10 +151,11 @@ def federation(
     models = {k: one["model"] for k, one in facts.items()}
     cards = Cards(task, models, data)
     check_needs(method, task, cards, cards.architectures(), agreement.rule)
+    told = method.warnings(task, cards.architectures())
     nothing: Any = None  # no data set and no partition on this side
-    notes = decided(experiment.build_method(), method)
+    told += decided(experiment.build_method(), method)
     where = agreement.local(), torch.device("cpu")
-    parts = Assembly(experiment, method, nothing, data, nothing, task, cards, *where, warnings=notes)
+    parts = Assembly(experiment, method, nothing, data, nothing, task, cards, *where, warnings=told)
     missing = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
     engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)

@@ -5,7 +5,7 @@ gradient of the loss on a held-out quiz set after one such study step. The vecto
 is linear in them, so their gradient is two gradients and one Jacobian-vector product: no second derivative appears.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 
@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 from torch.func import jvp
 from torch.nn import functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, Sizes, Traffic, at_least, register
-from pluribus.ops import onehot, rows_mean, turn_into_gradients
+from pluribus.method import Method, Need, Sizes, Traffic, at_least, name_of, register
+from pluribus.ops import backward_again, derivable, onehot, recurrent, rows_mean, turn_into_gradients
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -69,6 +68,14 @@ class FedL2G(Method):
                     f"to study. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
                 )
 
+    def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
+        return [
+            f"{name_of(type(self))}: '{model}' has recurrent layers, whose kernels have no forward-mode derivative: "
+            f"its reports are found by a double backward pass, which takes longer."
+            for model in models
+            if recurrent(task.shape_of(model))
+        ]
+
     def warm_rounds(self, task: Task) -> int:
         """T'; the public code has 50 of 1000."""
         return task.rounds // 20 if self.warmup is None else self.warmup
@@ -115,14 +122,18 @@ class FedL2G(Method):
         def activations(theta: Parameters) -> Tensor:
             return self.guided(*self._forward(client, batch.x, theta))
 
-        with sdpa_kernel(SDPBackend.MATH):  # the fused kernels have no forward-mode derivative
+        with derivable(client):
             features, logits = self._forward(client, batch.x, theta)
             task_loss = F.cross_entropy(logits, batch.y)
             study = client.grads(task_loss + self._guiding_loss(client, batch, features, logits))
             moved = {name: theta[name].detach() - eta * study.pop(name) for name in list(study)}  # Eq. 5
             turn_into_gradients(lambda: F.cross_entropy(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
             g_q = moved  # in the memory of theta'
-            rate = jvp(activations, ({name: theta[name].detach() for name in g_q},), (g_q,))[1]  # J_j g_q
+            at = {name: theta[name].detach() for name in g_q}
+            if recurrent(client.model):
+                rate = jvp_by_double_backward(client, activations, at, g_q)
+            else:
+                rate = jvp(activations, (at,), (g_q,))[1]  # J_j g_q
         members = onehot(batch.y, client.task.classes).to(rate.dtype)
         client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
         return task_loss
@@ -153,6 +164,20 @@ class FedL2G(Method):
         server.state.guides = server.state.guides - self.server_lr * mean.value
         start = self._initial(server)
         server.notes["guides_moved"] = float((server.state.guides - start).norm() / start.norm())
+
+
+def jvp_by_double_backward(
+    client: Client, activations: Callable[[Parameters], Tensor], theta: Parameters, direction: Parameters
+) -> Tensor:
+    """J g without forward mode: J^T u is linear in u, and u's gradient of <J^T u, g> is J g."""
+    theta = {name: value.requires_grad_() for name, value in theta.items()}
+    a = activations(theta)
+    u = torch.zeros_like(a, requires_grad=True)
+    pulled = torch.autograd.grad(a, list(theta.values()), u, create_graph=True, allow_unused=True)
+    pairs = zip(theta, pulled, strict=True)
+    backward_again(client, torch.stack([(g * direction[n]).sum() for n, g in pairs if g is not None]).sum())
+    assert u.grad is not None
+    return u.grad
 
 
 @register("fedl2g-l")
