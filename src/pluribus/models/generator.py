@@ -17,8 +17,8 @@ class Generator(nn.Module):
     def __init__(self, noise: int, classes: int, hidden: int, width: int) -> None:
         super().__init__()
         self.classes = classes
-        self.inner, self.outer = nn.Linear(noise + classes, hidden), nn.Linear(hidden, width)
-        self.norm = nn.BatchNorm1d(hidden)
+        self.inner = nn.Linear(noise + classes, hidden, bias=False)  # batch norm would take a bias away again
+        self.norm, self.outer = nn.BatchNorm1d(hidden), nn.Linear(hidden, width)
 
     def forward(self, eps: Tensor, y: Tensor) -> Tensor:
         """A feature for each row of noise and its label."""
