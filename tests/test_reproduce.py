@@ -365,6 +365,14 @@ def test_a_summary_that_is_none(tmp_path: Path) -> None:
         summary.read(tmp_path / "nowhere")
 
 
+@pytest.mark.parametrize("name", RUN)
+def test_fedproto_runs_with_the_lambda_of_the_paper(name: str) -> None:
+    """10 in Table A2 of FedFree, and by assumption in FedL2G; FedGH names none, and FedProto's authors have 1."""
+    table = paper.find(name)
+    for row in (row for row in table.rows if row.method == "fedproto"):
+        assert table.experiment(row).build_method().pull == (1 if name.startswith("fedgh") else 10)
+
+
 # ---- what was measured -----------------------------------------------------------------------------------------------
 
 
