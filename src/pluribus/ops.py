@@ -177,8 +177,8 @@ _one_at_a_time = threading.Lock()
 ONLY_ONCE = ("not implemented", "differentiate twice")  # what torch says where a derivative has no derivative
 
 
-def backward_again(client: Client, value: Tensor) -> None:
-    """Backward through gradients, into `grad` of every leaf.
+def backward_again(client: Client, value: Tensor, instead: str) -> None:
+    """Backward through gradients, into `grad` of every leaf; `instead` is what a person may do where that fails.
 
     Not `autograd.grad`: that takes no step off the way to what it is asked for, and so passes layers by, without a
     word, whose derivative has no derivative.
@@ -190,7 +190,7 @@ def backward_again(client: Client, value: Tensor) -> None:
             raise
         raise ConfigError(
             f"this method differentiates twice, and '{client.card.model}' has a layer that torch differentiates only "
-            f"once ({str(error).strip().splitlines()[0].rstrip('.')}). Use another model or another form of the method."
+            f"once ({str(error).strip().splitlines()[0].rstrip('.')}). Use {instead}."
         ) from error
 
 

@@ -175,7 +175,8 @@ def jvp_by_double_backward(
     u = torch.zeros_like(a, requires_grad=True)
     pulled = torch.autograd.grad(a, list(theta.values()), u, create_graph=True, allow_unused=True)
     pairs = zip(theta, pulled, strict=True)
-    backward_again(client, torch.stack([(g * direction[n]).sum() for n, g in pairs if g is not None]).sum())
+    along = torch.stack([(g * direction[n]).sum() for n, g in pairs if g is not None]).sum()
+    backward_again(client, along, "another model")
     assert u.grad is not None
     return u.grad
 

@@ -109,7 +109,8 @@ def hessian_product(client: Client, theta: Parameters, direction: Parameters, ba
     with derivable(client):
         loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
         slope = _gradient(loss, theta, create_graph=True)
-        backward_again(client, torch.stack([(slope[name] * direction[name]).sum() for name in slope]).sum())
+        along = torch.stack([(slope[name] * direction[name]).sum() for name in slope]).sum()
+        backward_again(client, along, "--variant hessian-free or --variant first-order")
     return {name: value.grad for name, value in theta.items() if value.grad is not None}
 
 
