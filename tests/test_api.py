@@ -155,6 +155,26 @@ def test_a_table_stands_beside_others(fedgh: Result, capsys: pytest.CaptureFixtu
     assert lines[5].split()[-1] == f"{fedgh.accuracy:.3f}"
 
 
+def test_a_table_beside_others_is_of_one_view(capsys: pytest.CaptureFixture[str]) -> None:
+    """FedAvg's headline is before training, which local does not have."""
+    local, fedavg = (run_tiny(name, models="mlp-64") for name in ("local", "fedavg"))
+    alone, after, own = ({}, {}, {"view": "own"})
+    shown = []
+    for others, view in (([], alone), ([local], after), ([local], own)):
+        fedavg.table(*others, **view)
+        shown.append(capsys.readouterr().out)
+    means = [next(line.split()[1:] for line in text.splitlines() if line.split()[0] == "mean") for text in shown]
+    summary = {view: f"{moments['selected']['test']['mean']:.3f}" for view, moments in fedavg.summary.items()}
+    assert means == [
+        [summary["before"]],
+        [f"{local.accuracy:.3f}", summary["after"]],
+        [f"{local.accuracy:.3f}", summary["before"]],
+    ]
+    other = [line.split()[1:] for line in shown[1].splitlines() if line.split()[:1] == ["mean,"]]
+    assert other == [["before", "-", summary["before"]]]
+    assert ["Different views" in text for text in shown] == [False, False, True]
+
+
 def test_a_model_comes_back_trained_and_predicts(fedgh: Result) -> None:
     parts, saved = assemble_tiny("fedgh", momentum=0.9), Checkpoint(fedgh.folder / "state")
     trained = 0

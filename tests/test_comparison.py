@@ -240,6 +240,112 @@ def test_notes_say_what_is_not_covered() -> None:
     assert "With one seed only clients are drawn anew: a difference shown is one of this seed." in one
 
 
+# ---- one view --------------------------------------------------------------------------------------------------------
+
+
+def of_views(method: str, views: dict[str, list[float]], wanted: str, kept: bool = True) -> Run:
+    """A run of one round whose clients had these accuracies, by view; the headline first."""
+    moments = {
+        view: {"test": {"mean": sum(all_) / len(all_), "weighted": 0.5, "worst": min(all_)}}
+        for view, all_ in views.items()
+    }
+    headline, clients = next(iter(views.values())), range(len(next(iter(views.values()))))
+    result = {
+        "summary": {view: {"last": one, "selected": one} for view, one in moments.items()},
+        "clients": {str(k): {"selected": {"test": headline[k]}} for k in clients},
+        "bytes": {"up": 1, "down": 1},
+        "seconds": 1.0,
+        "warnings": [],
+    }
+    if kept:
+        for k in clients:
+            result["clients"][str(k)]["views"] = {view: {"selected": {"test": all_[k]}} for view, all_ in views.items()}
+    return Run(method, 0, Path(f"{method}-0"), result, [], wanted)
+
+
+LOW, MIDDLE, HIGH = ([base + 0.01 * k for k in range(8)] for base in (0.2, 0.7, 0.8))
+
+
+def viewed(wanted: str, kept: bool = True) -> Comparison:
+    """Before training `global` is far below, after it above; `proto` has no model after training."""
+    views = {
+        "alone": {"after": MIDDLE},
+        "global": {"before": LOW, "after": HIGH},
+        "both": {"after": LOW, "before": HIGH},
+        "proto": {"before": LOW, "head": HIGH},
+    }
+    return replace(
+        comparison({name: (of_views(name, of, wanted, kept),) for name, of in views.items()}, "alone"), view=wanted
+    )
+
+
+@pytest.mark.parametrize(
+    ("wanted", "verdicts"),
+    [
+        ("after", ["better", "worse", "different views"]),
+        ("before", ["different views"] * 3),  # alone has no view `before`
+        ("own", ["different views", "worse", "different views"]),
+    ],
+)
+def test_only_equal_views_are_tested_against_each_other(wanted: str, verdicts: list[str]) -> None:
+    found = viewed(wanted)
+    assert [one.verdict for one in found.differences] == verdicts
+    for one in found.differences:
+        assert (one.difference is None) == (one.p is None) == (one.verdict == "different views")
+    if wanted == "after":
+        above, below, _ = found.differences
+        assert above.difference is not None
+        assert above.difference.mean == pytest.approx(0.1)
+        assert above.p == 2 * above.difference.p == pytest.approx(4 / 256)  # Holm: two tests, not three
+        assert below.difference is not None
+        assert below.difference.mean == pytest.approx(-0.5)
+    assert found.to_json()["view"] == wanted
+
+
+def test_every_view_is_a_column_and_none_is_the_best_of_different_ones() -> None:
+    accuracy, views, *_ = viewed("after").tables
+    assert views.columns == ("method", "shown above", "after", "before", "head")
+    assert [[cell.text for cell in row] for row in views.rows] == [
+        ["alone", "after", "0.735", "-", "-"],
+        ["global", "after", "0.835", "0.235", "-"],
+        ["both", "after", "0.235", "0.835", "-"],
+        ["proto", "before", "-", "0.235", "0.835"],
+    ]
+    assert [cell.text for row in views.rows for cell in row if cell.best] == ["0.835", "0.835"]
+    assert not any(cell.best for row in accuracy.rows for cell in row)
+    alike = comparison({"weak": WEAK, "strong": STRONG}, "weak")
+    assert len(alike.tables) == 3
+    assert any(cell.best for row in alike.tables[0].rows for cell in row)
+
+
+def test_figures_that_were_not_kept_are_not_replaced_by_others() -> None:
+    found = viewed("after", kept=False)
+    assert [one.verdict for one in found.differences] == ["not kept", "worse", "different views"]
+    assert [row.accuracies["mean"].mean for row in found.rows] == pytest.approx([0.735, 0.835, 0.235, 0.235])
+
+
+def test_a_view_of_ones_own(terminal: Terminal, found: Comparison) -> None:
+    """Means in every view are those of the runs, per client too."""
+    out = str(shutil.copytree(found.folder, new_folder(), dirs_exist_ok=True))
+    after, before = (compare_tiny(*found.runs, out=out, view=view) for view in ("after", "before"))
+    assert [row.view for row in before.rows] == ["after", "before", "before"]
+    for comparison in (after, before):
+        for run in comparison.runs["fedgh"]:
+            mine = pluribus.resume(run.folder, progress=False)
+            assert run.by_client == {k: chosen.selected["test"] for k, chosen in mine.per_client(run.view).items()}
+            told = run.result["clients"]["0"]["views"]
+            assert list(told) == ["after", "before"]
+            assert told["before"]["selected_round"] == mine.per_client("before")[0].selected_round
+            for client in run.result["clients"].values():
+                del client["views"]
+            assert run.by_client == {k: chosen.selected["test"] for k, chosen in mine.per_client(run.view).items()}
+    with pytest.raises(ConfigError, match="--view must be one of after, before, own, not 'head'"):
+        compare_tiny("local", view="head")
+    own = ["--view", "own", "--seeds", "1", "--json", "--out", new_folder()]
+    told = terminal("compare", "local", *SMALL, *own).json
+    assert (told["view"], told["rows"][0]["view"]) == ("own", "after")
+
+
 # ---- files -----------------------------------------------------------------------------------------------------------
 
 
@@ -254,12 +360,17 @@ def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.Cap
             assert figure in printed
             assert figure in found.to_markdown()
             assert figure.replace("±", "$\\pm$") in found.to_latex()
-        if row["method"] != found.baseline:
+        if row["difference_mean"]:
             figure = f"{float(row['difference_mean']):+.3f}"
             assert figure in printed
             assert figure in found.to_markdown()
-            assert row["verdict"] in printed
-    assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 3
+        assert row["verdict"] in printed
+        for view in ("after", "before", "head"):
+            figure = f"{float(row[view]):.3f}" if row[view] else "-"
+            assert figure in printed
+            assert f"| {figure}" in found.to_markdown() or f"**{figure}**" in found.to_markdown()
+    assert [bool(row["difference_mean"]) for row in rows] == [False, True, False]  # fedproto has no view `after`
+    assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 4
     assert all(note.split()[0] in printed for note in found.notes)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+import pluribus
 from conftest import few_digits
 from pluribus.assembly import assemble
 from pluribus.data import Dataset
@@ -279,9 +280,39 @@ def test_what_is_tested_is_named_where_rows_differ_in_it(folder: Path) -> None:
     assert "after local training (Standalone), before local training (FedProto), per client and seed" in told
 
 
+def test_rows_are_tested_in_one_view(tmp_path: Path) -> None:
+    """FedAvg's headline is before training; what is tested is after it, and what is kept are both."""
+    rows = {name: {"method": name, "paper": {"Acc": "50.0"}} for name in ("local", "fedavg", "fedproto")}
+    table = tiny_table(rows=rows, baseline="local", figures={"Acc": "before selected test mean"})
+    options: dict[str, Any] = {"jobs": 1, "device": "cpu", "progress": False}
+    ran = reproduce(table, out=tmp_path, **options)
+    kept = shown(table, tmp_path)
+    run = pluribus.resume(tmp_path / runs_of(tmp_path, "fedavg")[0], progress=False)
+    base = pluribus.resume(tmp_path / runs_of(tmp_path, "local")[0], progress=False)
+    for found in (ran, kept):
+        fedavg, fedproto = found.differences
+        assert fedavg.difference is not None
+        mean = run.summary["after"]["selected"]["test"]["mean"] - base.accuracy
+        assert fedavg.difference.mean == pytest.approx(mean, abs=1e-5)
+        assert (fedproto.difference, fedproto.verdict) == (None, "different views")
+        assert found.pairs["fedavg"]["Acc"].ours.mean == pytest.approx(100 * run.accuracy, abs=1e-3)
+        assert any("local (after)" in note for note in found.notes)  # it has no view `before`
+    assert [one.verdict for one in shown(table, tmp_path, view="own").differences] == ["different views"] * 2
+    file = tmp_path / "tiny.json"
+    told = json.loads(file.read_text())
+    for client in (client for group in told["groups"] for one in group["runs"] for client in one["clients"].values()):
+        client.pop("views", None)  # as summaries were
+    file.write_text(json.dumps(told))
+    old = shown(table, file)
+    assert [one.verdict for one in old.differences] == ["not kept", "different views"]
+    assert [one.verdict for one in reproduce(table, out=tmp_path, **options).differences] == [
+        one.verdict for one in ran.differences
+    ]
+
+
 def test_a_column_of_ours_alone_has_no_paper_beside_it(folder: Path) -> None:
     table = tiny_table(figures={"Acc": "selected test mean", "last": "last test mean"})
-    figures, _ = shown(table, folder).tables
+    figures, *_ = shown(table, folder).tables
     assert figures.columns == ("", "seeds", "Acc", "paper", "difference", "last")
     assert {len(row) for row in figures.rows} == {6}
     assert "| last |" in shown(table, folder).to_markdown()
@@ -388,9 +419,12 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
         for one in runs:
             assert one.device
             assert one.run.result["seconds"] > 0
-            clients = one.run.by_client.values()
+            clients = (one.run.by_client or {}).values()
             told = one.run.result["summary"][one.run.view]["selected"]["test"]["mean"]
             assert sum(clients) / len(clients) == pytest.approx(told, abs=1e-5)
+    for one in found.differences:
+        views = {finished.run.result["summary"].keys() >= {"after"} for finished in found.runs[one.method]}
+        assert (one.verdict == "different views") == (views == {False})
 
 
 def test_measured_figures_that_the_documentation_names() -> None:

@@ -53,6 +53,17 @@ def test_validation_data_decides() -> None:
     assert found.settings == best["settings"]
 
 
+@pytest.mark.parametrize(("view", "asked"), [("after", "after"), ("before", "before"), ("own", "before")])
+def test_one_view_decides(view: Any, asked: str) -> None:
+    (found,) = tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view=view, out=(out := new_folder()))
+    assert found.view == asked
+    for trial in found.trials:
+        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
+        assert trial["accuracy"] == result["summary"][asked]["selected"]["val"]["mean"]
+    with pytest.raises(PluribusError, match="holds a search with other settings"):
+        tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view="before" if asked == "after" else "after", out=out)
+
+
 def test_what_it_prints_is_the_best_run() -> None:
     (found,) = tune_tiny("fedgh", trials=2)
     begun, rest = _begun(shlex.split(found.command)[2:])
@@ -84,7 +95,7 @@ def test_the_command(terminal: Terminal, tmp_path: Path) -> None:
     argv = ["tune", "local", "fedgh", *SMALL, "--trials", "1", "--out", tmp_path / "a"]
     answer = terminal(*argv)
     assert answer.code == 0
-    assert "on validation data, the best of 1 trials" in answer.out
+    assert "on validation data, after local training, the best of 1 trials" in answer.out
     assert f"  pluribus run --config {tmp_path / 'a'}/fedgh/best.toml\n" in answer.out
     told = terminal(*argv, "--json").json
     assert [one["method"] for one in told["tuned"]] == ["local", "fedgh"]

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from pluribus.federation import Federation
     from pluribus.folder import RunFolder
     from pluribus.result import Result
+    from pluribus.views import View
 
 USAGE = """\
 Pluribus: heterogeneous federated learning.
@@ -306,8 +307,11 @@ def _fail_with_lines(error: Exception, as_json: bool) -> None:
 
 
 def _run(args: list[str]) -> None:
-    described, output = _parse("run", *_begun(args), [AGAINST, TRACK, JSON, CONFIG])
-    _run_and_report(described, output["against"], output["track"], output["json"])
+    from pluribus.views import ABOUT, AFTER, View
+
+    view = ("view", View, AFTER, f"For --against. {ABOUT}")
+    described, output = _parse("run", *_begun(args), [AGAINST, view, TRACK, JSON, CONFIG])
+    _run_and_report(described, output["against"], output["view"], output["track"], output["json"])
 
 
 def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
@@ -455,7 +459,7 @@ def _identifier(name: str) -> str:
     return name.replace(" ", "_").replace("-", "_").replace(".", "_")
 
 
-def _run_and_report(described: Experiment, against: str | None, track: str, as_json: bool) -> None:
+def _run_and_report(described: Experiment, against: str | None, view: View, track: str, as_json: bool) -> None:
     import dataclasses
 
     from rich.console import Console
@@ -476,10 +480,12 @@ def _run_and_report(described: Experiment, against: str | None, track: str, as_j
         greeter = _Greeter(console, chain, first=number == 0)
         with _resumable(greeter):
             results.append(run(one, progress=not as_json, observers=[greeter], track=track))
-    _report(results, as_json, console)
+    _report(results, as_json, console, view=view if against else None)
 
 
-def _report(results: list[Result], as_json: bool, console: Console, again: str | None = None) -> None:
+def _report(
+    results: list[Result], as_json: bool, console: Console, again: str | None = None, view: View | None = None
+) -> None:
     from pluribus.files import to_json
     from pluribus.track.console import print_table
 
@@ -487,7 +493,7 @@ def _report(results: list[Result], as_json: bool, console: Console, again: str |
         print(to_json(results[-1].to_json() | {"against": [r.to_json() for r in results[:-1]]}))
         return
     console.print()
-    print_table(results, console)
+    print_table(results, console, view)
     folder = results[-1].folder
     again = again or f"pluribus run --config {folder}/config.toml"
     saved = f"\n Saved {folder}   again: {again}"
@@ -583,6 +589,7 @@ def _compare(args: list[str]) -> None:
 
     from pluribus.comparison import compare
     from pluribus.files import check_place, to_json, write_text
+    from pluribus.views import ABOUT, AFTER, View
 
     target = "Rounds and bytes until the mean test accuracy is there."
     asked = [
@@ -590,6 +597,7 @@ def _compare(args: list[str]) -> None:
         _flag("seed", int, 0, "The first of them."),
         ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"), None),
         ("target", _word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
+        _flag("view", View, AFTER, ABOUT),
         ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
     ]
     formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
@@ -680,11 +688,14 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 def _tune(args: list[str]) -> None:
     from pluribus.files import to_json
+    from pluribus.result import view_text
     from pluribus.tuning import SPACE, tune
+    from pluribus.views import ABOUT, AFTER, View
 
     asked = [
         _flag("trials", int, 20, "Trials of each method."),
         _flag("space", str, SPACE, "What is searched: NAME=LOW:HIGH, LOW:HIGH:log or ONE|OTHER, with commas between."),
+        _flag("view", View, AFTER, ABOUT),
         _flag("seed", int, 0, "Of all runs, and of the search."),
     ]
     methods, settings, flat = _for_all("tune", ABOUT_TUNE, args, asked, [])
@@ -693,7 +704,8 @@ def _tune(args: list[str]) -> None:
         print(to_json({"tuned": [one.to_json() for one in found]}))
         return
     for one in found:
-        print(f"{one.method}  {one.accuracy:.3f} on validation data, the best of {len(one.trials)} trials")
+        what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
+        print(f"{one.method}  {one.accuracy:.3f} {what}")
         print(f"  {one.command}")
         print(f"  pluribus run --config {one.file}")
 
@@ -706,12 +718,15 @@ def _reproduce(args: list[str]) -> None:
 
     import tyro
 
+    from pluribus.views import ABOUT, AFTER, View
+
     runs = "Where the runs are, of all tables."
     flags: list[Any] = [
         ("name", _word(tyro.conf.Positional[str], "NAME", "The table.", "(default: list all)"), ""),
         ("seeds", _word(int | None, "INT", "Number of seeds.", "(default: as the table has it)"), None),
         ("rounds", _word(int | None, "INT", "Rounds of every run.", "(default: the paper's)"), None),
         ("only", _word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
+        _flag("view", View, AFTER, f"For differences between rows. {ABOUT}"),
         ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
         _flag("device", str, "auto", "cpu, cuda, or auto."),
         ("out", _word(str, "FOLDER", runs, "(default: runs/reproduce)"), "runs/reproduce"),
@@ -730,7 +745,7 @@ def _reproduce(args: list[str]) -> None:
 
     if given.markdown is not None:
         check_place(Path(given.markdown))
-    asked = {"seeds": given.seeds, "rounds": given.rounds}
+    asked = {"seeds": given.seeds, "rounds": given.rounds, "view": given.view}
     asked["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
     if given.summary is not None:
         found = shown(given.name, given.summary, **asked)

@@ -33,6 +33,7 @@ from pluribus.parallel import run_all
 from pluribus.standings import OWN, Comparison, Run
 from pluribus.toml import read_toml, to_toml
 from pluribus.track.board import Board
+from pluribus.views import AFTER, View, check_view
 
 AnyMethod = str | Method | type[Method]
 
@@ -44,6 +45,7 @@ def compare(
     seed: int = 0,
     baseline: str | None = None,
     target: float | None = None,
+    view: View = AFTER,
     jobs: int | None = None,
     out: str | Path | None = None,
     config: str | Path | None = None,
@@ -57,6 +59,9 @@ def compare(
     training settings, such as `{"fedgh": {"server_lr": 0.02}}`. Seeds are `seed`, `seed` + 1 and so on. A folder `out`
     that holds runs of this comparison is gone on with: what is finished is read, what was stopped is resumed.
 
+    `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or each
+    method's `own`. Only rows of equal views are tested against each other.
+
     Every run has one CPU thread unless `threads` says otherwise, so that figures do not depend on `jobs`, the number
     of runs at a time: on a GPU one, otherwise one per core.
     """
@@ -64,6 +69,7 @@ def compare(
     names = [name_of_any(method) for method in methods]
     described = described_by(methods, config, own or {}, settings | {"seed": seed})
     _check(names, seeds, jobs, baseline, target)
+    check_view(view)
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
     grid = [
@@ -74,11 +80,11 @@ def compare(
     for one in grid:
         check_settings(one)
     finish(grid, folder, jobs or default_jobs(grid[0]), progress)
-    runs = {name: tuple(Run.read(one) for one in grid if one.method == name) for name in names}
+    runs = {name: tuple(Run.read(one, view) for one in grid if one.method == name) for name in names}
     _check_partitions(runs)
     if target is None:
         target = statistics.fmean(run.accuracies["mean"] for run in runs[names[0]])
-    found = Comparison(described, runs, baseline or names[0], target, parameters, folder)
+    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view)
     write_json(folder / "compare.json", found.to_json())
     return found
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -14,6 +14,7 @@ from pluribus.errors import CheckpointError
 from pluribus.evaluate import Chosen, Exams, Figures, choose, summarise
 from pluribus.files import read_json, read_lines
 from pluribus.ledger import Ledger
+from pluribus.views import View
 
 RESULT = "result.json"  # of a finished run
 
@@ -110,11 +111,19 @@ class Result:
 
         return load_model(self.folder, client, round)
 
-    def table(self, *others: Result) -> None:
-        """Print accuracy per client, beside that of other runs on the same data."""
+    def table(self, *others: Result, view: View | None = None) -> None:
+        """Print accuracy per client, beside that of other runs on the same data.
+
+        `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or its
+        `own`. Unset: its own where it stands alone, and after training beside others.
+        """
         from pluribus.track.console import print_table
 
-        print_table([*others, self])
+        print_table([*others, self], view=view)
+
+    def _rows(self) -> dict[int, dict[str, Any]]:
+        by_view = {view: self.per_client(view) for view in self.views}
+        return {k: _row({v: of[k] for v, of in by_view.items()}, self.clients[k]) for k in self.per_client()}
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the history, as plain values."""
@@ -126,7 +135,7 @@ class Result:
             "accuracy": self.accuracy,
             "accuracy_is": f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}",
             "summary": self.summary,
-            "clients": {k: _row(c, self.clients[k]) for k, c in self.per_client().items()},
+            "clients": self._rows(),
             "bytes": self.bytes,
             "seconds": round(self.seconds, 3),
             "folder": str(self.folder),
@@ -141,16 +150,16 @@ def _facts(k: int, row: Mapping[str, Any]) -> ClientFacts:
     return ClientFacts(k, *held, (own, everything) if everything else None)
 
 
-def _row(chosen: Chosen, facts: ClientFacts) -> dict[str, Any]:
+def _row(chosen: Mapping[str, Chosen], facts: ClientFacts) -> dict[str, Any]:
+    headline = next(iter(chosen.values()))
     return ({"name": facts.name} if facts.name else {}) | {
         "model": facts.model,
         "classes": list(facts.classes),
         "train": facts.train,
         "test": facts.test,
         **({"exams": list(facts.exams)} if facts.exams else {}),
-        "last": chosen.last,
-        "selected": chosen.selected,
-        "selected_round": chosen.selected_round,
+        **vars(headline),
+        "views": {view: vars(one) for view, one in chosen.items()},
     }
 
 
@@ -185,7 +194,7 @@ def views_text(views: Mapping[str, str]) -> str:
     return ", ".join(f"{view} ({', '.join(names)})" if len(whose) > 1 else view for view, names in whose.items())
 
 
-def headline(results: Sequence[Result]) -> str:
-    """What the accuracies of a table are."""
-    chosen = selection_text(one.selected["val"] for r in results for one in r.per_client().values())
-    return f"test accuracy, {chosen}, {views_text({r.method: r.views[0] for r in results})}"
+def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
+    """What the accuracies of a table are; views by method, and what each method's rounds were chosen for."""
+    selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
+    return f"test accuracy, {selection}, {views_text(views)}"

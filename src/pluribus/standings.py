@@ -5,14 +5,15 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pluribus.evaluate import choose
 from pluribus.experiment import Experiment
 from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
@@ -21,9 +22,14 @@ from pluribus.paired import LEVEL, Difference, difference, holm
 from pluribus.result import views_text
 from pluribus.tables import Cell, Table, cells, markdown_of
 from pluribus.track.console import human
+from pluribus.views import AFTER, shown
 
 OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
 """How clients train: each method as it is used to, where nothing is said. All other settings hold for all methods."""
+
+DIFFERENT_VIEWS, NOT_KEPT = "different views", "not kept"
+"""Why two rows are not tested against each other: other models were asked, or figures per client are gone."""
+SAID_OF_VIEWS = "Different views: one model before training against another after it would be no comparison of methods."
 
 ENOUGH_SEEDS = 5  # docs/compare.md has how often a difference is found where there is none
 
@@ -39,18 +45,25 @@ class Run:
     folder: Path
     result: dict[str, Any]
     history: list[dict[str, Any]]
+    wanted: str = "own"
+    """The view that is asked for."""
 
     @classmethod
-    def read(cls, described: Experiment) -> Run:
+    def read(cls, described: Experiment, view: str = "own") -> Run:
         """What lies in the experiment's folder."""
         folder = Path(described.out or "")
         history = read_lines(folder / "metrics.jsonl")
-        return cls(described.method, described.seed, folder, read_json(folder / "result.json"), history)
+        return cls(described.method, described.seed, folder, read_json(folder / "result.json"), history, view)
+
+    @property
+    def headline(self) -> str:
+        """The method's own view."""
+        return str(next(iter(self.result["summary"])))
 
     @property
     def view(self) -> str:
-        """Which model the headline asks."""
-        return str(next(iter(self.result["summary"])))
+        """Which model the figures ask."""
+        return shown(self.result["summary"], self.wanted)
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -59,9 +72,22 @@ class Run:
         return {**summary["selected"]["test"], "last": summary["last"]["test"]["mean"]}
 
     @property
-    def by_client(self) -> dict[int, float]:
-        """Selected test accuracy of every client that has test data."""
-        selected = {int(k): client["selected"]["test"] for k, client in self.result["clients"].items()}
+    def by_view(self) -> dict[str, float]:
+        """Test accuracy, mean over clients, selected on validation, in every view that the method has."""
+        return {view: moments["selected"]["test"]["mean"] for view, moments in self.result["summary"].items()}
+
+    @property
+    def by_client(self) -> dict[int, float] | None:
+        """Selected test accuracy of every client that has test data; None where those of the view were not kept."""
+        clients = {int(k): client for k, client in self.result["clients"].items()}
+        if self.view != self.headline:
+            clients = {k: client.get("views", {}).get(self.view) for k, client in clients.items()}
+        if None not in clients.values():
+            selected = {k: client["selected"]["test"] for k, client in clients.items()}
+        elif self.history:
+            selected = {k: chosen.selected.get("test") for k, chosen in choose(self.history, self.view).items()}
+        else:
+            return None
         return {k: accuracy for k, accuracy in selected.items() if accuracy is not None}
 
     def reached(self, target: float) -> tuple[int, int] | None:
@@ -87,6 +113,11 @@ class Spread:
         """Over seeds."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
+    @classmethod
+    def by_view(cls, runs: Sequence[Run]) -> dict[str, Spread]:
+        """The mean test accuracy in every view, over the seeds of a method."""
+        return {view: cls.of([run.by_view[view] for run in runs]) for view in runs[0].by_view}
+
     def __str__(self) -> str:
         return f"{self.mean:.3f}" if self.std is None else f"{self.mean:.3f} ± {self.std:.3f}"
 
@@ -96,7 +127,11 @@ class Row:
     """A method's figures. Bytes, seconds and what it took to the target are means over seeds."""
 
     method: str
+    view: str
+    """Which model the accuracies ask."""
     accuracies: dict[str, Spread]
+    by_view: dict[str, Spread]
+    """The mean in every view that the method has."""
     up: float
     down: float
     rounds_to_target: float | None
@@ -111,36 +146,90 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """A method against the baseline."""
+    """A method against the baseline; without figures where the two cannot be tested against each other."""
 
     method: str
-    difference: Difference
-    p: float
-    """After Holm's correction for all methods of the comparison."""
+    difference: Difference | None
+    p: float | None
+    """After Holm's correction for all methods that were tested."""
+    why: str = ""
+    """In a few words, why there is no test."""
 
     @property
     def verdict(self) -> str:
         """In words."""
+        if self.difference is None or self.p is None:
+            return self.why
         return self.difference.verdict(self.p)
 
+    @property
+    def cells(self) -> tuple[Cell, ...]:
+        """As a row of a table."""
+        if self.difference is None or self.p is None:
+            return (Cell(self.method), Cell("-"), Cell("-"), Cell("-"), Cell(self.why))
+        one = self.difference
+        figures = f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", f"{self.p:.3f}"
+        return (
+            Cell(self.method),
+            *map(Cell, figures[:2]),
+            Cell("<0.001" if self.p < 0.001 else figures[2]),
+            Cell(self.verdict),
+        )
 
-def compared(runs: Mapping[str, Sequence[Run]], baseline: str) -> list[Compared]:
-    """Everyone else against the baseline, with the seeds that both have; who shares none with it is left out."""
-    pairs = {name: _pairs(runs[name], runs[baseline]) for name in runs if name != baseline}
-    found = {name: difference(by_seed) for name, by_seed in pairs.items() if by_seed}
-    corrected = holm([one.p for one in found.values()])
-    return [Compared(name, one, p) for (name, one), p in zip(found.items(), corrected, strict=True)]
+    def to_json(self) -> dict[str, Any]:
+        """Its figures as plain values, None where there is no test."""
+        names = [field.name for field in fields(Difference)]
+        told = {name: getattr(self.difference, name, None) for name in names}
+        return told | {"p_holm": self.p, "verdict": self.verdict}
+
+
+def compared(
+    runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] | None = None
+) -> list[Compared]:
+    """Everyone else against the baseline, with the seeds that both have; who shares none with it is left out.
+
+    `untested` says of whom there shall be no verdict, and why.
+    """
+    base, found = runs[baseline], dict[str, Difference | str]()
+    for name in runs:
+        if name == baseline or not {run.seed for run in runs[name]} & {run.seed for run in base}:
+            continue
+        why = _different_views(runs[name], base) or (untested or {}).get(name) or _not_kept(runs[name], base)
+        if why:
+            found[name] = why
+        elif by_seed := _pairs(runs[name], base):
+            found[name] = difference(by_seed)
+    tested = {name: one for name, one in found.items() if isinstance(one, Difference)}
+    corrected = dict(zip(tested, holm([one.p for one in tested.values()]), strict=True))
+    return [
+        Compared(name, one, corrected[name]) if isinstance(one, Difference) else Compared(name, None, None, one)
+        for name, one in found.items()
+    ]
+
+
+def _different_views(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
+    return DIFFERENT_VIEWS if len({run.view for run in (*runs, *baseline)}) > 1 else ""
+
+
+def _not_kept(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
+    return NOT_KEPT if any(run.by_client is None for run in (*runs, *baseline)) else ""
 
 
 def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
     """By seed, the differences of its clients."""
-    bases = {run.seed: run.by_client for run in baseline}
+    bases = {run.seed: run.by_client or {} for run in baseline}
     by_seed = []
     for run in runs:
         base = bases.get(run.seed, {})
-        if pairs := [mine - base[k] for k, mine in run.by_client.items() if k in base]:
+        if pairs := [mine - base[k] for k, mine in (run.by_client or {}).items() if k in base]:
             by_seed.append(pairs)
     return by_seed
+
+
+def corrected_for(differences: Sequence[Compared], what: str) -> str:
+    """How often p was corrected, in words."""
+    tests = sum(one.difference is not None for one in differences)
+    return f", corrected for {tests} {what} (Holm)" if tests > 1 else ""
 
 
 def too_few(seeds: int) -> str:
@@ -153,17 +242,23 @@ def too_few(seeds: int) -> str:
 def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
     """Differences to the baseline as a table."""
     headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
-    rows = [
-        (
-            Cell(one.method),
-            Cell(f"{one.difference.mean:+.3f}"),
-            Cell(f"{one.difference.low:+.3f} to {one.difference.high:+.3f}"),
-            Cell("<0.001" if one.p < 0.001 else f"{one.p:.3f}"),
-            Cell(one.verdict),
-        )
-        for one in differences
-    ]
-    return Table(headings, tuple(rows))
+    return Table(headings, tuple(one.cells for one in differences))
+
+
+def tables_of_views(headings: tuple[str, str], runs: Mapping[str, Sequence[Run]]) -> list[Table]:
+    """The mean accuracy in every view that a row has, where there are several; the one asked for comes first."""
+    found = {name: Spread.by_view(some) for name, some in runs.items()}
+    there = dict.fromkeys(view for one in found.values() for view in one)
+    asked = {some[0].wanted for some in runs.values()}
+    views = sorted(there, key=lambda view: view not in asked)
+    if len(views) == 1:
+        return []
+    columns = []
+    for view in views:
+        means = [one[view].mean if view in one else None for one in found.values()]
+        columns.append(cells([_dashed(mean, "{:.3f}".format) for mean in means], means, _most(means)))
+    names, seen = [Cell(name) for name in found], [Cell(some[0].view) for some in runs.values()]
+    return [Table((*headings, *views), tuple(zip(names, seen, *columns, strict=True)))]
 
 
 @dataclass(frozen=True)
@@ -183,6 +278,8 @@ class Comparison:
     target: float
     parameters: Mapping[str, float]
     folder: Path
+    view: str = AFTER
+    """The one that was asked for."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -196,6 +293,8 @@ class Comparison:
         )
         return Row(
             method=method,
+            view=runs[0].view,
+            by_view=Spread.by_view(runs),
             accuracies={name: Spread.of([run.accuracies[name] for run in runs]) for name in ACCURACIES},
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
             down=statistics.fmean(run.result["bytes"]["down"] for run in runs),
@@ -217,23 +316,32 @@ class Comparison:
     def tables(self) -> list[Table]:
         """Accuracy, cost, and differences where there are any."""
         differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
-        return [self._accuracy(), self._cost(), *differences]
+        return [self._accuracy(), *tables_of_views(("method", "shown above"), self.runs), self._cost(), *differences]
+
+    @property
+    def _one_view(self) -> bool:
+        """Whether all rows ask the same model; if not, none of them is the best."""
+        return len({row.view for row in self.rows}) == 1
 
     def _accuracy(self) -> Table:
         columns = [[row.accuracies[name] for row in self.rows] for name in ACCURACIES]
         means = [[spread.mean for spread in column] for column in columns]
-        marked = [cells([*map(str, column)], mean, max(mean)) for column, mean in zip(columns, means, strict=True)]
+        marked = [
+            cells([*map(str, column)], mean, max(mean) if self._one_view else None)
+            for column, mean in zip(columns, means, strict=True)
+        ]
         return self._table(("method", *ACCURACIES.values()), marked)
 
     def _cost(self) -> Table:
         rows = self.rows
         headings = ("method", "up", "down", f"rounds to {self.target:.3f}", "bytes to it", "seconds", "parameters")
         rounds, travelled = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
+        least = _least if self._one_view else lambda values: None
         columns = [
             [Cell(human(row.up)) for row in rows],
             [Cell(human(row.down)) for row in rows],
-            cells([_dashed(value, _rounds) for value in rounds], rounds, _least(rounds)),
-            cells([_dashed(value, human) for value in travelled], travelled, _least(travelled)),
+            cells([_dashed(value, _rounds) for value in rounds], rounds, least(rounds)),
+            cells([_dashed(value, human) for value in travelled], travelled, least(travelled)),
             [Cell(f"{row.seconds:.1f}") for row in rows],
             [Cell(f"{row.parameters:,.0f}") for row in rows],
         ]
@@ -270,11 +378,15 @@ class Comparison:
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:
             return
-        pairs, several = self.differences[0].difference.pairs, len(self.differences)
-        corrected = f", corrected for {several} methods (Holm)" if several > 1 else ""
+        if any(one.why == DIFFERENT_VIEWS for one in self.differences):
+            yield SAID_OF_VIEWS
+        tested = [one.difference for one in self.differences if one.difference is not None]
+        if not tested:
+            return
+        corrected = corrected_for(self.differences, "methods")
         yield (
-            f"Differences are per client and seed, {pairs} pairs. p: sign flips{corrected}. Interval: seeds drawn "
-            f"anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
+            f"Differences are per client and seed, {tested[0].pairs} pairs. p: sign flips{corrected}. Interval: seeds "
+            f"drawn anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
         )
         seeds = len(next(iter(self.runs.values())))
         if seeds < ENOUGH_SEEDS:
@@ -307,7 +419,8 @@ class Comparison:
         """A row per method, all figures unrounded."""
         against = {one.method: one for one in self.differences}
         text = io.StringIO()
-        rows = [_flat(row, against.get(row.method)) for row in self.rows]
+        views = dict.fromkeys(view for row in self.rows for view in row.by_view)
+        rows = [_flat(row, views, against.get(row.method)) for row in self.rows]
         writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -322,13 +435,11 @@ class Comparison:
             "data": one.data,
             "clients": one.clients,
             "rounds": one.rounds,
+            "view": self.view,
             "baseline": self.baseline,
             "target": self.target,
             "rows": [asdict(row) for row in self.rows],
-            "differences": [
-                {"method": one.method, **asdict(one.difference), "p_holm": one.p, "verdict": one.verdict}
-                for one in self.differences
-            ],
+            "differences": [{"method": one.method, **one.to_json()} for one in self.differences],
             "training": {m: {name: getattr(e, name) for name in OWN} for m, e in self.experiments.items()},
             "hyper": {m: hyperparameters(e.build_method()) for m, e in self.experiments.items()},
             "notes": self.notes,
@@ -336,6 +447,10 @@ class Comparison:
             "runs": {method: [str(run.folder) for run in runs] for method, runs in self.runs.items()},
             "torch": torch.__version__,
         }
+
+
+def _most(values: Sequence[float | None]) -> float | None:
+    return max((value for value in values if value is not None), default=None)
 
 
 def _least(values: Sequence[float | None]) -> float | None:
@@ -350,13 +465,13 @@ def _rounds(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _flat(row: Row, against: Compared | None) -> dict[str, Any]:
+def _flat(row: Row, views: Iterable[str], against: Compared | None) -> dict[str, Any]:
     figures = asdict(row)
-    spreads = figures.pop("accuracies")
+    spreads, by_view = figures.pop("accuracies"), figures.pop("by_view")
     flat = {"method": figures.pop("method")}
-    for name, spread in spreads.items():
-        flat |= {name: spread["mean"], f"{name}_std": spread["std"]}
+    for name, spread in {**spreads, **{view: by_view.get(view) for view in views}}.items():
+        flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}
     flat |= figures
-    names = ("mean", "low", "high", "p", "pairs", "seeds")
-    found = {f"difference_{name}": against and getattr(against.difference, name) for name in names}
-    return flat | found | {"p_holm": against and against.p, "verdict": against and against.verdict}
+    told = against.to_json() if against else dict.fromkeys(Compared("", None, None).to_json())
+    own = ("p_holm", "verdict")
+    return flat | {name if name in own else f"difference_{name}": value for name, value in told.items()}

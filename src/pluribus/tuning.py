@@ -27,6 +27,7 @@ from pluribus.folder import free
 from pluribus.method import hyperparameters
 from pluribus.standings import OWN
 from pluribus.toml import to_toml
+from pluribus.views import AFTER, View, check_view, shown
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -74,6 +75,8 @@ class Tuned:
     method: str
     accuracy: float
     """On validation data: the mean over clients, in the round that each of them selects."""
+    view: str
+    """Which model was asked."""
     settings: dict[str, Any]
     """What was searched for."""
     command: str
@@ -105,6 +108,7 @@ def tune(
     *,
     space: str = SPACE,
     trials: int = 20,
+    view: View = AFTER,
     seed: int = 0,
     out: str | Path | None = None,
     config: str | Path | None = None,
@@ -116,12 +120,14 @@ def tune(
 
     Names of the space are training settings, which are searched for every method, or hyper-parameters, which are
     searched for the methods that have them. What a trial tries follows from the seed and from the trials before, so a
-    search that was stopped goes on as if it had not been.
+    search that was stopped goes on as if it had not been. `view` is the model that is asked: `after` local training or
+    `before` it, where a method has that view, or its `own`.
     """
     _need_optuna()
     check_guarded()
     if trials < 1:
         raise ConfigError(f"--trials must be at least 1, not {trials}.")
+    check_view(view)
     described = described_by(methods, config, own or {}, {**settings, "seed": seed})
     ranges = {name: _ranges(parse_space(space), one) for name, one in described.items()}
     _check_known(parse_space(space), described)
@@ -132,8 +138,8 @@ def tune(
     for one in described.values():
         assemble(one)  # what is wrong with a later method should not show after the first was searched
     for name, one in described.items():
-        _check_search(folder / name, one, space)
-    return [_search(folder / name, one, ranges[name], trials, progress) for name, one in described.items()]
+        _check_search(folder / name, one, space, view)
+    return [_search(folder / name, one, ranges[name], trials, view, progress) for name, one in described.items()]
 
 
 def _need_optuna() -> None:
@@ -157,10 +163,11 @@ def _check_known(space: Mapping[str, Range], described: Mapping[str, Experiment]
             raise unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
 
 
-def _check_search(folder: Path, described: Experiment, space: str) -> None:
+def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
     """A search that is there already must be this one."""
     path = folder / "search.json"
-    wanted = {"space": space, "settings": {k: v for k, v in described.settings().items() if v is not None}}
+    settings = {k: v for k, v in described.settings().items() if v is not None}
+    wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
     if path.exists():
         if read_json(path) != wanted:
             raise CheckpointError(f"{folder} holds a search with other settings. Choose another --out.")
@@ -172,18 +179,22 @@ def _check_search(folder: Path, described: Experiment, space: str) -> None:
     write_json(path, wanted)
 
 
-def _search(folder: Path, described: Experiment, space: Mapping[str, Range], trials: int, progress: bool) -> Tuned:
+def _search(
+    folder: Path, described: Experiment, space: Mapping[str, Range], trials: int, view: str, progress: bool
+) -> Tuned:
+    view = shown(described.build_method().views, view)
     tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
     for count in range(len(tried), trials):
         settings = _next(described, space, tried)
-        one = {"trial": count, "settings": settings, "accuracy": _tried(folder, described, settings, count, progress)}
+        path, wanted = folder / f"trial-{count}", _with(described, settings)
+        one = {"trial": count, "settings": settings, "accuracy": _tried(path, wanted, view, progress)}
         append_lines(folder / "trials.jsonl", [one])
         tried.append(one)
     best = max(tried, key=lambda one: float(one["accuracy"]))
     found = _with(described, best["settings"])
     write_text(folder / "best.toml", to_toml(found.settings()))
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
-    return Tuned(described.method, best["accuracy"], best["settings"], command, folder / "best.toml", tried)
+    return Tuned(described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried)
 
 
 def _next(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -213,14 +224,13 @@ def _with(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
 
 
-def _tried(folder: Path, described: Experiment, settings: Mapping[str, Any], count: int, progress: bool) -> float:
+def _tried(path: Path, described: Experiment, view: str, progress: bool) -> float:
     """Validation accuracy of a trial; 0 where training diverged. Test data has no say."""
-    path = folder / f"trial-{count}"
     try:
         if (path / "config.toml").exists():
             result = resume(path, progress=progress)
         else:
-            result = run(replace(_with(described, settings), out=str(path)), progress=progress)
+            result = run(replace(described, out=str(path)), progress=progress)
     except NotFiniteError:
         return 0.0
-    return float(result.summary[result.views[0]]["selected"]["val"]["mean"] or 0.0)
+    return float(result.summary[view]["selected"]["val"]["mean"] or 0.0)

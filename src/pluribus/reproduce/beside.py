@@ -4,19 +4,33 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from rich.console import Console
 
 from pluribus.paired import LEVEL
-from pluribus.reproduce.figures import figure
+from pluribus.reproduce.figures import figure, has_view
 from pluribus.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.reproduce.summary import Finished, decisive
 from pluribus.result import views_text
-from pluribus.standings import ENOUGH_SEEDS, Compared, Spread, compared, table_of_differences, too_few
+from pluribus.standings import (
+    DIFFERENT_VIEWS,
+    ENOUGH_SEEDS,
+    NOT_KEPT,
+    SAID_OF_VIEWS,
+    Compared,
+    Run,
+    Spread,
+    compared,
+    corrected_for,
+    table_of_differences,
+    tables_of_views,
+    too_few,
+)
 from pluribus.tables import Cell, Table, markdown_of, show_all
+from pluribus.views import AFTER
 
 
 @dataclass(frozen=True)
@@ -60,16 +74,25 @@ class Beside:
     rounds: int
     runs: Mapping[str, tuple[Finished, ...]]
     """By row, in the order of seeds."""
+    view: str = AFTER
+    """The one in which rows are tested against each other, where they have it."""
 
     @classmethod
-    def of(cls, table: PaperTable, rows: Iterable[PaperRow], found: Iterable[Finished], rounds: int | None) -> Beside:
+    def of(
+        cls,
+        table: PaperTable,
+        rows: Iterable[PaperRow],
+        found: Iterable[Finished],
+        rounds: int | None,
+        view: str = AFTER,
+    ) -> Beside:
         """What runs say about some rows: those of so many rounds, or of the most that there are."""
         found = list(found)
         by_row = {row.name: of_row(table, row, found) for row in rows}
         most = max((one.rounds for runs in by_row.values() for one in runs), default=table.rounds)
         rounds = rounds or most
         runs = {name: tuple(one for one in runs if one.rounds == rounds) for name, runs in by_row.items()}
-        return cls(table, rounds, {name: some for name, some in runs.items() if some})
+        return cls(table, rounds, {name: some for name, some in runs.items() if some}, view)
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, Pair]]:
@@ -87,9 +110,11 @@ class Beside:
     @cached_property
     def differences(self) -> list[Compared]:
         """Rows against the baseline, by the selected test accuracy per client and seed."""
-        if self.table.baseline not in self.runs:
-            return []
-        return compared({name: [one.run for one in runs] for name, runs in self.runs.items()}, self.table.baseline)
+        return compared(self._viewed, self.table.baseline) if self.table.baseline in self.runs else []
+
+    @cached_property
+    def _viewed(self) -> dict[str, list[Run]]:
+        return {name: [replace(one.run, wanted=self.view) for one in runs] for name, runs in self.runs.items()}
 
     # ---- as text ---------------------------------------------------------------------------------------------------
 
@@ -120,7 +145,12 @@ class Beside:
         return cells if self.table.prints(column) else cells[:1]
 
     def _against(self) -> list[Table]:
-        return [table_of_differences(self.table.baseline, self.differences)] if self.differences else []
+        if not self.differences:
+            return []
+        return [
+            table_of_differences(self.table.baseline, self.differences),
+            *tables_of_views(("mean by view", "tested"), self._viewed),
+        ]
 
     @property
     def notes(self) -> list[str]:
@@ -134,6 +164,7 @@ class Beside:
             f"±: standard deviation over seeds. *: the paper's figure, taken as {of}, lies outside 95 % of what "
             f"further runs of ours would give."
         )
+        yield from self._about_views()
         missing = [row.name for row in self.table.rows if row.name not in self.runs]
         if missing:
             yield f"Not measured: {', '.join(missing)}."
@@ -143,18 +174,31 @@ class Beside:
         if where:
             yield f"Ran on {'; '.join(where)}."
 
+    def _about_views(self) -> Iterator[str]:
+        """Where a column asks for a view that a row lacks, its own stands there."""
+        for column, name in self.table.figures.items():
+            lacking = {row: runs[0].run.headline for row, runs in self.runs.items() if not has_view(name, runs[0])}
+            if lacking:
+                own = ", ".join(f"{row} ({view})" for row, view in lacking.items())
+                yield f"{column}: these rows have no such view, and show their own: {own}."
+
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:
             return
-        several = len(self.differences)
-        corrected = f", corrected for {several} rows (Holm)" if several > 1 else ""
-        when = views_text({name: runs[0].run.view for name, runs in self.runs.items()})
+        corrected, when = (
+            corrected_for(self.differences, "rows"),
+            views_text({name: runs[0].view for name, runs in self._viewed.items()}),
+        )
         yield (
             f"Differences between rows are of the test accuracy selected on validation, {when}, per client and seed "
             f"that both rows have. p: sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or "
             f"worse: p below {LEVEL} and an interval without 0."
         )
-        fewest = min(one.difference.seeds for one in self.differences)
+        if any(one.why == DIFFERENT_VIEWS for one in self.differences):
+            yield SAID_OF_VIEWS
+        if gone := [one.method for one in self.differences if one.why == NOT_KEPT]:
+            yield f"{NOT_KEPT.capitalize()}: figures per client in this view, of {', '.join(gone)} or of the baseline."
+        fewest = min((one.difference.seeds for one in self.differences if one.difference), default=ENOUGH_SEEDS)
         if fewest < ENOUGH_SEEDS:
             yield too_few(fewest)
 
@@ -174,10 +218,12 @@ class Beside:
             "title": self.table.title,
             "rounds": self.rounds,
             "paper_rounds": self.table.rounds,
+            "view": self.view,
             "rows": [
                 {
                     "row": name,
                     "seeds": [one.run.seed for one in self.runs[name]],
+                    "by_view": {view: asdict(one) for view, one in Spread.by_view(self._viewed[name]).items()},
                     "figures": {
                         column: {
                             "mean": pair.ours.mean,
@@ -191,10 +237,7 @@ class Beside:
                 }
                 for name, pairs in self.pairs.items()
             ],
-            "differences": [
-                {"row": one.method, **asdict(one.difference), "p_holm": one.p, "verdict": one.verdict}
-                for one in self.differences
-            ],
+            "differences": [{"row": one.method, **one.to_json()} for one in self.differences],
             "notes": self.notes,
         }
 

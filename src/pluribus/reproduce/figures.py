@@ -1,7 +1,7 @@
 """Which of our figures a column of a paper compares with, in a few words.
 
 selected acc mean                accuracies in per cent: last or selected on validation; of which set; over clients
-before last test weighted        in this view, of methods that have several; otherwise it is that of the headline
+before last test weighted        in this view; of a method that lacks it, in that of its headline
 after/head last test mean        in the first of these views that a method has
 KB per client and round          up and down, headers included; KB are 1024 bytes, as papers have them
 rounds to 0.9                    until the mean test accuracy was first there
@@ -24,9 +24,7 @@ ACCURACY = re.compile(r"((?P<views>[\w/]+) )?(?P<moment>selected|last) (?P<of>\w
 def figure(name: str, one: Finished) -> float | None:
     """A figure of a run by its name; None where the run has none."""
     if found := ACCURACY.fullmatch(name):
-        # a method with one view has the same model before and after
-        wanted = (found["views"] or "").split("/")
-        view = next((view for view in wanted if view in one.run.result["summary"]), one.run.view)
+        view = next((view for view in _views(name) if view in one.run.result["summary"]), one.run.headline)
         value = one.run.result["summary"][view][found["moment"]].get(found["of"], {}).get(found["over"])
         return None if value is None else 100 * value
     if found := TARGET.fullmatch(name):
@@ -36,6 +34,17 @@ def figure(name: str, one: Finished) -> float | None:
         travelled = one.run.result["bytes"]["up"] + one.run.result["bytes"]["down"]
         return travelled / len(one.run.result["clients"]) / one.rounds / KB  # type: ignore[no-any-return]
     raise ConfigError(f"there is no figure '{name}'.")
+
+
+def has_view(name: str, one: Finished) -> bool:
+    """Whether a run has a view that a figure asks for; any will do for one that asks for none."""
+    views = _views(name)
+    return not views or any(view in one.run.result["summary"] for view in views)
+
+
+def _views(name: str) -> list[str]:
+    found = ACCURACY.fullmatch(name)
+    return found["views"].split("/") if found and found["views"] else []
 
 
 def targets(names: Iterable[str]) -> list[str]:

@@ -25,6 +25,7 @@ from pluribus.reproduce.counts import Counted, counted
 from pluribus.reproduce.figures import targets
 from pluribus.reproduce.paper import PaperTable
 from pluribus.reproduce.summary import Finished, Key
+from pluribus.views import AFTER, View, check_view
 
 OUT = "runs/reproduce"
 
@@ -35,6 +36,7 @@ def reproduce(
     seeds: int | None = None,
     rounds: int | None = None,
     only: Sequence[str] = (),
+    view: View = AFTER,
     out: str | Path = OUT,
     save: str | Path | None = None,
     jobs: int | None = None,
@@ -44,9 +46,12 @@ def reproduce(
     """Run what is missing of a table, and put ours beside the paper's figures.
 
     What lies in `out` or in a summary beside `save` (OUT/NAME.json) is not run again. Seeds are 0, 1 and so on; fewer
-    `rounds` than the paper has make another table, which says so.
+    `rounds` than the paper has make another table, which says so. Rows are tested against each other in one `view`:
+    `after` local training or `before` it, where a method has that view, or each method's `own`. A run whose summary
+    lacks figures per client in that view is looked for in `out`, and run again if it is not there.
     """
     check_guarded()
+    check_view(view)
     table = paper.find(table) if isinstance(table, str) else table
     rows = table.chosen(only)
     for given, value in (("seeds", seeds), ("jobs", jobs), ("rounds", rounds)):
@@ -62,12 +67,12 @@ def reproduce(
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
     kept = summary.read(file.parent) if file.parent.is_dir() else {}
-    known = {key: one for key, one in kept.items() if one.reached.keys() >= set(reach)}  # other tables ask for less
+    known = {key: one for key, one in kept.items() if one.has(reach, view)}  # other tables ask for less
     if missing := list({summary.key(one): one for one in grid if summary.key(one) not in known}.values()):
         known |= _run(missing, folder, jobs, progress, reach)
     mine = [one for row in table.rows for one in of_row(table, row, known.values())]
     summary.write(file, table.name, {one.key: one for one in mine}.values())
-    return Beside.of(table, rows, [known[summary.key(one)] for one in grid], rounds)
+    return Beside.of(table, rows, [known[summary.key(one)] for one in grid], rounds, view)
 
 
 def shown(
@@ -77,13 +82,15 @@ def shown(
     seeds: int | None = None,
     rounds: int | None = None,
     only: Sequence[str] = (),
+    view: View = AFTER,
 ) -> Beside | Counted:
     """The same from summaries, without running anything."""
+    check_view(view)
     table = paper.find(table) if isinstance(table, str) else table
     if table.counted:
         return counted(table)
     found = [one for one in summary.read(Path(place)).values() if seeds is None or one.run.seed < seeds]
-    return Beside.of(table, table.chosen(only), found, rounds)
+    return Beside.of(table, table.chosen(only), found, rounds, view)
 
 
 def _run(

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import CheckpointError
+from pluribus.evaluate import choose
 from pluribus.experiment import EXECUTION, Experiment, experiment
 from pluribus.files import read_json, to_json, write_text
 from pluribus.standings import Run
@@ -45,6 +46,10 @@ class Finished:
     def rounds(self) -> int:
         """How long it was."""
         return int(self.settings["rounds"])
+
+    def has(self, targets: Iterable[str], view: str) -> bool:
+        """Whether what was kept says when these accuracies were reached, and how each client fared in a view."""
+        return self.reached.keys() >= set(targets) and replace(self.run, wanted=view).by_client is not None
 
     def to_json(self) -> dict[str, Any]:
         """Without its settings, which other seeds share."""
@@ -80,13 +85,18 @@ def collected(described: Experiment, targets: Iterable[str], device: str) -> Fin
 
     run = Run.read(described)
     result = {name: run.result[name] for name in KEPT}
-    result["clients"] = {
-        k: {name: client[name] for name in ("model", "selected", "selected_round")}
-        for k, client in run.result["clients"].items()
-    }
+    result["clients"] = {k: _client(run, int(k), client) for k, client in run.result["clients"].items()}
     reached = {target: run.reached(float(target)) for target in targets}
     kept = Run(run.method, run.seed, run.folder, result, [])
     return Finished(decisive(described), kept, reached, device, __version__)
+
+
+def _client(run: Run, k: int, client: Mapping[str, Any]) -> dict[str, Any]:
+    """A client's selected figures, in the headline's view and in the others that there are."""
+    kept = {name: client[name] for name in ("model", "selected", "selected_round")}
+    others = {view: choose(run.history, view)[k] for view in run.result["summary"] if view != run.headline}
+    views = {view: {"selected": one.selected, "selected_round": one.selected_round} for view, one in others.items()}
+    return kept | ({"views": views} if views else {})
 
 
 def write(path: Path, name: str, found: Iterable[Finished]) -> None:

@@ -16,6 +16,7 @@ from pluribus.assembly import Assembly
 from pluribus.federation import Federation
 from pluribus.ledger import Ledger
 from pluribus.result import Result, headline
+from pluribus.views import AFTER, View, shown
 
 if TYPE_CHECKING:
     from pluribus.benchmark import Bench
@@ -101,9 +102,14 @@ def human(size: float) -> str:
     return f"{size:.1f} TB"
 
 
-def print_table(results: Sequence[Result], console: Console | None = None) -> None:
-    """Accuracy per client of one or more runs, with mean, weighted mean and worst client."""
+def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
+    """Accuracy per client of one or more runs, with mean, weighted mean and worst client.
+
+    Of several runs, also the mean in every other view that one of them has. None is the best where views differ.
+    """
     console = console or Console()
+    views = [shown(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
+    alike = len(set(views)) == 1
     table = Table(box=None, header_style="bold", pad_edge=True)
     facts = results[-1].clients
     told = any(one.classes for one in facts.values())  # real sites do not tell
@@ -112,23 +118,40 @@ def print_table(results: Sequence[Result], console: Console | None = None) -> No
         table.add_column(name, justify="right" if right else "left")
     for result in results:
         table.add_column(escape(result.method), justify="right")
-    chosen = [result.per_client() for result in results]
+    chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
     for k, one in facts.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
         classes = [escape(_short(one.classes))] if told else []
-        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies))
+        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
     table.add_section()
     for label in ("mean", "weighted", "worst"):
-        values = [r.summary[r.views[0]]["selected"].get("test", {}).get(label) for r in results]
-        table.add_row(label, *[""] * (len(columns) - 1), *_cells(values), style="bold" if label == "mean" else "")
+        values = [_over(label, of, seen) for of, seen in zip(results, views, strict=True)]
+        cells = _cells(values, alike)
+        table.add_row(label, *[""] * (len(columns) - 1), *cells, style="bold" if label == "mean" else "")
+    for other in _others(results, views):
+        values = [_over("mean", of, other) for of in results]
+        table.add_row(f"mean, {other}", *[""] * (len(columns) - 1), *_cells(values))
     console.print(table)
-    console.print(Padding(headline(results), (0, 0, 0, 1), expand=False), style="dim", highlight=False)
+    about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
+    about += "" if alike else ". Different views: this is no comparison of methods"
+    console.print(Padding(about, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
 
 
-def _cells(values: Sequence[float | None]) -> list[str]:
-    """Figures with the best one marked, where there are several."""
+def _over(how: str, result: Result, view: str) -> float | None:
+    """The selected test accuracy over clients in a view; None where the method lacks it."""
+    return result.summary.get(view, {}).get("selected", {}).get("test", {}).get(how)
+
+
+def _others(results: Sequence[Result], views: Sequence[str]) -> list[str]:
+    """Of several runs, the views that some have and not all show."""
+    there = dict.fromkeys(view for result in results for view in result.views)
+    return [view for view in there if set(views) != {view}] if len(results) > 1 else []
+
+
+def _cells(values: Sequence[float | None], alike: bool = True) -> list[str]:
+    """Figures with the best one marked, where there are several of one kind."""
     known = [v for v in values if v is not None]
-    best = max(known) if len(known) > 1 else None
+    best = max(known) if alike and len(known) > 1 else None
     return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
 
 
