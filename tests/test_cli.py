@@ -168,6 +168,19 @@ def test_a_method_of_the_users_own(
     assert "How often" in helped.out
 
 
+@pytest.mark.parametrize("given", [[], ["--lr", "0.01"]])
+def test_against_says_where_the_other_method_is_used_to_train_otherwise(
+    terminal: Terminal, tmp_path: Path, given: list[str]
+) -> None:
+    """FML has a learning rate of 0.05 by default; both train as the first method does."""
+    argv = ["run", "local", *SMALL, *given, "--models", "mlp-64", "--against", "fml", "--view", "own"]
+    answer = terminal(*argv, "--out", tmp_path / "run")
+    assert answer.code == 0
+    assert ("fml: --lr is 0.05 by default" in " ".join(answer.out.split())) == (not given)
+    told = terminal(*argv, "--out", tmp_path / "again", "--json").json
+    assert len(told.get("cautions", [])) == (not given)
+
+
 def test_against_runs_both_and_shows_them_side_by_side(terminal: Terminal, tmp_path: Path) -> None:
     answer = terminal("run", "fedgh", *SMALL, "--against", "local", "--out", tmp_path / "run")
     assert answer.code == 0

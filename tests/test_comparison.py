@@ -97,17 +97,12 @@ def test_its_runs_are_ordinary_runs(found: Comparison) -> None:
     assert run.by_client == {k: chosen.selected["test"] for k, chosen in alone.per_client().items()}
 
 
-def test_only_training_is_a_methods_own() -> None:
+def test_nothing_is_a_methods_own_unless_someone_says_so() -> None:
     """FedL2G would have 40 rounds and a rate of 0.05, FedAvg one model, FedMD public data."""
     told = compare_tiny("local", "fedl2g-f", "fedavg", seeds=1, lr=0.01).experiments
     assert {one.rounds for one in told.values()} == {2}
     assert {one.models for one in told.values()} == {"mlp-64"}
     assert {one.lr for one in told.values()} == {0.01}
-    settings = tiny(seeds=1, jobs=1, models="mlp-64")
-    del settings["lr"]
-    free = compare(["local", "fedl2g-f"], progress=False, out=new_folder(), **settings)
-    assert [one.lr for one in free.experiments.values()] == [0.01, 0.05]
-    assert "Training differs, --lr: local 0.01, fedl2g-f 0.05." in free.notes
     with pytest.raises(ConfigError, match="fedmd needs public data"):
         compare_tiny("local", "fedmd")
     with pytest.raises(ConfigError, match="fedavg averages whole models"):
@@ -128,6 +123,47 @@ def test_a_method_may_have_settings_of_its_own(tmp_path: Path) -> None:
     config.write_text("[hyper]\nserver_lr = 0.5\n")
     with pytest.raises(ConfigError, match=r"write \[hyper\.METHOD\] above server_lr"):
         compare_tiny("local", "fedgh", config=config)
+
+
+def without_rate(*methods: str, **settings: Any) -> Comparison:
+    """Nobody gives a learning rate."""
+    settings = {name: value for name, value in tiny(models="mlp-64", rounds=1).items() if name != "lr"} | settings
+    return compare(methods, seeds=1, jobs=1, out=new_folder(), progress=False, **settings)
+
+
+def test_one_learning_rate_and_a_methods_own_default_gives_no_verdict(capsys: pytest.CaptureFixture[str]) -> None:
+    """FML and FedKD would have 0.05; local, FedGH and whoever says nothing have 0.01."""
+    free = without_rate("local", "fml", "fedkd", "fedgh")
+    assert {one.lr for one in free.experiments.values()} == {0.01}
+    assert [one.verdict for one in free.differences][:2] == ["own default differs"] * 2
+    *strange, fedgh = free.differences
+    assert [(one.difference, one.p) for one in strange] == [(None, None)] * 2
+    assert fedgh.difference is not None
+    assert fedgh.p == fedgh.difference.p  # one test, nothing to correct for
+    (caution,) = free.cautions
+    assert all(word in caution for word in ("fml, fedkd: --lr is 0.05", "0.01", "--set fml.lr=0.05"))
+    free.table()
+    shown = " ".join(capsys.readouterr().out.split())
+    for text in (shown, free.to_markdown().replace("\\", ""), free.to_latex()):
+        assert -1 < text.index("fml, fedkd: --lr is 0.05") < text.index("weighted")
+    assert free.to_json()["cautions"] == [caution]
+
+
+@pytest.mark.parametrize("given", ["flag", "own", "config"])
+def test_what_someone_gave_is_tested(given: str, tmp_path: Path) -> None:
+    config = tmp_path / "mine.toml"
+    config.write_text("lr = 0.01\n")
+    how = {"flag": {"lr": 0.01}, "own": {"own": {"fml": {"lr": 0.05}}}, "config": {"config": config}}[given]
+    found = without_rate("local", "fml", **how)
+    assert found.cautions == []
+    assert found.differences[0].difference is not None
+    differs = "Training differs, --lr: local 0.01, fml 0.05."
+    assert (differs in found.notes) == (given == "own")
+    assert [one.lr for one in found.experiments.values()] == [0.01, 0.05 if given == "own" else 0.01]
+
+
+def test_a_baseline_that_was_not_run_as_it_is_used_to_gives_no_verdict_at_all() -> None:
+    assert [one.verdict for one in without_rate("fml", "local").differences] == ["own default differs"]
 
 
 def test_trainable_parameters_by_hand() -> None:
@@ -576,7 +612,12 @@ def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
     assert {name for fields in FLAG_GROUPS.values() for name in fields.split()} == {*flags, "seed", "out"}
     assert {*OWN, "rounds"} == set(FLAG_GROUPS["training"].split())
     told = " ".join(terminal("compare", "--help").out.split())
-    for word in ("--seeds", "--set", "(default: as the method has it)", "no figure but seconds depends on --jobs"):
+    for word in (
+        "--seeds",
+        "--set",
+        "--lr LR eta: local learning rate. (default: 0.01)",
+        "no figure but seconds depends on --jobs",
+    ):
         assert word in told
     assert "compare METHOD" in terminal("--help").out
 

@@ -64,6 +64,15 @@ def test_one_view_decides(view: Any, asked: str) -> None:
         tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view="before" if asked == "after" else "after", out=out)
 
 
+def test_what_is_not_searched_is_the_same_for_all() -> None:
+    """FML would have a learning rate of 0.05."""
+    settings = {name: value for name, value in tiny(models="mlp-64", rounds=1, trials=1).items() if name != "lr"}
+    for space, rate in (("epochs=1:2", 0.01), ("lr=0.02:0.03", None)):
+        (fml,) = tune(["fml"], space=space, out=new_folder(), progress=False, **settings)
+        assert read_json(fml.file.parent / "search.json")["settings"]["lr"] == 0.01
+        assert [("--lr is 0.05" in caution) for caution in fml.cautions] == ([True] if rate else [])
+
+
 def test_what_it_prints_is_the_best_run() -> None:
     (found,) = tune_tiny("fedgh", trials=2)
     begun, rest = _begun(shlex.split(found.command)[2:])

@@ -88,9 +88,11 @@ Methods side by side on the same data, partition, models and initial weights, ov
 
   pluribus compare local fedgh fedproto --clients 10 --seeds 3
 
-Flags hold for all methods. What is not given of training, but for --rounds, is each method's own default; where methods
-then differ, a note below the table says so. --set fedgh.server_lr=0.02 is for one method: a hyper-parameter of its own,
-or a training setting.
+Flags and their defaults hold for all methods. Where a method's own default of training is another and nobody gave the
+flag, a line above the tables says so, and there is no verdict on that method. --set fedgh.server_lr=0.02 is for one
+method: a hyper-parameter of its own, or a training setting.
+
+All methods are asked in one --view, and only equal views are tested against each other.
 
 --out is a folder with a run folder per method and seed. The same command with the same --out goes on: runs that are
 finished are read, those that were stopped are resumed. Every run has one CPU thread unless --threads says otherwise, so
@@ -311,7 +313,18 @@ def _run(args: list[str]) -> None:
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
     described, output = _parse("run", *_begun(args), [AGAINST, view, TRACK, JSON, CONFIG])
-    _run_and_report(described, output["against"], output["view"], output["track"], output["json"])
+    _run_and_report(described, output["against"], output["view"], output["track"], output["json"], _given(args))
+
+
+def _given(args: list[str]) -> set[str]:
+    """The settings that someone has given, as flags or in a config file."""
+    from pathlib import Path
+
+    from pluribus.experiment import from_toml
+
+    config, args = _take(args, "--config")
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
+    return flags | (from_toml(Path(config)).keys() if config else set())
 
 
 def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
@@ -459,7 +472,9 @@ def _identifier(name: str) -> str:
     return name.replace(" ", "_").replace("-", "_").replace(".", "_")
 
 
-def _run_and_report(described: Experiment, against: str | None, view: View, track: str, as_json: bool) -> None:
+def _run_and_report(
+    described: Experiment, against: str | None, view: View, track: str, as_json: bool, given: set[str]
+) -> None:
     import dataclasses
 
     from rich.console import Console
@@ -467,32 +482,43 @@ def _run_and_report(described: Experiment, against: str | None, view: View, trac
     from pluribus.api import run
     from pluribus.assembly import assemble
     from pluribus.folder import RunFolder
+    from pluribus.standings import about_defaults, overruled
 
     console = Console(stderr=as_json)
-    chain = [described]
+    chain, cautions = [described], list[str]()
     if against is not None:
         assemble(described)  # what is wrong with it should not show after the other has run
         RunFolder.check_free(described.out)
         out = f"{described.out}-{against}" if described.out else None
-        chain.insert(0, dataclasses.replace(described, method=against, hyper={}, out=out))
+        other = dataclasses.replace(described, method=against, hyper={}, out=out)
+        cautions = about_defaults({against: overruled(other, given)}, {against: other})
+        chain.insert(0, other)
     results = []
     for number, one in enumerate(chain):
         greeter = _Greeter(console, chain, first=number == 0)
         with _resumable(greeter):
             results.append(run(one, progress=not as_json, observers=[greeter], track=track))
-    _report(results, as_json, console, view=view if against else None)
+    _report(results, as_json, console, view=view if against else None, cautions=cautions)
 
 
 def _report(
-    results: list[Result], as_json: bool, console: Console, again: str | None = None, view: View | None = None
+    results: list[Result],
+    as_json: bool,
+    console: Console,
+    again: str | None = None,
+    view: View | None = None,
+    cautions: Sequence[str] = (),
 ) -> None:
     from pluribus.files import to_json
+    from pluribus.tables import show_cautions
     from pluribus.track.console import print_table
 
     if as_json:
-        print(to_json(results[-1].to_json() | {"against": [r.to_json() for r in results[:-1]]}))
+        told = {"against": [r.to_json() for r in results[:-1]]} | ({"cautions": cautions} if cautions else {})
+        print(to_json(results[-1].to_json() | told))
         return
     console.print()
+    show_cautions(cautions, console)
     print_table(results, console, view)
     folder = results[-1].folder
     again = again or f"pluribus run --config {folder}/config.toml"
@@ -636,7 +662,7 @@ def _for_all(
 
 
 def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
-    """Those of an experiment but for method, seed and folder; how clients train may be left to methods."""
+    """Those of an experiment but for method, seed and folder."""
     from typing import get_type_hints
 
     from pluribus.experiment import Experiment
@@ -648,10 +674,9 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
         name: _flags(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)
         for name, fields in FLAG_GROUPS.items()
     }
-    unset = "(default: as the method has it)"
-    groups["training"] += [
-        (name, _word(hints[name] | None, name.upper(), helps[name], unset), common.get(name)) for name in OWN
-    ]
+    for name in OWN:  # None where nobody says anything
+        usual = f"(default: {common.get(name, getattr(Experiment, name))})"
+        groups["training"].append((name, _word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
     return groups
 
 
@@ -704,6 +729,8 @@ def _tune(args: list[str]) -> None:
         print(to_json({"tuned": [one.to_json() for one in found]}))
         return
     for one in found:
+        for caution in one.cautions:
+            print(caution)
         what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
         print(f"{one.method}  {one.accuracy:.3f} {what}")
         print(f"  {one.command}")

@@ -10,7 +10,7 @@ import dataclasses
 import os
 import statistics
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import date
 from pathlib import Path
@@ -30,7 +30,7 @@ from pluribus.folder import RunFolder, free
 from pluribus.method import Method, find, name_of
 from pluribus.models import assign
 from pluribus.parallel import run_all
-from pluribus.standings import OWN, Comparison, Run
+from pluribus.standings import OWN, Comparison, Run, overruled
 from pluribus.toml import read_toml, to_toml
 from pluribus.track.board import Board
 from pluribus.views import AFTER, View, check_view
@@ -55,9 +55,10 @@ def compare(
 ) -> Comparison:
     """Run methods on the same clients, and say which differences are more than noise.
 
-    Settings are those of `pluribus.run` and hold for all methods; `own` gives one method its hyper-parameters and
-    training settings, such as `{"fedgh": {"server_lr": 0.02}}`. Seeds are `seed`, `seed` + 1 and so on. A folder `out`
-    that holds runs of this comparison is gone on with: what is finished is read, what was stopped is resumed.
+    Settings are those of `pluribus.run` and hold for all methods, whatever their own defaults; `own` gives one method
+    its hyper-parameters and training settings, such as `{"fedgh": {"server_lr": 0.02}}`. Seeds are `seed`, `seed` + 1
+    and so on. A folder `out` that holds runs of this comparison is gone on with: what is finished is read, what was
+    stopped is resumed.
 
     `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or each
     method's `own`. Only rows of equal views are tested against each other.
@@ -70,6 +71,7 @@ def compare(
     described = described_by(methods, config, own or {}, settings | {"seed": seed})
     _check(names, seeds, jobs, baseline, target)
     check_view(view)
+    strange = overruled_by(described, config, own or {}, settings)
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
     grid = [
@@ -84,7 +86,7 @@ def compare(
     _check_partitions(runs)
     if target is None:
         target = statistics.fmean(run.accuracies["mean"] for run in runs[names[0]])
-    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view)
+    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view, strange)
     write_json(folder / "compare.json", found.to_json())
     return found
 
@@ -136,15 +138,30 @@ def described_by(
         raise ConfigError("a comparison needs test data: --test-fraction must be above 0.")
     if callable(common["models"]):
         common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
-    described = {}
+    described, usual = {}, {name: getattr(Experiment, name) for name in OWN}
     for method, name in zip(methods, names, strict=True):
         alone = {**written.get(name, {}), **own.get(name, {})}
         for setting in alone:
             if setting in known_settings() and setting not in OWN:
                 raise ConfigError(f"{setting} is the same for all methods: use {flag(setting)}.")
-        described[name] = experiment(method, **common | alone)
+        described[name] = experiment(method, **usual | common | alone)  # no method's own defaults
         described[name].build_method()  # what is wrong with its hyper-parameters shows here
     return described
+
+
+def overruled_by(
+    described: Mapping[str, Experiment],
+    config: str | Path | None,
+    own: Mapping[str, Mapping[str, Any]],
+    settings: Iterable[str],
+) -> dict[str, dict[str, Any]]:
+    """By method, its own defaults of training that do not hold here, though nobody asked for other values."""
+    given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
+    written = _written_hyper(config)
+    found = {
+        name: overruled(one, given | {*written.get(name, {}), *own.get(name, {})}) for name, one in described.items()
+    }
+    return {name: settings for name, settings in found.items() if settings}
 
 
 def _written_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:

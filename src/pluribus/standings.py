@@ -5,8 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from pluribus.evaluate import choose
 from pluribus.experiment import Experiment
 from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
-from pluribus.method import hyperparameters
+from pluribus.method import find, hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm
 from pluribus.result import views_text
 from pluribus.tables import Cell, Table, cells, markdown_of
@@ -25,11 +25,13 @@ from pluribus.track.console import human
 from pluribus.views import AFTER, shown
 
 OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
-"""How clients train: each method as it is used to, where nothing is said. All other settings hold for all methods."""
+"""How clients train: the same for all methods, but one of them may be given another value."""
 
-DIFFERENT_VIEWS, NOT_KEPT = "different views", "not kept"
-"""Why two rows are not tested against each other: other models were asked, or figures per client are gone."""
+DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
+"""Why two rows are not tested against each other: other models were asked, a method was not run as it is used to and
+nobody asked for that, or figures per client are gone."""
 SAID_OF_VIEWS = "Different views: one model before training against another after it would be no comparison of methods."
+FOR_ONE = ", or for one method with --set {method}.{name}={value}"
 
 ENOUGH_SEEDS = 5  # docs/compare.md has how often a difference is found where there is none
 
@@ -178,7 +180,7 @@ class Compared:
 
     def to_json(self) -> dict[str, Any]:
         """Its figures as plain values, None where there is no test."""
-        names = [field.name for field in fields(Difference)]
+        names = [one.name for one in fields(Difference)]
         told = {name: getattr(self.difference, name, None) for name in names}
         return told | {"p_holm": self.p, "verdict": self.verdict}
 
@@ -239,6 +241,27 @@ def too_few(seeds: int) -> str:
     return f"{seeds} seeds are few: where much depends on the seed, noise is taken for a difference too often."
 
 
+def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
+    """A method's own defaults of training that do not hold in an experiment, but for those that someone has given."""
+    own = find(described.method).defaults
+    return {name: own[name] for name in OWN if name in own and name not in given and own[name] != vars(described)[name]}
+
+
+def about_defaults(
+    overruled: Mapping[str, Mapping[str, Any]], experiments: Mapping[str, Experiment], for_one: str = ""
+) -> list[str]:
+    """What to know of methods that were not run as they are used to, a sentence for each setting and value."""
+    whose: dict[tuple[str, Any, Any], list[str]] = {}
+    for method, settings in overruled.items():
+        for name, own in settings.items():
+            whose.setdefault((name, own, vars(experiments[method])[name]), []).append(method)
+    return [
+        f"{', '.join(methods)}: {flag(name)} is {own} by default, but here it is {ran}, as for all methods, so there "
+        f"is no verdict. Set it for all with {flag(name)}{for_one.format(method=methods[0], name=name, value=own)}."
+        for (name, own, ran), methods in whose.items()
+    ]
+
+
 def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
     """Differences to the baseline as a table."""
     headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
@@ -280,6 +303,8 @@ class Comparison:
     folder: Path
     view: str = AFTER
     """The one that was asked for."""
+    overruled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By method, its own defaults of training that did not hold, though nobody asked for other values."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -308,7 +333,8 @@ class Comparison:
     @cached_property
     def differences(self) -> list[Compared]:
         """Every other method against the baseline."""
-        return compared(self.runs, self.baseline)
+        strange = self.runs if self.baseline in self.overruled else self.overruled
+        return compared(self.runs, self.baseline, dict.fromkeys(strange, OWN_DEFAULT))
 
     # ---- as text ---------------------------------------------------------------------------------------------------
 
@@ -350,6 +376,11 @@ class Comparison:
     def _table(self, headings: tuple[str, ...], columns: Sequence[Sequence[Cell]]) -> Table:
         names = [Cell(row.method) for row in self.rows]
         return Table(headings, tuple(zip(names, *columns, strict=True)))
+
+    @property
+    def cautions(self) -> list[str]:
+        """What a reader must know before the figures."""
+        return about_defaults(self.overruled, self.experiments, FOR_ONE)
 
     @property
     def notes(self) -> list[str]:
@@ -408,12 +439,12 @@ class Comparison:
 
     def to_markdown(self) -> str:
         """The tables and notes in Markdown."""
-        return markdown_of(self.tables, self.notes)
+        return markdown_of(self.tables, self.notes, self.cautions)
 
     def to_latex(self) -> str:
         """The tables for LaTeX with the package booktabs; the notes are comments."""
-        notes = "".join(f"% {note}\n" for note in self.notes)
-        return "\n".join([*(table.to_latex() for table in self.tables), notes])
+        cautions, notes = ("".join(f"% {text}\n" for text in texts) for texts in (self.cautions, self.notes))
+        return cautions + "\n".join([*(table.to_latex() for table in self.tables), notes])
 
     def to_csv(self) -> str:
         """A row per method, all figures unrounded."""
@@ -442,6 +473,7 @@ class Comparison:
             "differences": [{"method": one.method, **one.to_json()} for one in self.differences],
             "training": {m: {name: getattr(e, name) for name in OWN} for m, e in self.experiments.items()},
             "hyper": {m: hyperparameters(e.build_method()) for m, e in self.experiments.items()},
+            "cautions": self.cautions,
             "notes": self.notes,
             "folder": str(self.folder),
             "runs": {method: [str(run.folder) for run in runs] for method, runs in self.runs.items()},

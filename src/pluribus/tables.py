@@ -73,11 +73,14 @@ class Table:
         )
 
 
-def show_all(heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console) -> None:
-    """Print tables below a heading, and what a reader must know of them."""
+def show_all(
+    heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console, cautions: Iterable[str] = ()
+) -> None:
+    """Print tables below a heading, and what a reader must know of them; cautions stand above."""
     from pluribus import __version__
 
     console.print(f"[bold]Pluribus {__version__}[/]   {escape(heading)}\n", soft_wrap=True)
+    show_cautions(cautions, console)
     for table in tables:
         table.show(console)
         console.print()
@@ -85,9 +88,19 @@ def show_all(heading: str, tables: Iterable[Table], notes: Iterable[str], consol
         console.print(Padding(escape(note), (0, 0, 0, 1)), style="dim")
 
 
-def markdown_of(tables: Iterable[Table], notes: Iterable[str]) -> str:
-    """Tables in Markdown, and their notes as a list."""
-    return "\n".join([*(table.to_markdown() for table in tables), "".join(f"- {markdown(note)}\n" for note in notes)])
+def show_cautions(cautions: Iterable[str], console: Console) -> None:
+    """Print what a reader must know before the figures."""
+    cautions = list(cautions)
+    for text in cautions:
+        console.print(Padding(escape(text), (0, 0, 0, 1)), style="yellow", highlight=False)
+    if cautions:
+        console.print()
+
+
+def markdown_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterable[str] = ()) -> str:
+    """Tables in Markdown, their notes as a list below and cautions as one above."""
+    lists = ["".join(f"- {markdown(text)}\n" for text in texts) for texts in (cautions, notes)]
+    return "\n".join([*filter(None, lists[:1]), *(table.to_markdown() for table in tables), lists[1]])
 
 
 def cells(texts: Sequence[str], values: Sequence[float | None], best: float | None) -> list[Cell]:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from pluribus.api import resume, run
 from pluribus.assembly import assemble
-from pluribus.comparison import AnyMethod, described_by, name_of_any
+from pluribus.comparison import AnyMethod, described_by, name_of_any, overruled_by
 from pluribus.draws import number
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, unknown
@@ -25,7 +25,7 @@ from pluribus.fields import fitted
 from pluribus.files import append_lines, read_json, read_lines, write_json, write_text
 from pluribus.folder import free
 from pluribus.method import hyperparameters
-from pluribus.standings import OWN
+from pluribus.standings import FOR_ONE, OWN, about_defaults
 from pluribus.toml import to_toml
 from pluribus.views import AFTER, View, check_view, shown
 
@@ -82,6 +82,8 @@ class Tuned:
     command: str
     file: Path
     trials: list[dict[str, Any]]
+    cautions: list[str]
+    """What was not searched for, and is not as the method is used to."""
 
     def to_json(self) -> dict[str, Any]:
         """As plain values."""
@@ -139,7 +141,11 @@ def tune(
         assemble(one)  # what is wrong with a later method should not show after the first was searched
     for name, one in described.items():
         _check_search(folder / name, one, space, view)
-    return [_search(folder / name, one, ranges[name], trials, view, progress) for name, one in described.items()]
+    strange = overruled_by(described, config, own or {}, [*settings, *parse_space(space)])
+    return [
+        _search(folder / name, one, ranges[name], trials, view, strange.get(name, {}), progress)
+        for name, one in described.items()
+    ]
 
 
 def _need_optuna() -> None:
@@ -180,7 +186,13 @@ def _check_search(folder: Path, described: Experiment, space: str, view: str) ->
 
 
 def _search(
-    folder: Path, described: Experiment, space: Mapping[str, Range], trials: int, view: str, progress: bool
+    folder: Path,
+    described: Experiment,
+    space: Mapping[str, Range],
+    trials: int,
+    view: str,
+    strange: Mapping[str, Any],
+    progress: bool,
 ) -> Tuned:
     view = shown(described.build_method().views, view)
     tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
@@ -193,8 +205,11 @@ def _search(
     best = max(tried, key=lambda one: float(one["accuracy"]))
     found = _with(described, best["settings"])
     write_text(folder / "best.toml", to_toml(found.settings()))
+    cautions = about_defaults({found.method: strange}, {found.method: found}, FOR_ONE)
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
-    return Tuned(described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried)
+    return Tuned(
+        described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried, cautions
+    )
 
 
 def _next(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -69,5 +69,5 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     seeds = [run.seed for run in found.runs[found.baseline]]
     which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {one.rounds} rounds   {which}"
-    show_all(what, found.tables, found.notes, console)
+    show_all(what, found.tables, found.notes, console, found.cautions)
     console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)
