@@ -417,7 +417,7 @@ class ByHand:
         if self.method.enrols and t == 0:
             for k in order:
                 once = self.site.wires(k)[0].once
-                self.parts.cards.enrolled[k] = self._watched(decode(self.site.enrol(k), once, "enrolment"), "enrol")
+                self.parts.cards.enrolled[k] = self._watched(decode(self.site.enrol(k).up, once, "enrolment"), "enrol")
         return self._peers(self.method, t, order) if isinstance(self.method, PeerMethod) else self._server(t, order)
 
     def _server(self, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:

@@ -19,6 +19,7 @@ from torch import nn
 import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import assert_same, timeless
+from pluribus.batches import batch_sizes
 from pluribus.checkpoint import Checkpoint
 from pluribus.engines.serial import Serial
 from pluribus.errors import ConfigError, HostLostError, MessageError, WorkerError
@@ -147,6 +148,20 @@ def test_a_result_has_history_figures_and_bytes(fedgh: Result) -> None:
     assert json.loads((fedgh.folder / "result.json").read_text()) == json.loads(json.dumps(fedgh.to_json()))
 
 
+def test_steps_by_hand() -> None:
+    """Three rounds of two epochs over batches of ten; a remainder of one joins its neighbour."""
+    result = run_tiny("local", models="mlp-64", rounds=3, epochs=2, batch_size=10)
+    batches = {k: len(batch_sizes(facts.train, 10)) for k, facts in result.clients.items()}
+    assert result.steps == {k: 3 * 2 * number for k, number in batches.items()}
+    assert result.steps_per_client == 6 * sum(batches.values()) / 4
+    told = result.to_json()
+    assert told["steps"] == {"total": sum(result.steps.values()), "per_client": result.steps_per_client}
+    assert {k: row["steps"] for k, row in told["clients"].items()} == result.steps
+    for record in result.history:
+        del record["steps"]  # of a run that began before they were counted
+    assert (result.steps, result.steps_per_client) == (None, None)
+
+
 def test_a_table_stands_beside_others(fedgh: Result, capsys: pytest.CaptureFixture[str]) -> None:
     fedgh.table(run_tiny("local"))
     lines = capsys.readouterr().out.splitlines()
@@ -173,6 +188,12 @@ def test_a_table_beside_others_is_of_one_view(capsys: pytest.CaptureFixture[str]
     other = [line.split()[1:] for line in shown[1].splitlines() if line.split()[:1] == ["mean,"]]
     assert other == [["before", "-", summary["before"]]]
     assert ["Different views" in text for text in shown] == [False, False, True]
+    costs = [line.split() for line in shown[1].splitlines() if line.split()[:1] in (["steps"], ["up"], ["down"])]
+    assert [cost[0] for cost in costs] == ["steps", "up", "down"]
+    assert costs[0][1:] == [f"{local.steps_per_client:,.0f}", f"{fedavg.steps_per_client:,.0f}"]
+    assert "steps per client differ" not in shown[1]
+    run_tiny("local", models="mlp-64", epochs=2).table(local)
+    assert "steps per client differ" in " ".join(capsys.readouterr().out.split())
 
 
 def test_a_model_comes_back_trained_and_predicts(fedgh: Result) -> None:

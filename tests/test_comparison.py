@@ -20,6 +20,7 @@ import torch
 
 import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of, tiny
+from pluribus.batches import batch_sizes
 from pluribus.cli import FLAG_GROUPS, _common_flags
 from pluribus.comparison import common_settings, compare, default_jobs, trainable_parameters
 from pluribus.errors import ConfigError, PluribusError
@@ -380,6 +381,77 @@ def test_a_view_of_ones_own(terminal: Terminal, found: Comparison) -> None:
     own = ["--view", "own", "--seeds", "1", "--json", "--out", new_folder()]
     told = terminal("compare", "local", *SMALL, *own).json
     assert (told["view"], told["rows"][0]["view"]) == ("own", "after")
+
+
+# ---- equal budgets ---------------------------------------------------------------------------------------------------
+
+
+def trained(base: float, *others: float | None) -> Comparison:
+    """Methods whose clients took so many steps, all better than the first."""
+    runs = {"base": (of_views("base", {"after": LOW}, "after"),)}
+    runs |= {f"m{n}": (of_views(f"m{n}", {"after": HIGH}, "after"),) for n in range(len(others))}
+    for (run,), steps in zip(runs.values(), (base, *others), strict=True):
+        run.result["steps"] = {"total": 1, "per_client": steps}
+    return comparison(runs, "base")
+
+
+def test_a_verdict_is_marked_where_steps_differ_by_more_than_a_tenth() -> None:
+    found = trained(400.0, 440.0, 441.0, 1240.0, 359.0, None)
+    assert {one.verdict for one in found.differences} == {"better"}
+    assert [one.unequal for one in found.differences] == [False, True, True, True, False]
+    shown = [row[-1].text for row in found.tables[-1].rows]
+    assert shown == ["better", "better †", "better †", "better †", "better"]
+    (sentence,) = [note for note in found.notes if note.startswith("†")]
+    assert "base's 400" in sentence
+    assert "m2 1,240 (3.1 times as many)" in sentence
+    assert "--equal-steps" in sentence
+    assert "m0" not in sentence
+    assert [row[1].text for row in found.tables[1].rows] == ["400", "440", "441", "1,240", "359", "-"]
+    assert "$\\dagger$" in found.to_latex()
+    assert "better †" in found.to_markdown()
+    rows = list(csv.DictReader(io.StringIO(found.to_csv())))
+    assert [row["steps"] for row in rows] == ["400.0", "440.0", "441.0", "1240.0", "359.0", ""]
+    assert [row["unequal_steps"] for row in rows] == ["", "False", "True", "True", "True", "False"]
+    assert [one["unequal_steps"] for one in found.to_json()["differences"]] == [False, True, True, True, False]
+    assert not any(note.startswith("†") for note in trained(400.0, 400.0).notes)
+
+
+def test_steps_of_a_comparison_by_hand() -> None:
+    """FedRep takes eleven epochs where local takes one."""
+    told = compare_tiny("local", "fedrep", seeds=1, own={"fedrep": {"head_epochs": 10}})
+    local, fedrep = told.rows
+    batches = [len(batch_sizes(client["train"], 10)) for client in told.runs["local"][0].result["clients"].values()]
+    assert local.steps == 2 * sum(batches) / 4
+    assert fedrep.steps == 11 * local.steps
+    assert told.differences[0].unequal
+
+
+def test_equal_steps_give_more_rounds_to_those_who_take_fewer() -> None:
+    """Two rounds of 3 epochs are six of 1, or three after 3 epochs before the first round."""
+    own = {"fedrep": {"head_epochs": 2}, "fedmd": {"pretrain_public": 0, "pretrain_private": 3, "digest_steps": 0}}
+    settings = {"own": own, "public_fraction": 0.1, "equal_steps": True, "seeds": 2, "out": (out := new_folder())}
+    told = compare_tiny("local", "fedrep", "fedmd", **settings)
+    assert {row.method: row.rounds for row in told.rows} == {"local": 6, "fedrep": 2, "fedmd": 3}
+    assert [run.result["rounds"] for run in told.runs["local"]] == [6, 6]
+    assert len({row.steps for row in told.rows}) == 1
+    assert not any(one.unequal for one in told.differences)
+    assert any("local 6, fedrep 2, fedmd 3" in note for note in told.notes)
+    again = compare_tiny("local", "fedrep", "fedmd", **settings)  # the same rounds again, so nothing runs
+    assert without_seconds(again.folder) == without_seconds(told.folder)
+    assert again.folder == Path(out)
+
+
+def test_equal_steps_that_no_rounds_can_give() -> None:
+    with pytest.raises(ConfigError, match="takes no gradient step after its first round"):
+        compare_tiny("local", Idle, equal_steps=True)
+
+
+@dataclass(frozen=True)
+class Idle(Method):
+    """Trains in its first round alone."""
+
+    def local_update(self, client: Any) -> Any:
+        return super().local_update(client) if client.t == 0 else None
 
 
 # ---- files -----------------------------------------------------------------------------------------------------------

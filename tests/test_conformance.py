@@ -662,3 +662,27 @@ def test_a_method_is_frozen_and_holds_no_tensors(name):
     with pytest.raises(dataclasses.FrozenInstanceError):
         method.anything = 1
     assert not any(isinstance(value, Tensor | nn.Module) for value in vars(method).values())
+
+
+# ---- what is counted -------------------------------------------------------------------------------------------------
+
+
+@every_method
+def test_every_gradient_step_is_counted(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of enrolment and of all exchanges, and none that evaluation takes."""
+    taken: dict[tuple[int, int], int] = {}
+    fit = Client.fit
+
+    def watched(client: Client, *args: Any, **how: Any) -> int:
+        steps = fit(client, *args, **how)
+        if not str(client._exchange).startswith("evaluation"):
+            key = max(0, client.round), client.card.id
+            taken[key] = taken.get(key, 0) + steps
+        return steps
+
+    monkeypatch.setattr(Client, "fit", watched)
+    result = run(name, rounds=3)
+    counted = {(record["round"], int(k)): n for record in result.history for k, n in record["steps"].items()}
+    assert {key: n for key, n in counted.items() if n} == {key: n for key, n in taken.items() if n}
+    assert sum(counted.values()) > 0
+    assert result.steps == {k: sum(n for (_, j), n in counted.items() if j == k) for k in range(4)}

@@ -394,6 +394,15 @@ def test_figures_are_believed_only_if_they_can_be(said: dict[str, Any], reason: 
     assert result.warnings[0].startswith(f"site south is missing in round 0: {reason}")
 
 
+@pytest.mark.parametrize("steps", [None, -1, 1.5, True, "7", 2**40])
+def test_steps_are_believed_only_if_they_can_be(steps: Any, tmp_path: Path) -> None:
+    parts, _, given = agreed("fedgh")
+    parties = {k: party_of(parts, given, k, tmp_path) for k in NAMES}
+    result = started("fedgh", tmp_path, Liar(parties, "work", lambda head: head | {"steps": steps}))[0].run()
+    assert [list(record["steps"]) for record in result.history] == [["0", "2"]] * 3
+    assert result.warnings[0].startswith("site south is missing in round 0: its number of steps cannot be: ")
+
+
 def test_nobody_works_longer_than_a_round_may_last(tmp_path: Path) -> None:
     parts, _, given = agreed("fedgh")
     boast = {"compute": 1e308, "communication": 1e308, "loss": True}

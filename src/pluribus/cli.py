@@ -624,6 +624,7 @@ def _compare(args: list[str]) -> None:
         ("baseline", _word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"), None),
         ("target", _word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
         _flag("view", View, AFTER, ABOUT),
+        _flag("equal_steps", bool, False, "More rounds for some, until all have as many gradient steps per client."),
         ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
     ]
     formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}

@@ -66,6 +66,7 @@ class Client:
         self._mode: bool | None = None
         self._least = 2
         self._loss: Tensor | None = None
+        self.steps = 0  # of this exchange, in all fits
 
     # ---- set up by the site that hosts the client ------------------------------------------------------------------
 
@@ -88,7 +89,7 @@ class Client:
 
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
         """Start the work of one exchange."""
-        self._round, self._exchange, self._fits, self._loss = t, exchange, 0, None
+        self._round, self._exchange, self._fits, self._loss, self.steps = t, exchange, 0, None, 0
         self.inbox = None
         for name, value in {"lr": self.local.rule.rate(max(t, 0)), **now}.items():
             kind = torch.float64 if name == "lr" else torch.float32
@@ -190,6 +191,7 @@ class Client:
             for part, module in (("model", self.model), ("state", self.state)):
                 set_keys(module, draws.number(*key, part))
             self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
+        self.steps += len(sizes)
         return len(sizes)
 
     @contextmanager

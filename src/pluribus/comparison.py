@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from pluribus.assembly import Assembly, assemble
+from pluribus.budget import equal_rounds
 from pluribus.data import Dataset
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
@@ -46,6 +47,7 @@ def compare(
     baseline: str | None = None,
     target: float | None = None,
     view: View = AFTER,
+    equal_steps: bool = False,
     jobs: int | None = None,
     out: str | Path | None = None,
     config: str | Path | None = None,
@@ -61,7 +63,8 @@ def compare(
     stopped is resumed.
 
     `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or each
-    method's `own`. Only rows of equal views are tested against each other.
+    method's `own`. Only rows of equal views are tested against each other. `equal_steps` gives every method as many
+    rounds as it takes for the gradient steps per client that the one with the most takes in `rounds`.
 
     Every run has one CPU thread unless `threads` says otherwise, so that figures do not depend on `jobs`, the number
     of runs at a time: on a GPU one, otherwise one per core.
@@ -74,6 +77,9 @@ def compare(
     strange = overruled_by(described, config, own or {}, settings)
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
+    if equal_steps:
+        rounds = equal_rounds(described)
+        described = {name: replace(one, rounds=rounds[name]) for name, one in described.items()}
     grid = [
         replace(described[name], seed=number, out=str(folder / f"{name}-{number}"))
         for number in range(seed, seed + seeds)
@@ -86,7 +92,7 @@ def compare(
     _check_partitions(runs)
     if target is None:
         target = statistics.fmean(run.accuracies["mean"] for run in runs[names[0]])
-    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view, strange)
+    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view, equal_steps, strange)
     write_json(folder / "compare.json", found.to_json())
     return found
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
@@ -62,6 +63,7 @@ class Federation:
         self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._enrolled: dict[int, bytes] = {}
+        self._steps = Counter[int]()  # gradient steps of clients in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
         self._save_cost = 0.0
         with at("server"):
@@ -121,7 +123,7 @@ class Federation:
         return result
 
     def _round(self, t: int) -> dict[str, Any]:
-        self.clock = Clock()
+        self.clock, self._steps = Clock(), Counter()
         before = dict(self.ledger.total)
         self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
         present, late = self.sampled(t)
@@ -139,6 +141,7 @@ class Federation:
             "present": len(present),
             "answered": len(answered),
             "loss": self._mean_loss(t, losses),
+            "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
             "mean": self._over_clients(figures),
             "clients": {str(k): views for k, views in figures.items()},
@@ -161,7 +164,9 @@ class Federation:
             return present
         new = [(k, (k,)) for k in present if k not in self._enrolled]
         with self.clock("compute"):
-            for k, data in self.engine.each("enrol", new):
+            for k, reply in self.engine.each("enrol", new):
+                self._steps[k] += reply.steps
+                data = reply.up
                 self.ledger.add(self.server.t, 0, k, "up", data)
                 self._enrol(k, data)
         return [k for k in present if k in self._enrolled]
@@ -217,6 +222,7 @@ class Federation:
         shares = {"compute": 0.0, "communication": 0.0}
         with self.clock.apportioned(shares):
             for k, reply in self.engine.each(verb, jobs):
+                self._steps[k] += reply.steps
                 for name in shares:
                     shares[name] += getattr(reply, name)
                 yield k, reply

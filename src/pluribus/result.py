@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -101,6 +102,21 @@ class Result:
         """Time spent in rounds."""
         return float(sum(record["seconds"] for record in self.history))
 
+    @property
+    def steps(self) -> dict[int, int] | None:
+        """Gradient steps that every client has taken; None where a round of the run did not count them."""
+        if not all("steps" in record for record in self.history):
+            return None
+        total = Counter(dict.fromkeys(self.clients, 0))
+        for record in self.history:
+            total.update({int(k): steps for k, steps in record["steps"].items()})
+        return dict(sorted(total.items()))
+
+    @property
+    def steps_per_client(self) -> float | None:
+        """Gradient steps, the mean over clients that took part or were evaluated."""
+        return sum(self.steps.values()) / len(self.steps) if self.steps else None
+
     def per_client(self, view: str | None = None) -> dict[int, Chosen]:
         """Last and selected figures of every client that was evaluated."""
         return choose(self.history, view or self.views[0])
@@ -123,7 +139,11 @@ class Result:
 
     def _rows(self) -> dict[int, dict[str, Any]]:
         by_view = {view: self.per_client(view) for view in self.views}
-        return {k: _row({v: of[k] for v, of in by_view.items()}, self.clients[k]) for k in self.per_client()}
+        steps = self.steps or {}
+        return {
+            k: _row({v: of[k] for v, of in by_view.items()}, self.clients[k]) | {"steps": steps.get(k)}
+            for k in self.per_client()
+        }
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the history, as plain values."""
@@ -137,6 +157,7 @@ class Result:
             "summary": self.summary,
             "clients": self._rows(),
             "bytes": self.bytes,
+            "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
             "seconds": round(self.seconds, 3),
             "folder": str(self.folder),
             "warnings": self.warnings,

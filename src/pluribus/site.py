@@ -48,12 +48,14 @@ MOMENTA = "momenta."
 @dataclass(frozen=True)
 class Reply:
     """What a client answers: its encoded message (None: nothing to send; for peers perhaps where it lies), its mean
-    training loss, and where the time went: seconds of work, and seconds of reading and writing messages."""
+    training loss, where the time went: seconds of work, and seconds of reading and writing messages; and how many
+    gradient steps it took."""
 
     up: bytes | Parcel | None
     loss: float | None
     compute: float = 0.0
     communication: float = 0.0
+    steps: int = 0
 
 
 class Limits(NamedTuple):
@@ -130,12 +132,13 @@ class Site:
     # ---- work ------------------------------------------------------------------------------------------------------
 
     @_placed
-    def enrol(self, k: int) -> bytes:
+    def enrol(self, k: int) -> Reply:
         """The client's one message at joining."""
         client = self.client(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed.add(k)
-        return encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
+        up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
+        return Reply(up, None, steps=client.steps)
 
     @_placed
     def work(self, t: int, stage: int, k: int, down: bytes | None) -> Reply:
@@ -176,7 +179,8 @@ class Site:
         # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
         if message is not None and (message or wire.up):
             up = encode(message, wire.up, f"round {t}, client {client.card.id}")
-        return Reply(up, loss, worked - received, received - started + time.perf_counter() - worked)
+        communication = received - started + time.perf_counter() - worked
+        return Reply(up, loss, worked - received, communication, client.steps)
 
     @_placed
     def evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None = None) -> dict[str, Figures]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
@@ -21,7 +21,7 @@ from pluribus.method import find, hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm
 from pluribus.result import views_text
 from pluribus.tables import Cell, Table, cells, markdown_of
-from pluribus.track.console import human
+from pluribus.track.console import MOST_APART, human
 from pluribus.views import AFTER, shown
 
 OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
@@ -92,6 +92,11 @@ class Run:
             return None
         return {k: accuracy for k, accuracy in selected.items() if accuracy is not None}
 
+    @property
+    def steps(self) -> float | None:
+        """Gradient steps per client; None where nobody counted them."""
+        return (self.result.get("steps") or {}).get("per_client")
+
     def reached(self, target: float) -> tuple[int, int] | None:
         """Rounds and bytes, up and down, until the mean test accuracy was first there; None: it never was."""
         travelled = 0
@@ -134,6 +139,9 @@ class Row:
     accuracies: dict[str, Spread]
     by_view: dict[str, Spread]
     """The mean in every view that the method has."""
+    rounds: int
+    steps: float | None
+    """Gradient steps per client; None where nobody counted them."""
     up: float
     down: float
     rounds_to_target: float | None
@@ -156,6 +164,18 @@ class Compared:
     """After Holm's correction for all methods that were tested."""
     why: str = ""
     """In a few words, why there is no test."""
+    steps: tuple[float, float] | None = None
+    """Gradient steps per client, of the method and of the baseline."""
+
+    @property
+    def unequal(self) -> bool:
+        """Whether one of the two had so many more steps that the verdict is about that, too."""
+        return self.steps is not None and abs(self.steps[0] - self.steps[1]) > MOST_APART * self.steps[1]
+
+    @property
+    def marked(self) -> str:
+        """The verdict as tables show it, with a mark where steps differ."""
+        return f"{self.verdict} †" if self.difference and self.unequal else self.verdict
 
     @property
     def verdict(self) -> str:
@@ -175,14 +195,16 @@ class Compared:
             Cell(self.method),
             *map(Cell, figures[:2]),
             Cell("<0.001" if self.p < 0.001 else figures[2]),
-            Cell(self.verdict),
+            Cell(self.marked),
         )
 
     def to_json(self) -> dict[str, Any]:
         """Its figures as plain values, None where there is no test."""
         names = [one.name for one in fields(Difference)]
         told = {name: getattr(self.difference, name, None) for name in names}
-        return told | {"p_holm": self.p, "verdict": self.verdict}
+        mine, base = self.steps or (None, None)
+        counted = {"steps": mine, "steps_of_baseline": base, "unequal_steps": self.unequal}
+        return told | {"p_holm": self.p, "verdict": self.verdict} | counted
 
 
 def compared(
@@ -203,10 +225,36 @@ def compared(
             found[name] = difference(by_seed)
     tested = {name: one for name, one in found.items() if isinstance(one, Difference)}
     corrected = dict(zip(tested, holm([one.p for one in tested.values()]), strict=True))
+    steps = {name: _both(mean_steps(runs[name]), mean_steps(base)) for name in found}
     return [
-        Compared(name, one, corrected[name]) if isinstance(one, Difference) else Compared(name, None, None, one)
+        Compared(name, one, corrected[name], steps=steps[name])
+        if isinstance(one, Difference)
+        else Compared(name, None, None, one, steps[name])
         for name, one in found.items()
     ]
+
+
+def mean_steps(runs: Sequence[Run]) -> float | None:
+    """Gradient steps per client, the mean over seeds; None where a run did not count them."""
+    known = [run.steps for run in runs if run.steps is not None]
+    return statistics.fmean(known) if len(known) == len(runs) else None
+
+
+def _both(mine: float | None, base: float | None) -> tuple[float, float] | None:
+    return None if mine is None or base is None else (mine, base)
+
+
+def about_steps(differences: Sequence[Compared], baseline: str, remedy: str = "") -> Iterator[str]:
+    """What the mark at verdicts is about."""
+    marked = [(one.method, *one.steps) for one in differences if one.steps and one.marked != one.verdict]
+    if marked:
+        each = ", ".join(f"{name} {mine:,.0f} ({_times(mine, base)})" for name, mine, base in marked)
+        base = marked[0][2]
+        yield f"† Gradient steps per client differ from {baseline}'s {base:,.0f} by more than a tenth: {each}.{remedy}"
+
+
+def _times(mine: float, base: float) -> str:
+    return f"{mine / base:.1f} times as many" if base else "not 0"
 
 
 def _different_views(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
@@ -268,20 +316,31 @@ def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Tabl
     return Table(headings, tuple(one.cells for one in differences))
 
 
-def tables_of_views(headings: tuple[str, str], runs: Mapping[str, Sequence[Run]]) -> list[Table]:
+def tables_of_views(
+    headings: tuple[str, str], runs: Mapping[str, Sequence[Run]], with_cost: bool = False
+) -> list[Table]:
     """The mean accuracy in every view that a row has, where there are several; the one asked for comes first."""
     found = {name: Spread.by_view(some) for name, some in runs.items()}
     there = dict.fromkeys(view for one in found.values() for view in one)
     asked = {some[0].wanted for some in runs.values()}
     views = sorted(there, key=lambda view: view not in asked)
-    if len(views) == 1:
+    if len(views) == 1 and not with_cost:
         return []
     columns = []
     for view in views:
         means = [one[view].mean if view in one else None for one in found.values()]
         columns.append(cells([_dashed(mean, "{:.3f}".format) for mean in means], means, _most(means)))
     names, seen = [Cell(name) for name in found], [Cell(some[0].view) for some in runs.values()]
-    return [Table((*headings, *views), tuple(zip(names, seen, *columns, strict=True)))]
+    cost = _costs(runs.values()) if with_cost else {}
+    return [Table((*headings, *views, *cost), tuple(zip(names, seen, *columns, *cost.values(), strict=True)))]
+
+
+def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
+    """Columns of gradient steps per client, and of bytes both ways, means over seeds."""
+    columns = {"steps": [Cell(_dashed(mean_steps(runs), "{:,.0f}".format)) for runs in rows]}
+    for way in ("up", "down"):
+        columns[way] = [Cell(human(statistics.fmean(run.result["bytes"][way] for run in runs))) for runs in rows]
+    return columns
 
 
 @dataclass(frozen=True)
@@ -303,6 +362,8 @@ class Comparison:
     folder: Path
     view: str = AFTER
     """The one that was asked for."""
+    equal_steps: bool = False
+    """Whether rows have as many rounds as give them the same number of gradient steps."""
     overruled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By method, its own defaults of training that did not hold, though nobody asked for other values."""
 
@@ -321,6 +382,8 @@ class Comparison:
             view=runs[0].view,
             by_view=Spread.by_view(runs),
             accuracies={name: Spread.of([run.accuracies[name] for run in runs]) for name in ACCURACIES},
+            rounds=self.experiments[method].rounds,
+            steps=mean_steps(runs),
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
             down=statistics.fmean(run.result["bytes"]["down"] for run in runs),
             rounds_to_target=rounds,
@@ -360,10 +423,12 @@ class Comparison:
 
     def _cost(self) -> Table:
         rows = self.rows
-        headings = ("method", "up", "down", f"rounds to {self.target:.3f}", "bytes to it", "seconds", "parameters")
+        to_target = f"rounds to {self.target:.3f}", "bytes to it"
+        headings = ("method", "steps", "up", "down", *to_target, "seconds", "parameters")
         rounds, travelled = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
         least = _least if self._one_view else lambda values: None
         columns = [
+            [Cell(_dashed(row.steps, "{:,.0f}".format)) for row in rows],
             [Cell(human(row.up)) for row in rows],
             [Cell(human(row.down)) for row in rows],
             cells([_dashed(value, _rounds) for value in rounds], rounds, least(rounds)),
@@ -400,6 +465,10 @@ class Comparison:
             yield f"{self.target:.3f} was not reached with every seed: {', '.join(short)}."
 
     def _about_training(self) -> Iterator[str]:
+        if self.equal_steps:
+            rounds = ", ".join(f"{row.method} {row.rounds}" for row in self.rows)
+            taken = sorted(row.steps or 0 for row in self.rows)
+            yield f"Equal steps: {taken[0]:,.0f} to {taken[-1]:,.0f} gradient steps per client. Rounds: {rounds}."
         for name in OWN:
             values = {method: getattr(one, name) for method, one in self.experiments.items()}
             if len(set(values.values())) > 1:
@@ -419,6 +488,8 @@ class Comparison:
             f"Differences are per client and seed, {tested[0].pairs} pairs. p: sign flips{corrected}. Interval: seeds "
             f"drawn anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
         )
+        remedy = "" if self.equal_steps else " --equal-steps gives every row the same number."
+        yield from about_steps(self.differences, self.baseline, remedy)
         seeds = len(next(iter(self.runs.values())))
         if seeds < ENOUGH_SEEDS:
             yield too_few(seeds)
@@ -465,7 +536,8 @@ class Comparison:
             "seeds": [run.seed for run in next(iter(self.runs.values()))],
             "data": one.data,
             "clients": one.clients,
-            "rounds": one.rounds,
+            "rounds": min(row.rounds for row in self.rows),
+            "equal_steps": self.equal_steps,
             "view": self.view,
             "baseline": self.baseline,
             "target": self.target,
@@ -505,5 +577,6 @@ def _flat(row: Row, views: Iterable[str], against: Compared | None) -> dict[str,
         flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}
     flat |= figures
     told = against.to_json() if against else dict.fromkeys(Compared("", None, None).to_json())
-    own = ("p_holm", "verdict")
+    told = {name: value for name, value in told.items() if name not in flat}
+    own = ("p_holm", "verdict", "steps_of_baseline", "unequal_steps")
     return flat | {name if name in own else f"difference_{name}": value for name, value in told.items()}

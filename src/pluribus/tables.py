@@ -21,6 +21,7 @@ _LATEX = {
     ">": "$>$",
     "|": "$|$",
     "±": r"$\pm$",
+    "†": r"$\dagger$",
     "[": "{[}",  # at the beginning of a row it would be an option of the line above
     "]": "{]}",
     **{character: f"\\{character}" for character in "$&%#_"},

@@ -152,7 +152,7 @@ class Party:
     def _do(self, request: Envelope, step: Step, k: int) -> bytes:
         site, verb, parts = self._at_hand(k), request.head["verb"], request.parts
         if verb == "enrol":
-            return seal({}, {"up": site.enrol(k)})
+            return _sealed(site.enrol(k))
         if verb == "teach":
             return _sealed(site.teach(step.t, k))
         if verb == "learn":
@@ -317,5 +317,5 @@ def _number(head: Mapping[str, Any], name: str, end: int) -> int:
 
 def _sealed(reply: Reply) -> bytes:
     loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON knows no NaN
-    facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication}
+    facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication, "steps": reply.steps}
     return seal(facts, {} if reply.up is None else {"up": bytes(reply.up)})  # type: ignore[arg-type]

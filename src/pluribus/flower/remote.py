@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.errors import MessageError
-from pluribus.flower.agreement import Agreement, shown
+from pluribus.flower.agreement import Agreement, shown, whole
 from pluribus.flower.envelope import Envelope, seal, unseal
 from pluribus.message import decode
 from pluribus.method import Wires
@@ -20,6 +20,8 @@ from pluribus.site import Reply, Selected, Tensors
 Job = tuple[int, tuple[Any, ...]]
 # What a client measures, and between which bounds. There are no domains here.
 FIGURES = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
+
+MOST_STEPS = 2**31  # of one site in one exchange
 
 
 class Missing(NamedTuple):
@@ -119,14 +121,16 @@ class Remote:
         if verb == "enrol":
             up = answer.parts.get("up", b"")
             decode(up, self._wires(k)[0].once, "its enrolment")
+            steps = _steps(answer.head.get("steps"))
             self._enrolled.add(k)
-            return up
+            return Reply(up, None, steps=steps)
         stage = args[1] if verb == "work" else 0
         sent = answer.parts.get("up")
         if sent is not None:
             decode(sent, self._wires(k)[stage].up, "its message")
         loss, *times = (_number(answer.head.get(name)) for name in ("loss", "compute", "communication"))
-        return Reply(sent, loss, *(min(max(0.0, one or 0.0), self._seconds) for one in times))
+        compute, communication = (min(max(0.0, one or 0.0), self._seconds) for one in times)
+        return Reply(sent, loss, compute, communication, _steps(answer.head.get("steps")))
 
 
 def _figures(said: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
@@ -145,6 +149,13 @@ def _row(said: Any) -> dict[str, float | None]:
         if value is not None and not least <= value <= most:
             raise MessageError(f"its figure '{name}' cannot be {value}.")
     return row
+
+
+def _steps(said: Any) -> int:
+    try:
+        return whole(said, 0, MOST_STEPS)
+    except ValueError as error:
+        raise MessageError(f"its number of steps cannot be: {error}.") from error
 
 
 def _number(value: Any) -> float | None:

@@ -23,6 +23,7 @@ from pluribus.standings import (
     Compared,
     Run,
     Spread,
+    about_steps,
     compared,
     corrected_for,
     table_of_differences,
@@ -149,7 +150,7 @@ class Beside:
             return []
         return [
             table_of_differences(self.table.baseline, self.differences),
-            *tables_of_views(("mean by view", "tested"), self._viewed),
+            *tables_of_views(("mean by view", "tested"), self._viewed, with_cost=True),
         ]
 
     @property
@@ -194,6 +195,7 @@ class Beside:
             f"that both rows have. p: sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or "
             f"worse: p below {LEVEL} and an interval without 0."
         )
+        yield from about_steps(self.differences, self.table.baseline)
         if any(one.why == DIFFERENT_VIEWS for one in self.differences):
             yield SAID_OF_VIEWS
         if gone := [one.method for one in self.differences if one.why == NOT_KEPT]:

@@ -54,6 +54,7 @@ class Finished:
     def to_json(self) -> dict[str, Any]:
         """Without its settings, which other seeds share."""
         told = {"seed": self.run.seed, **{name: self.run.result[name] for name in KEPT}}
+        told |= {"steps": self.run.result["steps"]} if self.run.result.get("steps") else {}
         told |= {"reached": dict(self.reached), "device": self.device, "pluribus": self.pluribus}
         return {name: _rounded(value) for name, value in told.items()}
 
@@ -84,7 +85,7 @@ def collected(described: Experiment, targets: Iterable[str], device: str) -> Fin
     from pluribus import __version__
 
     run = Run.read(described)
-    result = {name: run.result[name] for name in KEPT}
+    result = {name: run.result[name] for name in KEPT} | {"steps": run.result.get("steps")}
     result["clients"] = {k: _client(run, int(k), client) for k, client in run.result["clients"].items()}
     reached = {target: run.reached(float(target)) for target in targets}
     kept = Run(run.method, run.seed, run.folder, result, [])
@@ -138,7 +139,7 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
         for group in written["groups"]:
             described = experiment(**group["settings"])
             for told in group["runs"]:
-                result = {name: told[name] for name in KEPT}
+                result = {name: told[name] for name in KEPT} | {"steps": told.get("steps")}
                 run = Run(described.method, told["seed"], path, result, [])
                 # what settings there are may have grown since
                 yield Finished(decisive(described), run, told["reached"], told["device"], told["pluribus"])

@@ -68,6 +68,8 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     one = next(iter(found.experiments.values()))
     seeds = [run.seed for run in found.runs[found.baseline]]
     which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
-    what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {one.rounds} rounds   {which}"
+    least, most = (of(row.rounds for row in found.rows) for of in (min, max))
+    rounds = str(least) if least == most else f"{least} to {most}"
+    what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {rounds} rounds   {which}"
     show_all(what, found.tables, found.notes, console, found.cautions)
     console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)

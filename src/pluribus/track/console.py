@@ -131,10 +131,28 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     for other in _others(results, views):
         values = [_over("mean", of, other) for of in results]
         table.add_row(f"mean, {other}", *[""] * (len(columns) - 1), *_cells(values))
+    if len(results) > 1:
+        for label, cost in _costs(results):
+            table.add_row(label, *[""] * (len(columns) - 1), *cost)
     console.print(table)
     about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
     about += "" if alike else ". Different views: this is no comparison of methods"
+    about += ". Gradient steps per client differ by more than a tenth" if _unequal(results) else ""
     console.print(Padding(about, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
+
+
+def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
+    """Gradient steps per client, and bytes both ways."""
+    steps = [result.steps_per_client for result in results]
+    yield "steps", ["-" if one is None else f"{one:,.0f}" for one in steps]
+    for way in ("up", "down"):
+        yield way, [human(result.bytes[way]) for result in results]
+
+
+def _unequal(results: Sequence[Result]) -> bool:
+    steps = [result.steps_per_client for result in results]
+    known = [one for one in steps if one is not None]
+    return len(known) == len(steps) > 1 and max(known) - min(known) > MOST_APART * min(known)
 
 
 def _over(how: str, result: Result, view: str) -> float | None:
@@ -259,6 +277,7 @@ def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
     console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)
 
 
+MOST_APART = 0.1  # by which the steps of two runs may differ before it is said
 BAR = 30  # characters that stand for the whole time
 ELSE = {"other": "everything else"}
 PLACES = {"host": "memory", "gpu": "GPU memory"}
