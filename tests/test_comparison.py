@@ -22,8 +22,9 @@ import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of, tiny
 from pluribus.batches import batch_sizes
 from pluribus.cli import FLAG_GROUPS, _common_flags
-from pluribus.comparison import common_settings, compare, default_jobs, trainable_parameters
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.comparison import common_settings, compare, default_jobs, name_of_any, trainable_parameters
+from pluribus.data import Dataset, load
+from pluribus.errors import ConfigError, PluribusError, UnfinishedError
 from pluribus.experiment import Experiment, experiment
 from pluribus.files import read_json
 from pluribus.folder import RunFolder
@@ -572,6 +573,82 @@ def test_processes_give_the_same_bits_and_may_die() -> None:
         one, other = alone.runs[method][0], beside.runs[method][0]
         assert one.result["summary"] == other.result["summary"]
         assert one.result["bytes"] == other.result["bytes"]
+
+
+@dataclass(frozen=True)
+class Careless(Method):
+    """Fails in its second round with seed 1, in a way that nobody foresaw."""
+
+    def local_update(self, client: Any) -> Any:
+        if client.task.seed == 1 and client.t == 1:
+            raise ValueError("no such thing\nand more")  # the line that is told
+        return super().local_update(client)
+
+
+@pytest.mark.parametrize("jobs", ["1", "2"])
+def test_a_failure_of_any_kind_leaves_the_other_runs_alone(jobs: str, terminal: Terminal, tmp_path: Path) -> None:
+    name, out = name_of_any(Careless), tmp_path / "a"
+    argv = ["compare", "local", name, "fedgh", *SMALL, "--seeds", "2", "--jobs", jobs, "--out", out]
+    answer = terminal(*argv)
+    assert answer.code == 2
+    assert "Traceback" not in answer.err
+    line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("that is told"))
+    sentence = answer.err.splitlines()[-1]
+    assert f"{name}-1 did not come to its end: ValueError: no such thing (test_comparison.py, line {line})." in sentence
+    assert "and more" in (out / f"{name}-1.error.txt").read_text()
+    finished = {path.parent.name for path in out.glob("*/result.json")}
+    assert finished == {"local-0", "local-1", "fedgh-0", "fedgh-1", f"{name}-0"}
+    shown = " ".join(answer.out.split())
+    assert f"Left out, because runs of theirs failed: {name}." in shown
+    assert "against local" in shown
+    assert not (out / "compare.json").exists()
+    with pytest.raises(UnfinishedError) as error:
+        compare_tiny(Careless, "local", "fedgh", jobs=int(jobs), out=tmp_path / "b")
+    assert error.value.partial is None  # its baseline is the one that failed
+    assert list(error.value.failed) == [str(tmp_path / "b" / f"{name}-1")]
+
+
+def test_a_method_that_exits_does_not_end_the_comparison() -> None:
+    with pytest.raises(UnfinishedError, match="Leaver-0 did not come to its end: SystemExit: 3"):
+        compare_tiny(Leaver, "local", seeds=1, out=(out := new_folder()))
+    assert (Path(out) / "local-0" / "result.json").exists()
+
+
+@dataclass(frozen=True)
+class Leaver(Method):
+    """Ends the process that it runs in."""
+
+    def local_update(self, client: Any) -> Any:
+        raise SystemExit(3)
+
+
+def counted() -> Dataset:
+    """Digits; every time that they are decoded is noted."""
+    with Path(os.environ["COUNTED"]).open("a") as file:
+        file.write("decoded\n")
+    return load(few_digits())
+
+
+def counted_by_seed(seed: int) -> Dataset:
+    """The same, of a set that is drawn."""
+    return replace(counted(), name=f"drawn {seed}")
+
+
+@pytest.mark.parametrize("jobs", [1, 2])
+@pytest.mark.parametrize(("function", "times"), [(counted, 1), (counted_by_seed, 2)])
+def test_data_are_decoded_once(
+    function: Any, times: int, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two methods and two seeds are four runs."""
+    monkeypatch.setenv("COUNTED", str(file := tmp_path / "counted"))
+    told = compare_tiny("local", "fedgh", data=f"test_comparison.{function.__name__}", jobs=jobs, rounds=1)
+    assert file.read_text().count("decoded") == times
+    plain = compare_tiny("local", "fedgh", rounds=1)
+    for method, runs in told.runs.items():
+        for mine, other in zip(runs, plain.runs[method], strict=True):
+            assert mine.result["summary"] == other.result["summary"]
+    compare_tiny("local", data=f"test_comparison.{function.__name__}", seeds=1, rounds=1)
+    assert file.read_text().count("decoded") == times + 1  # nothing is kept beyond a comparison
 
 
 class Impatient:

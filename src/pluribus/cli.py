@@ -17,7 +17,7 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pluribus.errors import CheckpointError, ConfigError, PluribusError, same_thing, unknown
+from pluribus.errors import CheckpointError, ConfigError, PluribusError, UnfinishedError, same_thing, unknown
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -633,7 +633,12 @@ def _compare(args: list[str]) -> None:
     paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
     for path in paths:
         check_place(path)
-    found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    try:
+        found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    except UnfinishedError as error:
+        if error.partial is not None and not flat["json"]:
+            error.partial.table()
+        raise
     for path, kind in paths.items():
         write_text(path, getattr(found, f"to_{kind}")())
     if flat["json"]:

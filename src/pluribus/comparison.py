@@ -20,10 +20,10 @@ import torch
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.budget import equal_rounds
-from pluribus.data import Dataset
+from pluribus.data.datasets import loaded_once
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, ConfigError, PluribusError, unknown
+from pluribus.errors import CheckpointError, ConfigError, UnfinishedError, unknown
 from pluribus.experiment import Experiment, experiment, from_toml, known_settings
 from pluribus.fields import flag
 from pluribus.files import read_json, write_json
@@ -39,6 +39,7 @@ from pluribus.views import AFTER, View, check_view
 AnyMethod = str | Method | type[Method]
 
 
+@loaded_once()
 def compare(
     methods: Sequence[AnyMethod],
     *,
@@ -87,14 +88,27 @@ def compare(
     ]
     for one in grid:
         check_settings(one)
-    finish(grid, folder, jobs or default_jobs(grid[0]), progress)
-    runs = {name: tuple(Run.read(one, view) for one in grid if one.method == name) for name in names}
-    _check_partitions(runs)
-    if target is None:
-        target = statistics.fmean(run.accuracies["mean"] for run in runs[names[0]])
-    found = Comparison(described, runs, baseline or names[0], target, parameters, folder, view, equal_steps, strange)
-    write_json(folder / "compare.json", found.to_json())
-    return found
+
+    def found(whole: Sequence[str]) -> Comparison:
+        runs = {name: tuple(Run.read(one, view) for one in grid if one.method == name) for name in whole}
+        _check_partitions(runs)
+        first = statistics.fmean(run.accuracies["mean"] for run in runs[whole[0]])
+        left_out = tuple(name for name in names if name not in whole)
+        goal = first if target is None else target
+        asked = view, equal_steps, {name: own for name, own in strange.items() if name in whole}, left_out
+        experiments = {name: described[name] for name in whole}
+        return Comparison(experiments, runs, baseline or names[0], goal, parameters, folder, *asked)
+
+    try:
+        finish(grid, folder, jobs or default_jobs(grid[0]), progress)
+    except UnfinishedError as error:
+        whole = [name for name in names if all(_finished(one) for one in grid if one.method == name)]
+        if (baseline or names[0]) in whole and len(whole) > 1:
+            error.partial = found(whole)
+        raise
+    all_of_it = found(names)
+    write_json(folder / "compare.json", all_of_it.to_json())
+    return all_of_it
 
 
 def name_of_any(method: AnyMethod) -> str:
@@ -195,11 +209,7 @@ def _folder(out: str | Path | None, described: Experiment) -> Path:
 
 def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, float]:
     """Trainable parameters by method. Puts everything together on the way, so that what is wrong shows at once."""
-    found: dict[str, float] = {}
-    dataset: Dataset | None = None
-    for name, one in described.items():
-        parts = assemble(one, dataset)
-        found[name], dataset = trainable_parameters(parts), parts.dataset
+    found = {name: trainable_parameters(assemble(one)) for name, one in described.items()}
     for number in range(1, seeds):
         one = next(iter(described.values()))
         assemble(replace(one, seed=one.seed + number))
@@ -242,24 +252,35 @@ def _spelled(value: Any) -> str:
 
 
 def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
-    """Run or resume, each in its folder, what is not finished yet."""
+    """Run or resume, each in its folder, what is not finished yet. A run that fails leaves the others alone."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise CheckpointError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
-    todo = [one for one in grid if not (Path(one.out or "") / "result.json").exists()]
+    todo = [one for one in grid if not _finished(one)]
     try:
         with Board(grid, shown=progress) as board:
             failed = run_all(todo, min(jobs, len(todo)), board)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Go on with the same command and --out {folder}") from stop
     if failed:
-        (first, reason), *others = failed.items()
-        more = f" So did {', '.join(Path(name).name for name, _ in others)}." if others else ""
-        raise PluribusError(
-            f"{Path(first).name} did not come to its end: {reason}{more} "
-            f"The other runs are kept: the same command with --out {folder} goes on."
-        )
+        kept = f"The other runs are kept: the same command with --out {folder} goes on."
+        raise UnfinishedError(f"{_why(failed)} {kept}", failed)
+
+
+def _finished(one: Experiment) -> bool:
+    return (Path(one.out or "") / "result.json").exists()
+
+
+def _why(failed: Mapping[str, str]) -> str:
+    """Which runs failed, and for which reasons."""
+    alike: dict[str, list[str]] = {}
+    for run, reason in failed.items():
+        alike.setdefault(reason, []).append(Path(run).name)
+    return " ".join(
+        f"{first} did not come to its end: {reason}" + (f" So did {', '.join(others)}." if others else "")
+        for reason, (first, *others) in alike.items()
+    )
 
 
 def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:

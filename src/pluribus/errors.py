@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 
 class PluribusError(Exception):
@@ -36,6 +37,17 @@ class WorkerError(PluribusError):
 
 class HostLostError(WorkerError):
     """Clients were lost with the machine or process that held them; they can be had again from the last checkpoint."""
+
+
+class UnfinishedError(PluribusError):
+    """Some of several runs did not come to their end."""
+
+    def __init__(self, sentence: str, failed: Mapping[str, str]) -> None:
+        super().__init__(sentence)
+        self.failed = failed
+        """Why, by run folder."""
+        self.partial: Any = None
+        """Of a comparison, what its finished runs say, where they say anything."""
 
 
 # What other tools, papers and people call our settings.

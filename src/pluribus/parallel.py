@@ -6,8 +6,11 @@ all of them may be killed at any time.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sysconfig
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -16,16 +19,27 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.api import resume, run
+from pluribus.data import Dataset
+from pluribus.data.datasets import Key, load_shared, loaded_once
 from pluribus.engines.worker import NAME, UNGUARDED, process_context, without_interrupts
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
+from pluribus.files import write_text
 from pluribus.ledger import Ledger
 from pluribus.result import Result
 
 SENTENCE = (
     "runs in processes of their own import this script anew, and would run it anew: put what runs under "
     "`if __name__ == '__main__':`, or set jobs to 1."
+)
+
+
+FAILURES = (Exception, SystemExit)  # all that one run can do to the others, but for Ctrl-C
+NOT_THE_USERS = (
+    "<",
+    str(Path(__file__).parent),
+    *{sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")},
 )
 
 
@@ -59,10 +73,30 @@ def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> d
 
 def _advance(described: Experiment, tell: Callable[[Progress], None]) -> None:
     """From wherever the run is to its end."""
+    _traceback(described.out or "").unlink(missing_ok=True)
     if (Path(described.out or "") / "config.toml").exists():
         resume(described.out or "", progress=False, observers=[_Teller(tell)])
     else:
         run(described, progress=False, observers=[_Teller(tell)])
+
+
+def _told(out: str, error: BaseException) -> str:
+    """Why a run failed. Of what nobody foresaw, the kind, its first line and the nearest line of the user's own code;
+    the traceback lies beside the run folder."""
+    if isinstance(error, PluribusError):
+        return str(error)
+    place = _traceback(out)
+    with contextlib.suppress(OSError):  # a full disk, say
+        write_text(place, "".join(traceback.format_exception(error)))
+    said = (str(error).strip().splitlines() or [""])[0]
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one for one in frames if not one.filename.startswith(NOT_THE_USERS)] or frames
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}{said and f': {said}'}{where}. {place} has the traceback."
+
+
+def _traceback(out: str) -> Path:
+    return Path(f"{out}.error.txt")
 
 
 class _Teller:
@@ -92,8 +126,8 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str
         out = described.out or ""
         try:
             _advance(described, lambda progress, out=out: watcher.moved(out, progress))  # type: ignore[misc]
-        except PluribusError as error:
-            failed[out] = str(error)
+        except FAILURES as error:
+            failed[out] = _told(out, error)
         watcher.ended(out, failed=out in failed)
     return failed
 
@@ -138,11 +172,20 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
 def _started(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
     # no daemon: those may not have worker processes of their own
-    process = context.Process(target=_work, args=(theirs, described), name=f"{NAME} {described.out}", daemon=False)
+    args = theirs, described, _data(described)
+    process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
     with without_interrupts():
         process.start()
     theirs.close()  # or the pipe would stay open when the process ends
     return ours, process
+
+
+def _data(described: Experiment) -> dict[Key, Dataset]:
+    """The data of a run, decoded here once for all processes. What cannot be loaded here, the run itself tells."""
+    try:
+        return load_shared(described.data, image_size=described.image_size, seed=described.seed)
+    except FAILURES:
+        return {}
 
 
 def _heard(connection: Connection, process: BaseProcess) -> Progress | Failure | None:
@@ -166,15 +209,16 @@ def _how_it_ended(process: BaseProcess) -> str:
     return f"its process ({process.pid}) ended with status {status}: what it printed says why."
 
 
-def _work(connection: Connection, described: Experiment) -> None:
+def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset]) -> None:
     """What a process does. It ends with its parent: nobody listens then."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
-            _advance(described, connection.send)
+            with loaded_once(data):
+                _advance(described, connection.send)
             said = None
-        except PluribusError as error:
-            said = Failure(str(error))
+        except FAILURES as error:
+            said = Failure(_told(described.out or "", error))
         connection.send(said)
     except BrokenPipeError:
         os._exit(0)

@@ -366,6 +366,8 @@ class Comparison:
     """Whether rows have as many rounds as give them the same number of gradient steps."""
     overruled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     """By method, its own defaults of training that did not hold, though nobody asked for other values."""
+    left_out: tuple[str, ...] = ()
+    """Methods of which a run failed."""
 
     @cached_property
     def rows(self) -> list[Row]:
@@ -445,7 +447,8 @@ class Comparison:
     @property
     def cautions(self) -> list[str]:
         """What a reader must know before the figures."""
-        return about_defaults(self.overruled, self.experiments, FOR_ONE)
+        missing = f"Left out, because runs of theirs failed: {', '.join(self.left_out)}."
+        return [missing] * bool(self.left_out) + about_defaults(self.overruled, self.experiments, FOR_ONE)
 
     @property
     def notes(self) -> list[str]:
@@ -577,6 +580,6 @@ def _flat(row: Row, views: Iterable[str], against: Compared | None) -> dict[str,
         flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}
     flat |= figures
     told = against.to_json() if against else dict.fromkeys(Compared("", None, None).to_json())
-    told = {name: value for name, value in told.items() if name not in flat}
+    del told["steps"]  # the row has them
     own = ("p_holm", "verdict", "steps_of_baseline", "unequal_steps")
     return flat | {name if name in own else f"difference_{name}": value for name, value in told.items()}

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from pluribus.api import resume, run
 from pluribus.assembly import assemble
 from pluribus.comparison import AnyMethod, described_by, name_of_any, overruled_by
+from pluribus.data.datasets import loaded_once
 from pluribus.draws import number
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, unknown
@@ -105,6 +106,7 @@ def parse_space(text: str) -> dict[str, Range]:
     return space
 
 
+@loaded_once()
 def tune(
     methods: Sequence[AnyMethod],
     *,

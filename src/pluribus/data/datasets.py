@@ -34,6 +34,7 @@ from pluribus.lookup import imported
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
+Key = tuple[str, int | None, int | None]  # a data set's name, the size of its images, and the seed if it is drawn
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
@@ -105,6 +106,8 @@ class Dataset:
 
 def _shared(value: Tensor) -> Tensor:
     """A copy, because a numpy view of memory that is moved would point nowhere."""
+    if value.is_shared():  # type: ignore[no-untyped-call]
+        return value
     place: Tensor = torch.empty_like(value).share_memory_()  # type: ignore[no-untyped-call]
     return place.copy_(value)
 
@@ -165,12 +168,49 @@ def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
     """
     if image_size is not None and image_size < 1:
         raise ConfigError(f"--image-size must be at least 1, not {image_size}.")
+    return _loaded(name, image_size, seed)[1]
+
+
+def _loaded(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
     loader = _find(name)
+    wanted = _wanted(name, loader, {"image_size": image_size, "seed": seed})
+    key = (name, image_size, wanted.get("seed"))
+    if _at_hand is not None and key in _at_hand:
+        return key, _at_hand[key]
     with at(f"data {name}"):
-        dataset = loader(**_wanted(name, loader, {"image_size": image_size, "seed": seed}))
+        dataset = loader(**wanted)
     if not isinstance(dataset, Dataset):
         raise DataError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
-    return dataset if image_size is None else resized(dataset, image_size)
+    dataset = dataset if image_size is None else resized(dataset, image_size)
+    if _at_hand is not None:
+        _at_hand[key] = dataset
+    return key, dataset
+
+
+_at_hand: dict[Key, Dataset] | None = None  # what was loaded, while it is kept
+
+
+@contextlib.contextmanager
+def loaded_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[dict[Key, Dataset]]:
+    """Within it, a data set is decoded once however often it is loaded; `known` ones are not even decoded once."""
+    global _at_hand
+    before = _at_hand
+    _at_hand = {**known} if before is None else before
+    try:
+        yield _at_hand
+    finally:
+        _at_hand = before
+
+
+def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
+    """The data set in memory that other processes see too, as `loaded_once` takes it there; nothing if that is full."""
+    with loaded_once() as kept:
+        key, dataset = _loaded(name, image_size, seed)
+        try:
+            kept[key] = dataset.shared()
+        except ConfigError:
+            return {}
+        return {key: kept[key]}
 
 
 def _wanted(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any]:

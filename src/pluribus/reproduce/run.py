@@ -13,7 +13,7 @@ from pathlib import Path
 from pluribus.assembly import assemble
 from pluribus.benchmark import device_name
 from pluribus.comparison import check_settings, default_jobs, finish
-from pluribus.data import Dataset
+from pluribus.data.datasets import loaded_once
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import ConfigError
 from pluribus.experiment import Experiment
@@ -30,6 +30,7 @@ from pluribus.views import AFTER, View, check_view
 OUT = "runs/reproduce"
 
 
+@loaded_once()
 def reproduce(
     table: str | PaperTable,
     *,
@@ -107,8 +108,6 @@ def _run(
 def _checked(grid: Sequence[Experiment]) -> str:
     """Put one run of each kind together, so that what is wrong shows at once; says what they will run on."""
     firsts = {summary.key(dataclasses.replace(one, seed=0)): one for one in reversed(grid)}
-    loaded: dict[int, Dataset] = {}  # by seed, on which some data sets depend
     for one in firsts.values():
-        parts = assemble(one, loaded.get(one.seed))
-        loaded = {one.seed: parts.dataset}
+        parts = assemble(one)
     return device_name(parts.device)
