@@ -352,7 +352,7 @@ def test_every_view_is_a_column_and_none_is_the_best_of_different_ones() -> None
     assert [cell.text for row in views.rows for cell in row if cell.best] == ["0.835", "0.835"]
     assert not any(cell.best for row in accuracy.rows for cell in row)
     alike = comparison({"weak": WEAK, "strong": STRONG}, "weak")
-    assert len(alike.tables) == 3
+    assert len(alike.tables) == 4
     assert any(cell.best for row in alike.tables[0].rows for cell in row)
 
 
@@ -479,7 +479,7 @@ def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.Cap
             assert figure in printed
             assert f"| {figure}" in found.to_markdown() or f"**{figure}**" in found.to_markdown()
     assert [bool(row["difference_mean"]) for row in rows] == [False, True, False]  # fedproto has no view `after`
-    assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 4
+    assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 5
     assert all(note.split()[0] in printed for note in found.notes)
 
 

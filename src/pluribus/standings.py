@@ -405,9 +405,15 @@ class Comparison:
 
     @property
     def tables(self) -> list[Table]:
-        """Accuracy, cost, and differences where there are any."""
+        """Accuracy, cost and what it took to the target; views and differences where there are several."""
         differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
-        return [self._accuracy(), *tables_of_views(("method", "shown above"), self.runs), self._cost(), *differences]
+        return [
+            self._accuracy(),
+            *tables_of_views(("method", "shown above"), self.runs),
+            self._cost(),
+            self._to_target(),
+            *differences,
+        ]
 
     @property
     def _one_view(self) -> bool:
@@ -425,20 +431,24 @@ class Comparison:
 
     def _cost(self) -> Table:
         rows = self.rows
-        to_target = f"rounds to {self.target:.3f}", "bytes to it"
-        headings = ("method", "steps", "up", "down", *to_target, "seconds", "parameters")
-        rounds, travelled = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
-        least = _least if self._one_view else lambda values: None
         columns = [
             [Cell(_dashed(row.steps, "{:,.0f}".format)) for row in rows],
             [Cell(human(row.up)) for row in rows],
             [Cell(human(row.down)) for row in rows],
-            cells([_dashed(value, _rounds) for value in rounds], rounds, least(rounds)),
-            cells([_dashed(value, human) for value in travelled], travelled, least(travelled)),
             [Cell(f"{row.seconds:.1f}") for row in rows],
             [Cell(f"{row.parameters:,.0f}") for row in rows],
         ]
-        return self._table(headings, columns)
+        return self._table(("method", "steps", "up", "down", "seconds", "parameters"), columns)
+
+    def _to_target(self) -> Table:
+        rows = self.rows
+        rounds, travelled = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
+        least = _least if self._one_view else lambda values: None
+        columns = [
+            cells([_dashed(value, _rounds) for value in rounds], rounds, least(rounds)),
+            cells([_dashed(value, human) for value in travelled], travelled, least(travelled)),
+        ]
+        return self._table(("method", f"rounds to {self.target:.3f}", "bytes to it"), columns)
 
     def _table(self, headings: tuple[str, ...], columns: Sequence[Sequence[Cell]]) -> Table:
         names = [Cell(row.method) for row in self.rows]
