@@ -246,8 +246,9 @@ def test_a_setting_that_was_changed_since_the_start_is_refused(stopped: Path, na
 def test_a_finished_run_is_not_shown_under_other_settings() -> None:
     first = run_tiny("fedgh")
     edited(first.folder, lr=("0.05", "0.5"))
-    with pytest.raises(ConfigError, match=r"'lr' is 0\.5, but was 0\.05"):
-        pluribus.resume(first.folder, progress=False)
+    for use in (pluribus.resume, pluribus.load_result, lambda folder: pluribus.load_model(folder, 0)):
+        with pytest.raises(ConfigError, match=r"'lr' is 0\.5, but was 0\.05"):
+            use(first.folder)
 
 
 def test_what_decides_no_figure_may_change_and_data_may_move(stopped: Path, tmp_path: Path) -> None:

@@ -16,9 +16,10 @@ from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, HostLostError, NotFiniteError, WorkerError
 from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
-from pluribus.folder import RunFolder
+from pluribus.folder import RunFolder, check_unchanged
 from pluribus.method import Method
 from pluribus.result import RESULT, Result
+from pluribus.toml import read_toml
 from pluribus.track.console import Progress
 from pluribus.track.tracker import trackers
 
@@ -79,9 +80,14 @@ def resume(
 
 def load_result(path: str | Path) -> Result:
     """The result of a finished run. Neither its data nor the code of its method is needed."""
-    if not (Path(path) / RESULT).exists():
+    folder, config = Path(path), Path(path) / "config.toml"
+    if not (folder / RESULT).exists():
         raise CheckpointError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
-    return Result.read(Path(path))
+    if config.exists():
+        written = read_toml(config)
+        hyper = written.pop("hyper", {})
+        check_unchanged(folder, written | hyper, config)
+    return Result.read(folder)
 
 
 @contextmanager
@@ -90,6 +96,7 @@ def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
     folder = RunFolder.open(path, read_only=True)
     try:
         described = replace(_described(folder), device="cpu")
+        _check_settings(folder, described)
         with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
@@ -158,8 +165,8 @@ def _described(folder: RunFolder) -> Experiment:
 def _check_settings(folder: RunFolder, described: Experiment) -> None:
     """The same folder with other settings would be another experiment."""
     file = folder.path / "config.toml"
-    folder.check_unchanged({"method": described.method}, file)  # before its hyper-parameters, which are another's
-    folder.check_unchanged(described.decisive(), file)
+    check_unchanged(folder.path, {"method": described.method}, file)  # before its hyper-parameters, which are another's
+    check_unchanged(folder.path, described.decisive(), file)
 
 
 def _check_partition(folder: RunFolder, parts: Assembly) -> None:

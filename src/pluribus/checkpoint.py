@@ -13,6 +13,7 @@ at most: its newest state and its selected one.
 from __future__ import annotations
 
 import json
+import re
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ from pluribus.state import restore
 
 Tensors = dict[str, Tensor]
 SELECTED = "selected"
+KEPT = re.compile(r"client-(?P<client>\d+)-round-(?P<round>\d+)")
 READINGS = 5  # of a folder that another process writes to at the same time
 
 
@@ -47,8 +49,8 @@ class Checkpoint:
                     raise
         self._kept: dict[int, set[int]] = {}  # client -> rounds of which there is a file in selected/
         for path in folder.glob(f"{SELECTED}/client-*.safetensors"):
-            _, k, _, t = path.stem.split("-")
-            self._kept.setdefault(int(k), set()).add(int(t))
+            if found := KEPT.fullmatch(path.stem):
+                self._kept.setdefault(int(found["client"]), set()).add(int(found["round"]))
         self.doubled = {k for k, rounds in self._kept.items() if len(rounds) > 1}  # those with an older file, too
 
     def _index_all(self) -> None:

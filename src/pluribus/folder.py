@@ -93,21 +93,6 @@ class RunFolder:
         """The experiment's settings."""
         return read_toml(self.path / "config.toml")
 
-    def check_unchanged(self, decisive: dict[str, Any], file: Path) -> None:
-        """Refuse settings that `file` has and that the run was not started with: its figures would belong to neither.
-
-        Nothing is known of runs of older versions, nor of settings that they did not have.
-        """
-        path = self.path / "started.json"
-        before = read_json(path) if path.exists() else {}
-        now = json.loads(to_json(decisive))
-        changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
-        if changed:
-            raise ConfigError(
-                f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {self.path} was "
-                f"started. Set that back in {file}, or start a new run with another --out."
-            )
-
     def write_partition(self, manifest: Manifest) -> None:
         """Keep who holds what."""
         write_text(self.path / "partition.json", manifest.to_json())
@@ -158,6 +143,22 @@ class RunFolder:
     def finished(self) -> bool:
         """Whether the run came to its end."""
         return (self.path / RESULT).exists()
+
+
+def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
+    """Refuse settings that `file` has and that the run was not started with: its figures would belong to neither.
+
+    Nothing is known of runs of older versions, nor of settings that they did not have.
+    """
+    path = folder / "started.json"
+    before = read_json(path) if path.exists() else {}
+    now = json.loads(to_json(decisive))
+    changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
+    if changed:
+        raise ConfigError(
+            f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {folder} was started. "
+            f"Set that back in {file}, or start a new run with another --out."
+        )
 
 
 def _same(name: str, before: Any, now: Any) -> bool:

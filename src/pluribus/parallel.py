@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sysconfig
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from multiprocessing.connection import Connection, wait
@@ -19,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.api import resume, run
+from pluribus.blame import sentence_of
 from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_shared, loaded_once
 from pluribus.engines.worker import NAME, UNGUARDED, process_context, without_interrupts
@@ -36,11 +36,6 @@ SENTENCE = (
 
 
 FAILURES = (Exception, SystemExit)  # all that one run can do to the others, but for Ctrl-C
-NOT_THE_USERS = (
-    "<",
-    str(Path(__file__).parent),
-    *{sysconfig.get_path(kind) for kind in ("purelib", "platlib", "stdlib")},
-)
 
 
 class Progress(NamedTuple):
@@ -88,11 +83,7 @@ def _told(out: str, error: BaseException) -> str:
     place = _traceback(out)
     with contextlib.suppress(OSError):  # a full disk, say
         write_text(place, "".join(traceback.format_exception(error)))
-    said = (str(error).strip().splitlines() or [""])[0]
-    frames = traceback.extract_tb(error.__traceback__)
-    own = [one for one in frames if not one.filename.startswith(NOT_THE_USERS)] or frames
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}{said and f': {said}'}{where}. {place} has the traceback."
+    return f"{sentence_of(error)}. {place} has the traceback."
 
 
 def _traceback(out: str) -> Path:

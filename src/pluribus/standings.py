@@ -19,7 +19,7 @@ from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
 from pluribus.method import find, hyperparameters
 from pluribus.paired import LEVEL, Difference, difference, holm
-from pluribus.result import views_text
+from pluribus.result import selection_text, views_text
 from pluribus.tables import Cell, Table, cells, markdown_of
 from pluribus.track.console import MOST_APART, human
 from pluribus.views import AFTER, shown
@@ -276,6 +276,11 @@ def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
     return by_seed
 
 
+def chosen_text(runs: Iterable[Run]) -> str:
+    """How the rounds of the figures were chosen, in words."""
+    return selection_text(client["selected"]["val"] for run in runs for client in run.result["clients"].values())
+
+
 def corrected_for(differences: Sequence[Compared], what: str) -> str:
     """How often p was corrected, in words."""
     tests = sum(one.difference is not None for one in differences)
@@ -468,7 +473,8 @@ class Comparison:
     def _about_figures(self) -> Iterator[str]:
         seeds = [run.seed for run in next(iter(self.runs.values()))]
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
-        yield f"mean, weighted, worst: test accuracy over clients, selected on validation, {when}; last round: mean."
+        chosen = chosen_text(run for runs in self.runs.values() for run in runs)
+        yield f"mean, weighted, worst: test accuracy over clients, {chosen}, {when}; last round: mean."
         if len(seeds) > 1:
             yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
         else:

@@ -115,6 +115,9 @@ class Agreement:
         known = methods()
         if self.method not in known:
             raise unknown("method", self.method, known, "pluribus list methods")
+        for value in self.hyper.values():
+            if isinstance(value, str) and "." in value:  # no choice has a dot, but the dotted path of a model has
+                known_model(value)
         try:
             return known[self.method](**fitted(known[self.method], dict(self.hyper)))
         except (TypeError, KeyError) as error:

@@ -20,7 +20,7 @@ from pluribus.flower.federate import dismiss, federation, greet, settled
 from pluribus.flower.gate import bind
 from pluribus.flower.keys import check_certificate, site_keys
 from pluribus.flower.link import Door, Link
-from pluribus.folder import RunFolder
+from pluribus.folder import RunFolder, check_unchanged
 from pluribus.method import find, hyperparameters
 from pluribus.result import Result
 from pluribus.toml import read_toml
@@ -106,7 +106,7 @@ def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
         folder.close()
         raise CheckpointError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
     try:
-        folder.check_unchanged(described.decisive(), config)
+        check_unchanged(folder.path, described.decisive(), config)
     except PluribusError:
         folder.close()
         raise

@@ -24,6 +24,7 @@ from pluribus.standings import (
     Run,
     Spread,
     about_steps,
+    chosen_text,
     compared,
     corrected_for,
     table_of_differences,
@@ -186,12 +187,11 @@ class Beside:
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:
             return
-        corrected, when = (
-            corrected_for(self.differences, "rows"),
-            views_text({name: runs[0].view for name, runs in self._viewed.items()}),
-        )
+        corrected = corrected_for(self.differences, "rows")
+        chosen = chosen_text(run for runs in self._viewed.values() for run in runs)
+        when = views_text({name: runs[0].view for name, runs in self._viewed.items()})
         yield (
-            f"Differences between rows are of the test accuracy selected on validation, {when}, per client and seed "
+            f"Differences between rows are of the test accuracy {chosen}, {when}, per client and seed "
             f"that both rows have. p: sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or "
             f"worse: p below {LEVEL} and an interval without 0."
         )
