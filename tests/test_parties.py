@@ -542,6 +542,17 @@ def test_a_server_does_not_choose_what_a_site_imports(tmp_path: Path) -> None:
     assert "antigravity" not in sys.modules
 
 
+@pytest.mark.parametrize(("method", "setting"), [("fml", "aux_model"), ("fedfree", "global_model")])
+def test_nor_by_a_hyper_parameter_that_names_a_model(method: str, setting: str, tmp_path: Path) -> None:
+    parts, agreement, given = agreed(method)
+    party = party_of(parts, given, 0, tmp_path)
+    other = dataclasses.replace(agreement, hyper=dict(agreement.hyper) | {setting: "antigravity.fly"})
+    head = {"verb": "work", "client": 0, "t": 0, "stage": 0, "agreement": other.facts()}
+    with pytest.raises(MessageError, match=r"'antigravity\.fly'"):
+        party.answer(seal(head, {}))
+    assert "antigravity" not in sys.modules
+
+
 # ---- requests that no server should send ---------------------------------------------------------------------------
 
 NONSENSE: dict[str, tuple[dict[str, Any], str]] = {

@@ -441,7 +441,7 @@ def test_prototypes_of_all_architectures_do_not_fit_some() -> None:
     worst: dict[str, float] = {}
     for client in proto.run.result["clients"].values():
         worst[client["model"]] = min(worst.get(client["model"], 1.0), client["selected"]["test"])
-    assert [round(worst[name], 2) for name in ("googlenet", "mobilenet-v2", "resnet18")] == [0.06, 0.02, 0.83]
+    assert [round(worst[name], 2) for name in ("googlenet", "mobilenet-v2", "resnet18")] == [0.0, 0.0, 0.8]
 
 
 def test_measured_figures_by_hand() -> None:
