@@ -8,7 +8,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 .PHONY: run test coverage lint docs clean
 
 run: .venv/installed
-	$(BIN)/pluribus run fedgh --against local
+	$(BIN)/pluribus run fedgh --against local --lr 0.1 --rounds 50
 
 test: .venv/installed-test lint
 	$(BIN)/python -m pytest $(SIDE_BY_SIDE)

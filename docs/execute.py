@@ -1,6 +1,6 @@
 """Runs what the documentation shows, so that no page shows what does not run.
 
-    python docs/execute.py
+    python docs/execute.py [PAGE...]        all pages, or those of these names, such as quickstart
 
 Blocks of code whose fence says `bash run` or `python run` are executed, page by page, each page in a folder of its own;
 the commands of `bash fails` must end with status 2. A block `text output` after one of them shows what it printed. This
@@ -129,7 +129,10 @@ def reader() -> Iterator[Path]:
 
 def main() -> None:
     """Write every shown output anew."""
+    wanted = sys.argv[1:]
     for page in PAGES:
+        if wanted and page.stem not in wanted:
+            continue
         text = page.read_text(encoding="utf-8")
         if not FENCE.search(text):
             continue

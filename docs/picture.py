@@ -1,4 +1,4 @@
-"""Draw the README's picture: what a person sees after `pluribus run fedgh --against local`.
+"""Draw the README's picture: what a person sees after the command that `make run` runs.
 
 python docs/picture.py
 """
@@ -13,6 +13,9 @@ from rich.console import Console
 import pluribus
 from pluribus.track.console import Progress, print_partition, print_table
 
+LR, ROUNDS = 0.1, 50
+COMMAND = f"pluribus run fedgh --against local --lr {LR} --rounds {ROUNDS}"
+
 
 class Heading:
     """Prints who holds what, before the first run."""
@@ -22,7 +25,7 @@ class Heading:
 
     def start(self, federation) -> None:
         """Print the command and the partition."""
-        self._console.print("$ pluribus run fedgh --against local\n", style="bold", highlight=False)
+        self._console.print(f"$ {COMMAND}\n", style="bold", highlight=False)
         print_partition(federation.parts, self._console)
         self._console.print()
 
@@ -41,7 +44,8 @@ def main() -> None:
         for number, method in enumerate(("local", "fedgh")):
             progress = Progress(Console(file=io.StringIO()))
             watching = [progress] if number else [Heading(console), progress]
-            results.append(pluribus.run(method, out=f"{folder}/{method}", progress=False, observers=watching))
+            how = {"lr": LR, "rounds": ROUNDS, "out": f"{folder}/{method}"}
+            results.append(pluribus.run(method, progress=False, observers=watching, **how))
             console.print(progress.bar.get_renderable())
         console.print()
         print_table(results, console)
