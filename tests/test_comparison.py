@@ -189,7 +189,7 @@ def made_up(method: str, seed: int, accuracies: list[list[float]], sizes: tuple[
     moments = {"last": {"test": over}, "selected": {"test": over}}
     result = {
         "summary": {"after": moments},
-        "clients": {str(k): {"selected": {"test": value}} for k, value in enumerate(last)},
+        "clients": {str(k): {"selected": {"val": 0.5, "test": value}} for k, value in enumerate(last)},
         "bytes": {"up": sizes[0] * len(accuracies), "down": sizes[1] * len(accuracies), "evaluation": 1000},
         "seconds": 2.0 + seed,
         "warnings": ["careful."] if seed else [],
@@ -290,7 +290,7 @@ def of_views(method: str, views: dict[str, list[float]], wanted: str, kept: bool
     headline, clients = next(iter(views.values())), range(len(next(iter(views.values()))))
     result = {
         "summary": {view: {"last": one, "selected": one} for view, one in moments.items()},
-        "clients": {str(k): {"selected": {"test": headline[k]}} for k in clients},
+        "clients": {str(k): {"selected": {"val": 0.5, "test": headline[k]}} for k in clients},
         "bytes": {"up": 1, "down": 1},
         "seconds": 1.0,
         "warnings": [],
@@ -594,7 +594,8 @@ def test_a_failure_of_any_kind_leaves_the_other_runs_alone(jobs: str, terminal: 
     assert "Traceback" not in answer.err
     line = next(n for n, text in enumerate(Path(__file__).read_text().splitlines(), 1) if text.endswith("that is told"))
     sentence = answer.err.splitlines()[-1]
-    assert f"{name}-1 did not come to its end: ValueError: no such thing (test_comparison.py, line {line})." in sentence
+    where = f"round 1, client 0: ValueError: no such thing (test_comparison.py, line {line}, in "
+    assert f"{name}-1 did not come to its end: {where}" in sentence
     assert "and more" in (out / f"{name}-1.error.txt").read_text()
     finished = {path.parent.name for path in out.glob("*/result.json")}
     assert finished == {"local-0", "local-1", "fedgh-0", "fedgh-1", f"{name}-0"}

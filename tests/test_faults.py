@@ -104,7 +104,7 @@ class Story:
 
     def kept(self, name: str) -> list[int]:
         """The rounds of which a site has state on its disk."""
-        files = (self.network.folder / name / "state").glob("fedgh-*/*.safetensors")
+        files = (self.network.folder / name / "state").glob("fedgh-*/[0-9]*.safetensors")
         return sorted(int(file.name.split("-")[0]) - 1 for file in files)
 
 
@@ -162,7 +162,7 @@ def test_a_site_that_was_killed_goes_on_from_its_folder(story: Story) -> None:
 def counted(story: Story, name: str) -> list[int]:
     """How much a site had done before each of the requests that it did."""
     found = []
-    for file in sorted((story.network.folder / name / "state").glob("fedgh-*/*.safetensors")):
+    for file in sorted((story.network.folder / name / "state").glob("fedgh-*/[0-9]*.safetensors")):
         with safe_open(file, framework="pt") as kept:
             found.append(int(kept.metadata()["before"]))
     return found

@@ -39,6 +39,7 @@ from pluribus.flower.remote import Missing, Transport
 from pluribus.flower.worker import Desk, means_of
 from pluribus.folder import RunFolder
 from pluribus.message import decode
+from pluribus.result import Result
 from pluribus.task import Card
 from test_images import sides
 
@@ -247,12 +248,19 @@ class Crashing(Direct):
         raise CrashedError
 
 
+def selections(result: Result, k: int) -> int:
+    """How often validation data preferred a round to all before it: then a site writes its model."""
+    vals = [record["clients"][str(k)]["after"]["val"] for record in result.history]
+    return sum(all(val > before for before in vals[:t]) for t, val in enumerate(vals))
+
+
 def test_a_crash_before_the_rename_is_as_if_nothing_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, _, given = agreed("fedh2l", **RUNS["fedh2l"])
     crashing = Crashing({k: party_of(parts, given, k, tmp_path) for k in NAMES}, monkeypatch)
     made, transport = started("fedh2l", tmp_path, crashing)
-    assert numbers(made.run()) == straight("fedh2l")[0]
-    assert crashing.crashes == 3 * 2 * 3
+    result = made.run()
+    assert numbers(result) == straight("fedh2l")[0]
+    assert crashing.crashes == 3 * 2 * 3 + sum(selections(result, k) for k in NAMES)
     assert differing(straight("fedh2l")[1], states(transport)) == []
 
 
