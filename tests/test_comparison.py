@@ -785,3 +785,9 @@ def test_python_has_it_too(found: Comparison) -> None:
     assert pluribus.compare is compare
     assert isinstance(found, pluribus.Comparison)
     assert found.experiments["local"].threads == 1
+
+
+def test_without_validation_data_nothing_is_said_to_be_selected_on_it() -> None:
+    found = compare_tiny("local", "fedgh", seeds=1, val_fraction=0.0)
+    assert not any("selected on validation" in note for note in found.notes)
+    assert any("last round, without validation data" in note for note in found.notes)

@@ -18,6 +18,9 @@ from pluribus.cli import main
 from pluribus.errors import CheckpointError
 from pluribus.evaluate import Selection, selects
 from pluribus.folder import RunFolder
+from pluribus.report.numbers import read_runs
+from pluribus.report.page import page
+from pluribus.report.plots import per_client
 from processes import start
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
@@ -158,6 +161,8 @@ def test_without_validation_data_nothing_is_said_to_be_selected_on_it(capsys: py
         assert "selected on validation" not in text
         assert "last round" in text
     assert all(one.selected == one.last for one in result.per_client().values())
+    runs = read_runs([result.folder])
+    assert "selected on" not in page(runs, [per_client(runs)])
     with_some = run_tiny("local")
     with_some.table()
     for text in (capsys.readouterr().out, with_some.to_json()["accuracy_is"]):

@@ -25,6 +25,7 @@ from pluribus.evaluate import Chosen, Figures, choose, over_clients
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.files import read_json, to_json
 from pluribus.models import assign
+from pluribus.result import selection_text
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 """What reading a file raises that holds something else than a run writes."""
@@ -102,6 +103,11 @@ class Run:
     def class_name(self, number: int) -> str:
         """A class's name, or its number where the data set is not at hand."""
         return self.classes[number] if number < len(self.classes) else str(number)
+
+
+def selection_of(runs: Iterable[Run]) -> str:
+    """How the rounds of the accuracies of some runs were chosen, in words."""
+    return selection_text(one.selected.get("val") for run in runs for one in run.chosen.values())
 
 
 def read_runs(places: Iterable[str | Path], known: Known | None = None) -> list[Run]:

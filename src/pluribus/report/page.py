@@ -19,7 +19,7 @@ from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
 from pluribus.files import to_json
-from pluribus.report.numbers import Run
+from pluribus.report.numbers import Run, selection_of
 from pluribus.report.plots import Plot, Section, Series
 from pluribus.track.console import human
 
@@ -68,7 +68,8 @@ def _values(runs: Sequence[Run]) -> dict[str, Any]:
     from pluribus import __version__
 
     title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
-    return {"runs": runs, "title": title, "version": __version__, "human": human, "number": _rounded}
+    about = {"title": title, "version": __version__, "selection": selection_of(runs)}
+    return about | {"runs": runs, "human": human, "number": _rounded}
 
 
 def _rounded(value: float | None) -> str:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pluribus.report.embeddings import Embedding
-from pluribus.report.numbers import Run
+from pluribus.report.numbers import Run, selection_of
 from pluribus.result import view_text
 from pluribus.track.console import human
 
@@ -215,7 +215,7 @@ def per_client(runs: Sequence[Run]) -> Section:
     plots = [_clients(group) for group in groups if group]
     worst = "; ".join(_worst(run) for run in runs[:MOST_NAMED] if _tested(run))
     says = (
-        "Test accuracy of each client, selected on its validation data, sorted by the first run: the worst client is "
+        f"Test accuracy of each client, {selection_of(runs)}, sorted by the first run: the worst client is "
         f"at the top. Clients go by their number and their model. The worst: {worst}."
     )
     return Section("clients", "Clients", says, plots, "No client has been evaluated yet.")
