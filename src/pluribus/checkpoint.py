@@ -6,8 +6,8 @@ index. A file is deleted once neither the newest commit nor the one before it ne
 notes the sum of all clients' newest rounds: a file that went missing would make it smaller.
 
 `selected/` has a file per client: what it was measured with in the round that its validation data selects. A newer one
-is written before the commit that counts on it, and the older one deleted after it, so there are two copies of a client
-at most: its newest state and its selected one.
+is written before the commit that counts on it, and the older one is deleted after it. So a commit needs two copies of a
+client at most: its newest state and its selected model.
 """
 
 from __future__ import annotations
