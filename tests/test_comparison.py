@@ -474,11 +474,11 @@ def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.Cap
             assert figure in printed
             assert figure in found.to_markdown()
         assert row["verdict"] in printed
-        for view in ("after", "before", "head"):
+        for view in ("after", "before"):
             figure = f"{float(row[view]):.3f}" if row[view] else "-"
             assert figure in printed
             assert f"| {figure}" in found.to_markdown() or f"**{figure}**" in found.to_markdown()
-    assert [bool(row["difference_mean"]) for row in rows] == [False, True, False]  # fedproto has no view `after`
+    assert [bool(row["difference_mean"]) for row in rows] == [False, True, True]
     assert found.to_markdown().count("| --- |") == found.to_latex().count("\\toprule") == 5
     assert all(note.split()[0] in printed for note in found.notes)
 

@@ -43,12 +43,12 @@ def client_with(val=NOTHING, test=NOTHING):
 class TestOneClient:
     def test_score_by_hand(self):
         data = data_of(signs([[1, -1], [-1, 1], [1, -1]]), [0, 1, 1])
-        correct, samples, loss = score(Local(), client_with(), data)
+        correct, samples, loss = score(Local().predict, client_with(), data)
         assert (correct, samples) == (2, 3)
         assert loss == pytest.approx(2 * LIKELY + UNLIKELY, rel=1e-6)
 
     def test_figures_by_hand(self):
-        found = figures(Local(), client_with(val=answers(3, 1), test=answers(2, 3)))
+        found = figures(Local().predict, client_with(val=answers(3, 1), test=answers(2, 3)))
         assert found == {
             "val": 0.75,
             "test": 0.4,
@@ -57,16 +57,16 @@ class TestOneClient:
 
     def test_the_batch_size_of_sweeps_does_not_matter(self, monkeypatch):
         client = client_with(val=answers(3, 1), test=answers(7, 4))
-        whole = figures(Local(), client)
+        whole = figures(Local().predict, client)
         monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 3)
-        found = figures(Local(), client)
+        found = figures(Local().predict, client)
         assert (found["val"], found["test"]) == (whole["val"], whole["test"])
         assert found["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-6)
 
     def test_empty_sets_have_no_figure(self):
-        assert figures(Local(), client_with()) == {"val": None, "test": None, "test_loss": None}
-        assert figures(Local(), client_with(test=answers(1, 0)))["val"] is None
-        assert figures(Local(), client_with(val=answers(1, 0)))["test"] is None
+        assert figures(Local().predict, client_with()) == {"val": None, "test": None, "test_loss": None}
+        assert figures(Local().predict, client_with(test=answers(1, 0)))["val"] is None
+        assert figures(Local().predict, client_with(val=answers(1, 0)))["test"] is None
 
 
 class TestOverClients:
@@ -199,14 +199,14 @@ class TestDomains:
 
     def test_by_hand(self):
         exams = [(answers(1, 0), answers(3, 1)), (answers(0, 1), answers(1, 9)), (answers(2, 0), answers(5, 1))]
-        found = figures(Local(), self.in_domain(1, exams))
+        found = figures(Local().predict, self.in_domain(1, exams))
         assert found == {"val": 3 / 4, "test": 9 / 20, "acc": 9 / 20, "bwt": 1 / 10, "fwt": 8 / 10}
 
     @settings(deadline=None, max_examples=40)
     @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=4), st.data())
     def test_identity(self, counts, data):
         own = data.draw(st.integers(0, len(counts) - 1))
-        found = figures(Local(), self.in_domain(own, [(NOTHING, answers(*one)) for one in counts]))
+        found = figures(Local().predict, self.in_domain(own, [(NOTHING, answers(*one)) for one in counts]))
         sizes = [sum(one) for one in counts]
         mine, others = sizes[own], sum(sizes) - sizes[own]
         assert (found["bwt"] is None) == (mine == 0)

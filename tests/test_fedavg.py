@@ -170,4 +170,4 @@ class TestRun:
         for k in range(4):
             client = federation.engine.site.client(k)
             FedAvg().receive(client, FedAvg().download(federation.server, k))
-            assert figures(FedAvg(), client) == federation.history[0]["clients"][str(k)]["before"]
+            assert figures(FedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]

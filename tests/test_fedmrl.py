@@ -156,7 +156,7 @@ class TestRun:
             own = dict(client.state.shared.state_dict())
             assert not equal(own, dict(federation.server.state.shared.state_dict()))
             FedMRL().receive(client, FedMRL().download(federation.server, k))
-            assert figures(FedMRL(), client) == federation.history[0]["clients"][str(k)]["before"]
+            assert figures(FedMRL().predict, client) == federation.history[0]["clients"][str(k)]["before"]
 
     @pytest.mark.parametrize("width", [None, 16])
     def test_traffic_is_what_the_sheet_says(self, width):

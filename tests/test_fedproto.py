@@ -215,7 +215,7 @@ class TestRun:
         for one, other in zip(pulled.history, alone.history, strict=True):
             assert one["loss"] == other["loss"]
             for k, views in one["clients"].items():
-                assert views["head"] == other["clients"][k]["after"]
+                assert views["after"] == other["clients"][k]["after"]
 
     def test_with_its_term_it_is_not(self):
         pulled, alone = federation_of(assemble_tiny("fedproto")), federation_of(assemble_tiny("local"))

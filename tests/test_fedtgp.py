@@ -227,7 +227,7 @@ class TestRun:
         run_through(alone)
         for one, other in zip(pulled.history, alone.history, strict=True):
             for k, views in one["clients"].items():
-                assert views["head"] == other["clients"][k]["after"]
+                assert views["after"] == other["clients"][k]["after"]
 
     def test_traffic_is_what_the_sheet_says(self):
         """c_i K floats up; C K down, none in the first round."""

@@ -96,7 +96,7 @@ class TestRun:
         for k in range(4):
             client = federation.engine.site.client(k)
             client.model.head.load_state_dict(federation.server.state.shared.state_dict())
-            assert figures(LGFedAvg(), client) == federation.history[0]["clients"][str(k)]["before"]
+            assert figures(LGFedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]
 
     def test_traffic_is_what_the_sheet_says(self):
         """CK + C floats each way, per client and round; nothing of an extractor."""

@@ -173,7 +173,7 @@ class Compare:
             client = self.federation.engine.site.client(k)
             with client.fork():
                 client.model.load_state_dict(shared.state_dict())
-                assert figures(method, client) == record["clients"][str(k)]["before"], record["round"]
+                assert figures(method.predict, client) == record["clients"][str(k)]["before"], record["round"]
         self.rounds += 1
 
     def finish(self, result) -> None: ...

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.method import Method
+from pluribus.steps import Map
 from pluribus.task import Task
 
 Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy
@@ -26,29 +27,36 @@ Figures = dict[str, float | None]
 Exams = tuple[int, int]  # test samples of the client's own domain, and of all domains
 
 
-def score(method: Method, client: Client, data: Data) -> Counts:
+def rule_of(method: Method, view: str) -> Map:
+    """What gives scores in a view."""
+    if view == "after" and type(method).predict_after is not Method.predict_after:
+        return method.predict_after
+    return method.predict  # itself, and no function around it: an engine records each function once
+
+
+def score(rule: Map, client: Client, data: Data) -> Counts:
     """Correct predictions, samples and summed cross-entropy on a set."""
     if not len(data):
         return 0, 0, 0.0
-    scores, labels = client.sweep(method.predict, data), data.labels()
+    scores, labels = client.sweep(rule, data), data.labels()
     correct = (scores.argmax(1) == labels).sum()
     loss = F.cross_entropy(scores, labels, reduction="sum")
     return int(correct), len(data), float(loss)
 
 
-def figures(method: Method, client: Client) -> Figures:
+def figures(rule: Map, client: Client) -> Figures:
     """All figures of a client as it stands."""
     if client.task.exams:
-        return _domain_figures(method, client)
-    val, test = (score(method, client, client.data[name]) for name in ("val", "test"))
+        return _domain_figures(rule, client)
+    val, test = (score(rule, client, client.data[name]) for name in ("val", "test"))
     return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
 
 
-def _domain_figures(method: Method, client: Client) -> Figures:
+def _domain_figures(rule: Map, client: Client) -> Figures:
     """FedH2L's metrics: BWT on the own domain's test set, FWT on the union of the others', ACC on the union of all."""
     exams, own = client.task.exams, client.task.domain_of[client.card.id]
-    tests = [score(method, client, exam["test"]) for exam in exams.values()]
-    vals = [score(method, client, exam["val"]) for exam in exams.values()]
+    tests = [score(rule, client, exam["test"]) for exam in exams.values()]
+    vals = [score(rule, client, exam["val"]) for exam in exams.values()]
     others = [counts for domain, counts in enumerate(tests) if domain != own]
     return {
         "val": _accuracy(*vals),

@@ -145,6 +145,10 @@ class Method:
         """Scores per class."""
         return client.model(x)  # type: ignore[no-any-return]
 
+    def predict_after(self, client: Client, x: Tensor) -> Tensor:
+        """Scores per class in the view `after`: by `predict`, unless that asks for more than the client's own model."""
+        return self.predict(client, x)
+
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         """Refuse what this method cannot serve, before round 0, beyond `needs`."""
 

@@ -23,7 +23,7 @@ from pluribus.blame import at
 from pluribus.checkpoint import put_back
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
-from pluribus.evaluate import Figures, Selection, figures, selects
+from pluribus.evaluate import Figures, Selection, figures, rule_of, selects
 from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import Split
@@ -189,7 +189,7 @@ class Site:
         measured: dict[str, Figures] = {}
         for view in self.method.views:
             with self.viewed(t, k, view, down) as client:
-                measured[view] = figures(self.method, client)
+                measured[view] = figures(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], best):
                     self._selected[k] = t, Snapshot(client.measured())
         return measured

@@ -2,7 +2,6 @@
 
 selected acc mean                accuracies in per cent: last or selected on validation; of which set; over clients
 before last test weighted        in this view; of a method that lacks it, in that of its headline
-after/head last test mean        in the first of these views that a method has
 KB per client and round          up and down, headers included; KB are 1024 bytes, as papers have them
 rounds to 0.9                    until the mean test accuracy was first there
 KB to 0.9                        up and down, of all clients, until then
@@ -18,13 +17,13 @@ from pluribus.reproduce.summary import Finished
 
 KB = 1024
 TARGET = re.compile(r"(?P<what>rounds|KB) to (?P<target>[\d.]+)")
-ACCURACY = re.compile(r"((?P<views>[\w/]+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst)")
+ACCURACY = re.compile(r"((?P<view>\w+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst)")
 
 
 def figure(name: str, one: Finished) -> float | None:
     """A figure of a run by its name; None where the run has none."""
     if found := ACCURACY.fullmatch(name):
-        view = next((view for view in _views(name) if view in one.run.result["summary"]), one.run.headline)
+        view = found["view"] if found["view"] in one.run.result["summary"] else one.run.headline
         value = one.run.result["summary"][view][found["moment"]].get(found["of"], {}).get(found["over"])
         return None if value is None else 100 * value
     if found := TARGET.fullmatch(name):
@@ -37,14 +36,9 @@ def figure(name: str, one: Finished) -> float | None:
 
 
 def has_view(name: str, one: Finished) -> bool:
-    """Whether a run has a view that a figure asks for; any will do for one that asks for none."""
-    views = _views(name)
-    return not views or any(view in one.run.result["summary"] for view in views)
-
-
-def _views(name: str) -> list[str]:
+    """Whether a run has the view that a figure asks for; any will do for one that asks for none."""
     found = ACCURACY.fullmatch(name)
-    return found["views"].split("/") if found and found["views"] else []
+    return not (found and found["view"]) or found["view"] in one.run.result["summary"]
 
 
 def targets(names: Iterable[str]) -> list[str]:
