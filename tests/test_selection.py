@@ -106,6 +106,7 @@ def test_a_run_is_read_while_it_is_written() -> None:
             assert writer.poll() is None, writer.err
         for _ in range(10):
             assert len(pluribus.predict(folder, NOTHING, 1, "last")) == 1
+            assert len(pluribus.predict(folder, NOTHING, 1)) == 1
         assert writer.poll() is None, writer.err
         with pytest.raises(CheckpointError, match="in use"):
             RunFolder.open(folder)

@@ -100,6 +100,7 @@ def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
         with _reproducible(described):
             parts = assemble(described)
             _check_partition(folder, parts)
+            folder.look_again()  # that took a while, and the run may go on
             yield parts, folder
     finally:
         folder.close()

@@ -82,6 +82,12 @@ class RunFolder:
         if self._lock is not None:
             self._lock.close()
 
+    def look_again(self) -> bool:
+        """Take in what another process has committed meanwhile; whether there is anything new."""
+        before = self.checkpoint.latest
+        self.checkpoint = Checkpoint(self.path / "state", read_only=True)
+        return self.checkpoint.latest != before
+
     # ---- what a run writes -----------------------------------------------------------------------------------------
 
     def write_config(self, settings: dict[str, Any], decisive: dict[str, Any]) -> None:

@@ -7,8 +7,7 @@ client's validation data selects. `last` is the model of the same view at the la
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -16,7 +15,7 @@ from torch import nn
 
 from pluribus.api import check_client, opened
 from pluribus.assembly import Assembly
-from pluribus.checkpoint import Checkpoint, put_back
+from pluribus.checkpoint import READINGS, Checkpoint, put_back
 from pluribus.client import Client
 from pluribus.engines import site_of
 from pluribus.errors import CheckpointError, ConfigError
@@ -43,19 +42,38 @@ def check_round(round: str) -> None:
         raise ConfigError(f"the round must be 'selected' or 'last', not '{round}'.")
 
 
-@contextmanager
-def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> Iterator[Client]:
-    """A client with the model that the headline measured."""
+def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> AbstractContextManager[Client]:
+    """A client with the model that the headline measured.
+
+    Another process may write to the folder meanwhile: what is gone has been replaced by something newer.
+    """
     check_round(round)
-    latest = folder.checkpoint.latest
-    if latest is None:
+    read = _last if round == "last" else _selected
+    for _ in range(READINGS):
+        try:
+            return read(parts, folder, k)
+        except CheckpointError:
+            if not folder.look_again():
+                raise
+    return read(parts, folder, k)
+
+
+def _last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+    latest, view = _latest(folder), parts.method.views[0]
+    down = None if view == "after" else _download(parts, folder.checkpoint, latest, k)
+    site = site_of(parts, folder.checkpoint.client)
+    site.client(k)  # read now
+    return site.viewed(latest, k, view, down)
+
+
+def _latest(folder: RunFolder) -> int:
+    if folder.checkpoint.latest is None:
         raise CheckpointError(f"{folder.path} holds no trained model: no round was saved, or its state was deleted.")
-    if round == "last":
-        view = parts.method.views[0]
-        down = None if view == "after" else _download(parts, folder.checkpoint, latest, k)
-        with site_of(parts, folder.checkpoint.client).viewed(latest, k, view, down) as client:
-            yield client
-        return
+    return folder.checkpoint.latest
+
+
+def _selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+    _latest(folder)
     t = _selected_round(parts, folder, k)
     if (measured := folder.checkpoint.selected(k, t)) is None:
         raise CheckpointError(
@@ -64,8 +82,7 @@ def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> 
         )
     site = site_of(parts, lambda _: None)
     put_back(site.client(k).measured(), measured, f"client {k}")
-    with site.viewed(t, k, "after", None) as client:  # as it was measured
-        yield client
+    return site.viewed(t, k, "after", None)  # as it was measured
 
 
 def _selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
