@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import CheckpointError
-from pluribus.evaluate import choose
+from pluribus.evaluate import Chosen, choose
 from pluribus.experiment import EXECUTION, Experiment, experiment
 from pluribus.files import read_json, to_json, write_text
 from pluribus.standings import Run
@@ -86,16 +86,19 @@ def collected(described: Experiment, targets: Iterable[str], device: str) -> Fin
 
     run = Run.read(described)
     result = {name: run.result[name] for name in KEPT} | {"steps": run.result.get("steps")}
-    result["clients"] = {k: _client(run, int(k), client) for k, client in run.result["clients"].items()}
+    others = {view: choose(run.history, view) for view in run.result["summary"] if view != run.headline}
+    result["clients"] = {
+        k: _client(client, {view: of[int(k)] for view, of in others.items()})
+        for k, client in run.result["clients"].items()
+    }
     reached = {target: run.reached(float(target)) for target in targets}
     kept = Run(run.method, run.seed, run.folder, result, [])
     return Finished(decisive(described), kept, reached, device, __version__)
 
 
-def _client(run: Run, k: int, client: Mapping[str, Any]) -> dict[str, Any]:
+def _client(client: Mapping[str, Any], others: Mapping[str, Chosen]) -> dict[str, Any]:
     """A client's selected figures, in the headline's view and in the others that there are."""
     kept = {name: client[name] for name in ("model", "selected", "selected_round")}
-    others = {view: choose(run.history, view)[k] for view in run.result["summary"] if view != run.headline}
     views = {view: {"selected": one.selected, "selected_round": one.selected_round} for view, one in others.items()}
     return kept | ({"views": views} if views else {})
 
