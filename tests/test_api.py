@@ -166,7 +166,7 @@ def test_a_table_stands_beside_others(fedgh: Result, capsys: pytest.CaptureFixtu
     fedgh.table(run_tiny("local"))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0].split() == ["client", "model", "classes", "train", "local", "fedgh"]
-    assert [line.split()[0] for line in lines[1:8]] == ["0", "1", "2", "3", "mean", "weighted", "worst"]
+    assert [line.split()[0] for line in lines[1:9]] == ["0", "1", "2", "3", "mean", "weighted", "worst", "best"]
     assert lines[5].split()[-1] == f"{fedgh.accuracy:.3f}"
 
 

@@ -84,7 +84,7 @@ def test_run_prints_who_holds_what_and_how_it_went(terminal: Terminal, tmp_path:
     assert answer.code == 0
     assert re.search(r"^Pluribus \S+   fedgh   ", answer.out)
     assert "partition dirichlet" in answer.out
-    for word in ("client", "mlp-64", "cnn-16-32", "mean", "weighted", "worst"):
+    for word in ("client", "mlp-64", "cnn-16-32", "mean", "weighted", "worst", "best"):
         assert word in answer.out
     assert "test accuracy, selected on validation, after local training" in answer.out
     assert f" Saved {tmp_path / 'run'}   again: pluribus run --config {tmp_path / 'run'}/config.toml\n" in answer.out

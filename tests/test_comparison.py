@@ -219,6 +219,7 @@ def test_figures_by_hand() -> None:
     assert weak.accuracies["mean"].mean == pytest.approx(0.4)
     assert weak.accuracies["mean"].std == pytest.approx(0.2 / 2**0.5)  # 0.3 and 0.5
     assert weak.accuracies["worst"].mean == pytest.approx(0.3)
+    assert weak.accuracies["best"].mean == pytest.approx(0.5)  # 0.4 and 0.6, of clients: the runs did not keep it
     assert (weak.up, weak.down, weak.seconds, weak.parameters) == (10, 14, 2.5, 1234.5)
     assert (weak.rounds_to_target, weak.bytes_to_target, weak.reached) == (None, None, 1)
     assert (strong.rounds_to_target, strong.bytes_to_target, strong.reached) == (

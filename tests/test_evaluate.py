@@ -74,7 +74,7 @@ class TestOverClients:
         found = over_clients({0: 1.0, 1: 0.5, 2: 0.25}, {0: 10, 1: 20, 2: 20})
         assert found["mean"] == pytest.approx(1.75 / 3)
         assert found["weighted"] == pytest.approx((10 + 10 + 5) / 50)
-        assert found["worst"] == 0.25
+        assert (found["worst"], found["best"]) == (0.25, 1.0)
 
     def test_weighted_accuracy_is_the_pooled_one(self):
         right, samples = {0: 3, 1: 40}, {0: 4, 1: 100}
@@ -84,16 +84,17 @@ class TestOverClients:
 
     def test_clients_without_the_figure_are_left_out(self):
         found = over_clients({0: None, 1: 0.5, 2: 0.0}, {0: 0, 1: 30, 2: 10})
-        assert found == {"mean": 0.25, "weighted": pytest.approx(0.375), "worst": 0.0}
+        assert found == {"mean": 0.25, "weighted": pytest.approx(0.375), "worst": 0.0, "best": 0.5}
 
     def test_nobody_has_it(self):
-        empty = {"mean": None, "weighted": None, "worst": None}
+        empty = {"mean": None, "weighted": None, "worst": None, "best": None}
         assert over_clients({0: None, 1: None}, {0: 0, 1: 0}) == empty
         assert over_clients({}, {}) == empty
 
     def test_figures_without_test_samples_to_weigh_by(self):
         """Validation accuracy of clients that all lack test data."""
-        assert over_clients({0: 0.5, 1: 1.0}, {0: 0, 1: 0}) == {"mean": 0.75, "weighted": None, "worst": 0.5}
+        found = over_clients({0: 0.5, 1: 1.0}, {0: 0, 1: 0})
+        assert found == {"mean": 0.75, "weighted": None, "worst": 0.5, "best": 1.0}
 
 
 def record(t: int, **clients: tuple[float | None, float | None]) -> dict:
@@ -151,8 +152,8 @@ class TestSelection:
     def test_summary_by_hand(self):
         history = [record(0, c0=(0.9, 0.8), c1=(0.1, 0.2)), record(1, c0=(0.5, 1.0), c1=(0.6, 0.4))]
         test = {m: summarise(history, ["after"], {0: 30, 1: 10})["after"][m]["test"] for m in ("last", "selected")}
-        assert test["last"] == pytest.approx({"mean": 0.7, "weighted": (30 + 4) / 40, "worst": 0.4})
-        assert test["selected"] == pytest.approx({"mean": 0.6, "weighted": (24 + 4) / 40, "worst": 0.4})
+        assert test["last"] == pytest.approx({"mean": 0.7, "weighted": (30 + 4) / 40, "worst": 0.4, "best": 1.0})
+        assert test["selected"] == pytest.approx({"mean": 0.6, "weighted": (24 + 4) / 40, "worst": 0.4, "best": 0.8})
 
     def test_views_are_chosen_apart(self):
         both = [
@@ -177,7 +178,7 @@ class TestRuns:
         result = run_tiny("local", test_fraction=0.0)
         assert result.accuracy is None
         assert result.summary["after"]["last"]["val"]["mean"] is not None
-        assert result.summary["after"]["last"]["test"] == {"mean": None, "weighted": None, "worst": None}
+        assert set(result.summary["after"]["last"]["test"].values()) == {None}
 
     def test_the_headline_is_the_mean_over_clients_of_the_selected_round(self):
         result = run_tiny("local", rounds=4)
@@ -297,8 +298,8 @@ def two_domains() -> Dataset:
     return Dataset("two", x.to(torch.uint8), label, ("a", "b"), 160, domain, ("p", "q"))
 
 
-def test_of_a_loss_the_largest_is_the_worst() -> None:
+def test_of_a_loss_the_largest_is_the_worst_and_the_smallest_the_best() -> None:
     rows = {0: {"test": 0.5, "test_loss": 2.0}, 1: {"test": 0.75, "test_loss": 0.5}}
     over = figures_over_clients(rows, {0: 1, 1: 3})
-    assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5}
-    assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0}
+    assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5, "best": 0.75}
+    assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0, "best": 0.5}

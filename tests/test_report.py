@@ -102,7 +102,8 @@ def test_the_numbers_of_a_folder_are_those_of_its_result() -> None:
     (run,) = read_runs([result.folder])
     assert run.chosen == result.per_client()
     assert run.accuracy["mean"] == result.accuracy
-    assert run.accuracy["worst"] == result.summary["after"]["selected"]["test"]["worst"]
+    for over in ("worst", "best"):
+        assert run.accuracy[over] == result.summary["after"]["selected"]["test"][over]
     assert [record["mean"] for record in run.history] == [record["mean"] for record in result.history]
     assert run.cumulated(lambda one: one["seconds"])[-1] == pytest.approx(result.seconds)
     for way in ("up", "down"):

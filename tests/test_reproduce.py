@@ -208,6 +208,15 @@ def test_figures_by_name(name: str, value: float | None) -> None:
     assert figure(name, made_up(0, 0.5)) == (None if value is None else pytest.approx(value))
 
 
+def test_the_best_client_of_a_run_that_did_not_keep_it() -> None:
+    one = made_up(0, 0.5)
+    one.run.result["clients"]["1"]["selected"]["test"] = 0.75
+    assert figure("selected test best", one) == pytest.approx(75)
+    assert figure("last test best", one) is None  # summaries keep no client's last round
+    one.run.result["summary"]["after"]["last"]["test"]["best"] = 0.25
+    assert figure("last test best", one) == pytest.approx(25)
+
+
 def test_a_figure_is_of_the_view_that_it_names() -> None:
     one = made_up(0, 0.5, "before")
     one.run.result["summary"]["head"] = {"last": {"test": {"mean": 0.7}}}

@@ -129,6 +129,7 @@ def expected(result: Result) -> dict[str, Points]:
             "after/test/mean": record["mean"]["after"]["test"]["mean"],
             "after/test/weighted": record["mean"]["after"]["test"]["weighted"],
             "before/test/worst": record["mean"]["before"]["test"]["worst"],
+            "before/test/best": record["mean"]["before"]["test"]["best"],
         }
         for name, value in values.items():
             curves.setdefault(name, []).append((record["round"] + 1, value))

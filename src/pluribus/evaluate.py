@@ -3,14 +3,14 @@
 A *view* is which model is asked: `after` local training, or `before` it, with the newest download received. A *figure*
 is what is asked: `test` and `val` accuracy on the client's own sets, and where there are domains `acc`, `bwt`, `fwt`.
 Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once: a client weighs as
-much as the test samples behind its figure) and `worst`. Over rounds there are `last` and `selected`: the test figure of
-the round in which the same client's validation accuracy was first at its best. The test data never chooses.
+much as the test samples behind its figure), `worst` and `best`. Over rounds there are `last` and `selected`: the test
+figure of the round in which the same client's validation accuracy was first at its best. The test data never chooses.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -91,7 +91,7 @@ def _accuracy(*counts: Counts) -> float | None:
 def figures_over_clients(
     rows: Mapping[int, Figures], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
 ) -> dict[str, Figures]:
-    """Every figure over clients: name -> `mean`, `weighted` and `worst`. Of a loss the largest is the worst.
+    """Every figure over clients: name -> `mean`, `weighted`, `worst` and `best`. Of a loss the smallest is the best.
 
     `samples` are the sizes of the clients' own test sets. In a run with domains, `exams` says what they are tested on.
     """
@@ -99,10 +99,13 @@ def figures_over_clients(
     found: dict[str, Figures] = {}
     for name in names:
         behind = {k: _behind(name, samples[k], (exams or {}).get(k)) for k in rows}
-        found[name] = over_clients(
-            {k: row[name] for k, row in rows.items()}, behind, max if name.endswith("loss") else min
-        )
+        found[name] = over_clients({k: row[name] for k, row in rows.items()}, behind, loss=is_loss(name))
     return found
+
+
+def is_loss(figure: str) -> bool:
+    """Whether less of a figure is better."""
+    return figure.endswith("loss")
 
 
 def _behind(figure: str, samples: int, exams: Exams | None) -> int:
@@ -113,18 +116,18 @@ def _behind(figure: str, samples: int, exams: Exams | None) -> int:
     return {"bwt": own, "fwt": everything - own}.get(figure, everything)
 
 
-def over_clients(
-    values: Mapping[int, float | None], samples: Mapping[int, int], worst: Callable[[Iterable[float]], float] = min
-) -> Figures:
-    """Mean, sample-weighted mean and worst of one figure. Clients without it (no test data) are left out."""
+def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], loss: bool = False) -> Figures:
+    """Mean, sample-weighted mean, worst and best of one figure. Clients without it (no test data) are left out."""
     known = {k: v for k, v in values.items() if v is not None}
     weight = sum(samples[k] for k in known)
     if not known:
-        return {"mean": None, "weighted": None, "worst": None}
+        return {"mean": None, "weighted": None, "worst": None, "best": None}
+    least, most = min(known.values()), max(known.values())
     return {
         "mean": sum(known.values()) / len(known),
         "weighted": sum(v * samples[k] for k, v in known.items()) / weight if weight else None,
-        "worst": worst(known.values()),
+        "worst": most if loss else least,
+        "best": least if loss else most,
     }
 
 

@@ -83,7 +83,7 @@ class Result:
 
     @property
     def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
-        """view -> `last` or `selected` -> figure -> `mean`, `weighted` and `worst` over clients."""
+        """view -> `last` or `selected` -> figure -> `mean`, `weighted`, `worst` and `best` over clients."""
         samples = {k: c.test for k, c in self.clients.items()}
         return summarise(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import statistics
+from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from pluribus.evaluate import choose
+from pluribus.evaluate import Figures, choose, is_loss, over_clients
 from pluribus.experiment import Experiment
 from pluribus.fields import flag
 from pluribus.files import read_json, read_lines
@@ -36,6 +37,7 @@ FOR_ONE = ", or for one method with --set {method}.{name}={value}"
 ENOUGH_SEEDS = 5  # docs/compare.md has how often a difference is found where there is none
 
 ACCURACIES = {"mean": "mean", "weighted": "weighted", "worst": "worst", "last": "last round"}
+"""Columns of the table of accuracies: as many as 80 characters have room for. JSON and CSV have `best` too."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,20 @@ class Run:
     @property
     def accuracies(self) -> dict[str, float]:
         """Test accuracies: over clients, selected on validation, and the mean over clients in the last round."""
-        summary = self.result["summary"][self.view]
-        return {**summary["selected"]["test"], "last": summary["last"]["test"]["mean"]}
+        last = self.over_clients(self.view, "last", "test")["mean"]
+        return {**self.over_clients(self.view, "selected", "test"), "last": last}
+
+    def over_clients(self, view: str, moment: str, figure: str) -> dict[str, Any]:
+        """A figure over clients: `mean`, `weighted`, `worst` and `best`.
+
+        Older runs did not keep the best. It is taken from what each client had, and left out where that is gone.
+        """
+        found = dict(self.result["summary"][view][moment].get(figure, {}))
+        each = None if not found or "best" in found else self._each(view, moment)
+        if each is not None:
+            values = {k: one.get(figure) for k, one in each.items()}
+            found["best"] = over_clients(values, Counter(), is_loss(figure))["best"]
+        return found
 
     @property
     def by_view(self) -> dict[str, float]:
@@ -81,16 +95,21 @@ class Run:
     @property
     def by_client(self) -> dict[int, float] | None:
         """Selected test accuracy of every client that has test data; None where those of the view were not kept."""
-        clients = {int(k): client for k, client in self.result["clients"].items()}
-        if self.view != self.headline:
-            clients = {k: client.get("views", {}).get(self.view) for k, client in clients.items()}
-        if None not in clients.values():
-            selected = {k: client["selected"]["test"] for k, client in clients.items()}
-        elif self.history:
-            selected = {k: chosen.selected.get("test") for k, chosen in choose(self.history, self.view).items()}
-        else:
+        each = self._each(self.view, "selected")
+        if each is None:
             return None
-        return {k: accuracy for k, accuracy in selected.items() if accuracy is not None}
+        return {k: accuracy for k, one in each.items() if (accuracy := one.get("test")) is not None}
+
+    def _each(self, view: str, moment: str) -> Mapping[int, Figures] | None:
+        """The figures of every client; None where they were not kept."""
+        clients = {int(k): client for k, client in self.result["clients"].items()}
+        if view != self.headline:
+            clients = {k: client.get("views", {}).get(view, {}) for k, client in clients.items()}
+        if all(moment in client for client in clients.values()):
+            return {k: client[moment] for k, client in clients.items()}
+        if self.history:
+            return {k: getattr(chosen, moment) for k, chosen in choose(self.history, view).items()}
+        return None
 
     @property
     def steps(self) -> float | None:
@@ -388,7 +407,7 @@ class Comparison:
             method=method,
             view=runs[0].view,
             by_view=Spread.by_view(runs),
-            accuracies={name: Spread.of([run.accuracies[name] for run in runs]) for name in ACCURACIES},
+            accuracies=_spreads(runs),
             rounds=self.experiments[method].rounds,
             steps=mean_steps(runs),
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
@@ -542,7 +561,8 @@ class Comparison:
         text = io.StringIO()
         views = dict.fromkeys(view for row in self.rows for view in row.by_view)
         rows = [_flat(row, views, against.get(row.method)) for row in self.rows]
-        writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
+        columns = dict.fromkeys(name for row in rows for name in row)
+        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
         return text.getvalue()
@@ -570,6 +590,13 @@ class Comparison:
             "runs": {method: [str(run.folder) for run in runs] for method, runs in self.runs.items()},
             "torch": torch.__version__,
         }
+
+
+def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
+    """The accuracies of a method; the best client's only where every run has it."""
+    found = [run.accuracies for run in runs]
+    names = [*ACCURACIES, *(["best"] if all(one.get("best") is not None for one in found) else [])]
+    return {name: Spread.of([one[name] for one in found]) for name in names}
 
 
 def _most(values: Sequence[float | None]) -> float | None:

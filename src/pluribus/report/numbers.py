@@ -85,7 +85,7 @@ class Run:
 
     @property
     def accuracy(self) -> Figures:
-        """Test accuracy over clients, selected on validation: `mean` and `worst`."""
+        """Test accuracy over clients, selected on validation: `mean`, `worst` and `best`."""
         return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
 
     def cumulated(self, of: Callable[[dict[str, Any]], float]) -> list[float]:

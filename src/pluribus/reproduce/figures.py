@@ -17,14 +17,14 @@ from pluribus.reproduce.summary import Finished
 
 KB = 1024
 TARGET = re.compile(r"(?P<what>rounds|KB) to (?P<target>[\d.]+)")
-ACCURACY = re.compile(r"((?P<view>\w+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst)")
+ACCURACY = re.compile(r"((?P<view>\w+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst|best)")
 
 
 def figure(name: str, one: Finished) -> float | None:
     """A figure of a run by its name; None where the run has none."""
     if found := ACCURACY.fullmatch(name):
         view = found["view"] if found["view"] in one.run.result["summary"] else one.run.headline
-        value = one.run.result["summary"][view][found["moment"]].get(found["of"], {}).get(found["over"])
+        value = one.run.over_clients(view, found["moment"], found["of"]).get(found["over"])
         return None if value is None else 100 * value
     if found := TARGET.fullmatch(name):
         reached = one.reached.get(found["target"])

@@ -103,7 +103,7 @@ def human(size: float) -> str:
 
 
 def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
-    """Accuracy per client of one or more runs, with mean, weighted mean and worst client.
+    """Accuracy per client of one or more runs, with mean, weighted mean, worst and best client.
 
     Of several runs, also the mean in every other view that one of them has. None is the best where views differ.
     """
@@ -124,7 +124,7 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
         classes = [escape(_short(one.classes))] if told else []
         table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
     table.add_section()
-    for label in ("mean", "weighted", "worst"):
+    for label in ("mean", "weighted", "worst", "best"):
         values = [_over(label, of, seen) for of, seen in zip(results, views, strict=True)]
         cells = _cells(values, alike)
         table.add_row(label, *[""] * (len(columns) - 1), *cells, style="bold" if label == "mean" else "")
