@@ -19,7 +19,7 @@ from pluribus.federation import Federation
 from pluribus.folder import RunFolder
 from pluribus.message import Schema
 from pluribus.models import Split
-from pluribus.optim import Opt, Rule
+from pluribus.optim import Life, Opt, Rule
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -67,6 +67,7 @@ def client_of(
     epochs: int = 1,
     batch: int = 10,
     seed: int = 0,
+    life: Life = "round",
     opts: Mapping[str, Opt] | None = None,
     down: Schema | None = None,
 ) -> Client:
@@ -74,7 +75,7 @@ def client_of(
     sets = {"train": data} if isinstance(data, Data) else dict(data)
     task = task_of(classes, model.width, clients=k + 1, seed=seed)
     card = card_of(k, task, len(sets["train"]))
-    client = Client(card, task, model, sets, Local(rule or Rule(), epochs, batch), CPU)
+    client = Client(card, task, model, sets, Local(rule or Rule(), epochs, batch, life=life), CPU)
     channels, height, width = sets["train"].store.x.shape[1:]
     client.equip(opts or {"model": Opt(client.model)}, down or {}, least_rows(model, (channels, height, width)))
     client.begin(0, 0, {})

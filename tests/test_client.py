@@ -454,6 +454,26 @@ class TestLifeOfSlots:
         assert equal(copies(client), before)
         assert "opt.model.head.weight.momentum_buffer" in before
 
+    @pytest.mark.parametrize(("life", "moved"), [("round", 0.5 + 0.5), ("run", 0.5 + 0.75)])
+    def test_two_rounds_by_hand(self, life, moved):
+        """A gradient of 1 and momentum 0.5: the second velocity is 1 afresh, and 0.5 * 1 + 1 where the first lasts."""
+        client = linear_client(life=life, rule=Rule(lr=0.5, momentum=0.5))
+        start = client.model.head.bias.detach().clone()
+
+        def step(client, batch):
+            client.descend(client.model.head.bias.sum())
+
+        for t in range(2):
+            client.begin(t, 0, {})
+            client.fit(step, steps=1)
+        torch.testing.assert_close(client.model.head.bias.detach(), start - moved, rtol=0, atol=1e-6)
+
+    @pytest.mark.parametrize(("own", "life"), [("round", "run"), ("run", "round")])
+    def test_what_a_method_names_stands(self, own, life):
+        model = flat_split(16, 2)
+        client = client_of(model, data_of(noise(2), labels(2)), life=life, opts={"model": Opt(model, life=own)})
+        assert client.optimisers["model"].life == own
+
 
 class TestGot:
     DOWN = {  # noqa: RUF012

@@ -51,6 +51,7 @@ def test_clients_may_take_turns_in_one_place(name, monkeypatch):
     "settings",
     [
         {"momentum": 0.9, "weight_decay": 1e-3, "epochs": 2},
+        {"momentum": 0.9, "optimizer_life": "run"},
         {"optimizer": "amsgrad", "lr": 1e-3},
         {"optimizer": "adamw", "lr": 1e-3, "lr_decay": 0.5},
         {"lr_decay": 0.5},

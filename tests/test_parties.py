@@ -52,7 +52,7 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "rounds", "seed")}
-    how = {"rule": local.rule, "epochs": local.epochs, "batch": local.batch}
+    how = {"rule": local.rule, "epochs": local.epochs, "batch": local.batch, "optimizer_life": local.life}
     return parts, Agreement("run", method, dataclasses.asdict(parts.method), task.names, **how, **facts), given
 
 
@@ -119,6 +119,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedl2g-f": {},
     "fedfree": {"momentum": 0.9},
     "fedgen": {},
+    "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
     "fedmd": {"public_fraction": 0.2, "pretrain_public": 1, "pretrain_private": 1},
 }
@@ -489,8 +490,9 @@ def test_a_site_that_is_not_there_at_the_start(tmp_path: Path) -> None:
         ({"shape": (3, 8, 8)}, "site north: the federation has images of 3 x 8 x 8; this site's are 1 x 8 x 8."),
         ({"version": "9.9"}, "site north: the server runs Pluribus 9.9, this site"),
         ({"width": "wide"}, "site north: "),
+        ({"optimizer_life": "week"}, "site north: what the server agrees on makes no sense: optimizers live for a"),
     ],
-    ids=["labels", "images", "version", "nonsense"],
+    ids=["labels", "images", "version", "nonsense", "life"],
 )
 def test_what_does_not_fit_is_one_sentence_at_the_start(change: dict[str, Any], sentence: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedgh")

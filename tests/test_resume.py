@@ -18,7 +18,7 @@ import torch
 
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
-from kit import timeless
+from kit import assert_same, numbers, timeless
 from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
@@ -307,3 +307,13 @@ def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
     assert result.warnings == [
         f"resumed with {threads + 1} threads, started with {threads}: numbers may differ in the last bits."
     ]
+
+
+def test_momentum_that_lasts_for_the_run_is_kept_and_decides() -> None:
+    settings = {"models": "mlp-64", "momentum": 0.9, "rounds": 3, "checkpoint_every": 1}
+    afresh, straight = (run_tiny("fedavg", optimizer_life=life, **settings) for life in ("round", "run"))
+    assert numbers(straight) != numbers(afresh)
+    folder = new_folder()
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny("fedavg", folder, observers=[StopAfter(2)], optimizer_life="run", **settings)
+    assert_same(straight, pluribus.resume(folder, progress=False))

@@ -97,8 +97,13 @@ def parts_of(method: Any, **settings: Any):
 
 @pytest.mark.parametrize(
     "settings",
-    [{}, {"momentum": 0.9, "weight_decay": 1e-2, "epochs": 2}, {"models": "mlp-64", "batch_size": 5, "lr_decay": 0.5}],
-    ids=["plain", "momentum", "mlp"],
+    [
+        {},
+        {"momentum": 0.9, "weight_decay": 1e-2, "epochs": 2},
+        {"models": "mlp-64", "batch_size": 5, "lr_decay": 0.5},
+        {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
+    ],
+    ids=["plain", "momentum", "mlp", "life"],
 )
 @pytest.mark.parametrize("method", [Local, TwoFits])
 def test_together_is_as_one_after_the_other(method, settings):

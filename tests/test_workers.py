@@ -56,6 +56,7 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
         {"clients": 6, "rounds": 4, "participation": 0.5, "drop_rate": 0.2, "straggler_rate": 0.3},
     ),
     "slots that outlive an exchange": (name_of(Consensus), {"optimizer": "adam", "lr": 0.001}),
+    "slots that outlive a round": ("fedavg", {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"}),
 }
 
 

@@ -64,7 +64,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     method = given.settled(task, architectures)
     check_needs(method, task, cards, architectures, rule)
     warnings += [*decided(given, method), *method.warnings(task, architectures)]
-    local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last)
+    local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last, one.optimizer_life)
     return Assembly(experiment, method, dataset, data, manifest, task, cards, local, device, warnings)
 
 

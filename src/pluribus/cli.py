@@ -55,7 +55,7 @@ FLAG_GROUPS = {
     "data": "data partition clients classes_per_client unequal alpha min_samples "
     "val_fraction test_fraction public_fraction test image_size",
     "models": "models width projector same_init weights",
-    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay",
+    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life",
     "participation": "participation drop_rate straggler_rate",
     "evaluation": "evaluate evaluate_every",
     "this run": "seed device threads workers engine ray_address gpu_share precision channels_last "

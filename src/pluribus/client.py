@@ -16,7 +16,7 @@ from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
 from pluribus.models.dropout import set_keys, with_keys
-from pluribus.optim import Opt, Optimiser, Rule
+from pluribus.optim import Life, Opt, Optimiser, Rule
 from pluribus.snapshot import Snapshot
 from pluribus.state import State
 from pluribus.steps import Eager, Fit, Map, Runner, Step
@@ -35,6 +35,7 @@ class Local(NamedTuple):
     batch: int
     bfloat16: bool = False
     channels_last: bool = False
+    life: Life = "round"  # of optimisers whose method does not say
 
 
 class Client:
@@ -80,7 +81,7 @@ class Client:
         if self.local.channels_last:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimisers = {name: Optimiser(opt, self.local.rule) for name, opt in opts.items()}
+        self.optimisers = {name: Optimiser(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
         self.got = Kept({name: _empty(field, self.device) for name, field in down.items() if field.kept})
 
     def take_over(self, card: Card, data: dict[str, Data]) -> None:

@@ -90,6 +90,8 @@ class Experiment:
     """Weight decay of local training."""
     lr_decay: float = 1.0
     """The local learning rate is multiplied by this after every round."""
+    optimizer_life: Literal["round", "run"] = "round"
+    """Life of momentum and moments: a round, or the run, even where a download replaces the weights below them."""
 
     participation: float = 1.0
     """Share of clients sampled per round."""

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 RuleName = Literal["sgd", "adam", "amsgrad", "adamw"]
+Life = Literal["round", "run"]
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,13 @@ class Rule:
 class Opt:
     """One optimiser of a client: over which parameters, by which rule, and for how long its slots live.
 
-    `rule=None` takes the experiment's local rule. `life="round"` starts every round afresh; `"run"` persists and is
-    checkpointed.
+    `rule=None` takes the experiment's local rule, and `life=None` its --optimizer-life. `"round"` starts every round
+    afresh; `"run"` persists and is checkpointed.
     """
 
     of: nn.Module | Sequence[nn.Parameter]
     rule: Rule | None = None
-    life: Literal["round", "run"] = "round"
+    life: Life | None = None
 
     def named_parameters(self) -> dict[str, nn.Parameter]:
         """The trainable parameters by name."""
@@ -55,8 +56,8 @@ class Opt:
 class Optimiser:
     """A torch optimiser whose slots exist from the start."""
 
-    def __init__(self, opt: Opt, default: Rule) -> None:
-        self.life = opt.life
+    def __init__(self, opt: Opt, default: Rule, life: Life = "round") -> None:
+        self.life = opt.life or life
         self.parameters = opt.named_parameters()
         self._values = list(self.parameters.values())
         self.rule = opt.rule or default

@@ -6,7 +6,7 @@ import dataclasses
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
 from pluribus import __version__
 from pluribus.client import Local
@@ -15,7 +15,7 @@ from pluribus.experiment import Experiment
 from pluribus.fields import fitted
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
-from pluribus.optim import Rule
+from pluribus.optim import Life, Rule
 from pluribus.task import Task
 
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch, sides of an image
@@ -41,6 +41,7 @@ class Agreement:
     rule: Rule
     epochs: int
     batch: int
+    optimizer_life: Life = "round"
     public: tuple[int, ...] = ()
     """How many public images each client gave, where there are public images."""
     public_digest: str = ""
@@ -65,6 +66,7 @@ class Agreement:
             rule=Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay),
             epochs=one.epochs,
             batch=one.batch_size,
+            optimizer_life=one.optimizer_life,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -106,6 +108,8 @@ class Agreement:
             return f"a run is named with letters, digits, '.', '_' and '-', not '{shown(self.run)}'"
         if len(self.classes) < 2:
             return "there must be at least 2 classes"
+        if self.optimizer_life not in get_args(Life):
+            return f"optimizers live for a round or for the run, not '{shown(self.optimizer_life)}'"
         if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
         return None
@@ -140,7 +144,7 @@ class Agreement:
 
     def local(self) -> Local:
         """How clients train."""
-        return Local(self.rule, self.epochs, self.batch)
+        return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life)
 
 
 def known_model(name: Any) -> str:

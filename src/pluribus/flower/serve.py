@@ -27,7 +27,10 @@ from pluribus.toml import read_toml
 
 MEGABYTE = 10**6
 # Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
-TRAINING = ("rounds", "epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay")
+TRAINING = (
+    *("rounds", "epochs", "batch_size"),
+    *("optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life"),
+)
 SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
 
 
