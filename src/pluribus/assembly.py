@@ -12,6 +12,7 @@ import torch
 from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
+from pluribus.data.datasets import PARTS
 from pluribus.data.federated import Federated, Fractions
 from pluribus.data.folders import POOLED
 from pluribus.draws import numpy_rng
@@ -55,6 +56,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
     warnings = [*notes, *_check_parts(experiment, parts, manifest)]
+    _check_fixed(dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data)
@@ -147,6 +149,20 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
         return []
     shown = ", ".join(map(str, single[:5])) + (", ..." if len(single) > 5 else "")
     return [f"{len(single)} of {len(parts)} clients hold one class only ({shown}): their accuracy says little."]
+
+
+def _check_fixed(dataset: Dataset, parts: list[np.ndarray]) -> None:
+    """A fixed split does not know who holds what: each client needs rows to train and to test on."""
+    if dataset.part is None:
+        return
+    part = dataset.part.numpy()
+    for k, rows in enumerate(parts):
+        held = set(part[rows].tolist())
+        if missing := [name for number, name in enumerate(PARTS) if number not in held and name != "val"]:
+            raise ConfigError(
+                f"client {k} holds no {missing[0]} rows of the fixed split of {dataset.name}: use fewer clients "
+                f"(--clients) or another --partition."
+            )
 
 
 def _fractions(experiment: Experiment) -> Fractions:

@@ -37,6 +37,7 @@ Loader = Callable[..., "Dataset"]
 Key = tuple[str, int | None, int | None]  # a data set's name, the size of its images, and the seed if it is drawn
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
+PARTS = ("train", "val", "test")
 PHOTO_SIZE = 64
 SILENT_NETWORK_SECONDS = 30.0
 
@@ -58,6 +59,8 @@ class Dataset:
     domains: tuple[str, ...] = ()
     identity: Tensor | None = None
     """(N,) int64: rows of equal identity are copies of one image and must fall into the same part of a split."""
+    part: Tensor | None = None
+    """(N,) int64, numbers into `PARTS`: a fixed split, in place of shares of each client's rows."""
     notes: tuple[str, ...] = ()
     """What happened while it was read that a person should know: a sentence each."""
 
@@ -95,6 +98,10 @@ class Dataset:
             yield from self._column_problems("domain", self.domain, len(self.domains))
         if self.identity is not None:
             yield from self._column_problems("identity", self.identity, None)
+        if self.part is not None:
+            yield from self._column_problems("part", self.part, len(PARTS))
+            if self.official is not None or self.identity is not None:
+                yield "part is a split, official and identity ask for others: give one of them"
 
     def _column_problems(self, name: str, column: Tensor, names: int | None) -> Iterator[str]:
         if not _is_tensor(column, torch.int64, 1) or len(column) != len(self.x):

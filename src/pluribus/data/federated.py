@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pluribus.data.datasets import Dataset
+from pluribus.data.datasets import PARTS, Dataset
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError
@@ -116,12 +116,23 @@ class Federated:
         if self._identity_parts is not None and self.dataset.identity is not None:
             identity = self.dataset.identity.numpy()[held]
             cut = {name: held[np.isin(identity, ids)] for name, ids in self._identity_parts.items()}
+        elif self.dataset.part is not None:
+            cut = self._fixed(client, self.dataset.part.numpy()[held])
         else:
             positions = split(self._labels[held], self._fractions.shares(), numpy_rng(self._seed, "split", client))
             cut = {name: held[at] for name, at in positions.items()}
         if self._fractions.official:
             cut["test"] = np.arange(self.dataset.official or 0, len(self._labels))
         return {name: torch.from_numpy(rows) for name, rows in cut.items()}
+
+    def _fixed(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """The data set's own split; public rows are a share of the test part, and are not tested on."""
+        held = self.parts[client]
+        cut = {name: held[part == number] for number, name in enumerate(PARTS)}
+        public = self._fractions.public
+        rng = numpy_rng(self._seed, "split", client)
+        shares = split(self._labels[cut["test"]], {"test": 1.0 - public, "public": public}, rng)
+        return cut | {name: cut["test"][at] for name, at in shares.items()}
 
     def sets(self, client: int) -> dict[str, Data]:
         """The client's `train`, `val`, `test` and `public` sets."""

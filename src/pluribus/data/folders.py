@@ -1,4 +1,4 @@
-"""Image folders as data sets: what the names of folders mean."""
+"""Image folders as data sets: what the names of folders mean, and lists beside them."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from unicodedata import normalize
 
 import torch
 
-from pluribus.data.datasets import Dataset
+from pluribus.data.datasets import PARTS, Dataset
 from pluribus.data.images import Found, decoded, find_images, picture_notes, shown, skipped_note
+from pluribus.data.lists import find_lists, read_splits
 from pluribus.errors import DataError
 
 FOLDER_SIZE = 64
@@ -27,6 +28,7 @@ SPLITS = {
 }
 LAYOUTS = "class/*.jpg, domain/class/*.jpg or train/class/*.jpg and test/class/*.jpg"
 ELSEWHERE = "images at another depth"
+UNLISTED = "images that no list has"
 POOLED = (
     "all splits are pooled and handed out anew. To keep them apart: --test official in a simulation; 'train', 'val' "
     "and 'test' in site.toml at a site."
@@ -58,11 +60,13 @@ class Layout:
     skipped: dict[str, list[Path]]
     merged: dict[str, list[str]]
     """Names of classes and domains that are spelled in several ways, and these."""
+    listed: bool = False
+    """Whether splits come from lists beside the images: a fixed split, and no official test set."""
 
     @property
     def official(self) -> int | None:
         """Images before the official test set, where there is one."""
-        tests = sum(place.split == "test" for place in self.places)
+        tests = 0 if self.listed else sum(place.split == "test" for place in self.places)
         return len(self.places) - tests if 0 < tests < len(self.places) else None
 
     def notes(self) -> list[str]:
@@ -74,6 +78,9 @@ class Layout:
         if not found[0]:
             return
         sizes = [f"{split} ({found.count(split)} images)" for split in ("train", "val", "test") if split in found]
+        if self.listed:
+            yield f"the *_kfold.txt lists are the split, not --val-fraction and --test-fraction: {', '.join(sizes)}."
+            return
         yield f"folders are read as splits of one data set, not as domains: {', '.join(sizes)}."
         if self.official is not None:
             yield POOLED
@@ -98,9 +105,27 @@ def read_layout(folder: Path) -> Layout:
         merged |= _merged(names)
         _refuse_twins(folder, names)
     known = [Place(same_name(one.label), same_name(one.domain), one.split) for one in places]
-    order = sorted(range(len(files)), key=lambda at: known[at].split == "test")  # stable: no other order is lost
     skipped = found.skipped | ({ELSEWHERE: elsewhere} if elsewhere else {})
+    lists = find_lists(folder, domains) if domains[0] and not known[0].split else {}
+    if lists:
+        return _by_lists(Layout(folder, files, known, skipped, merged, listed=True), lists)
+    order = sorted(range(len(files)), key=lambda at: known[at].split == "test")  # stable: no other order is lost
     return Layout(folder, [files[at] for at in order], [known[at] for at in order], skipped, merged)
+
+
+def _by_lists(whole: Layout, lists: dict[str, list[Path]]) -> Layout:
+    """The images that the lists have, with the splits that they say."""
+    splits = read_splits(whole.folder, whole.files, lists)
+    rows = [at for at, split in enumerate(splits) if split]
+    read = {file for files in lists.values() for file in files}
+    skipped = {kind: [file for file in files if file not in read] for kind, files in whole.skipped.items()}
+    skipped[UNLISTED] = [file for file, split in zip(whole.files, splits, strict=True) if not split]
+    return dataclasses.replace(
+        whole,
+        files=[whole.files[at] for at in rows],
+        places=[dataclasses.replace(whole.places[at], split=splits[at]) for at in rows],
+        skipped={kind: files for kind, files in skipped.items() if files},
+    )
 
 
 def _at_one_depth(folder: Path, found: Found) -> tuple[list[Path], list[Path]]:
@@ -181,6 +206,7 @@ def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
         y=_numbers(labels),
         classes=tuple(sorted(set(labels))),
         official=layout.official,
+        part=torch.tensor([PARTS.index(place.split) for place in layout.places]) if layout.listed else None,
         notes=(*layout.notes(), *picture_notes(layout.files, pictures, folder)),
     )
     if not domains[0]:

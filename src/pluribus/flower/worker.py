@@ -10,10 +10,12 @@ import time
 import traceback
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch._dynamo  # which the first step would load, for seconds, while a deadline runs
 
 from pluribus.data import Dataset, load
+from pluribus.data.datasets import PARTS
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, PluribusError, unknown
@@ -60,7 +62,10 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
         return {name: _read(str(place), site) for name, place in given.items()}
     whole = _read(site.data, site)
     shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
-    cut = split(whole.y.numpy(), shares, numpy_rng(0, "split", site.name))
+    if whole.part is not None:
+        cut = {name: np.flatnonzero(whole.part.numpy() == number) for number, name in enumerate(PARTS)}
+    else:
+        cut = split(whole.y.numpy(), shares, numpy_rng(0, "split", site.name))
     return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
 
 
