@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import numpy as np
@@ -9,13 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pluribus.data import PARTITIONS, Manifest, by_domain, partition, split
-from pluribus.data.partition import _cut, _fitted
+from conftest import few_digits
+from pluribus.assembly import assemble
+from pluribus.data import PARTITIONS, Manifest, by_domain, load, partition, split
+from pluribus.data.partition import _cut, _cut_above, _fitted
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, DataError
+from pluribus.experiment import experiment
 
 examples = settings(deadline=None, max_examples=60)
 
+FEDHPL = ("fedhpl-noniid", "fedhpl-dir", "fedhpl-dir-clients")
 TRAIN_VAL_TEST = {"train": 0.7, "val": 0.1, "test": 0.2}
 any_labels = st.lists(st.integers(0, 6), min_size=1, max_size=120).map(np.array)
 large_classes = st.lists(st.integers(20, 40), min_size=2, max_size=7).map(lambda n: np.repeat(np.arange(len(n)), n))
@@ -108,11 +113,14 @@ class TestEveryKind:
     def test_a_kind_ignores_what_it_does_not_read(self):
         labels = balanced(5, 20)
         plain = partition("iid", labels, 5, rng())
-        dressed = partition("iid", labels, 5, rng(), classes_per_client=99, unequal=True, alpha=0.1, min_samples=5)
+        dressed = partition(
+            "iid", labels, 5, rng(), classes_per_client=99, unequal=True, alpha=0.1, min_samples=5, min_share=1
+        )
         assert all(np.array_equal(a, b) for a, b in zip(plain, dressed, strict=True))
         assert PARTITIONS["iid"].reads == ()
         assert PARTITIONS["pathological"].reads == ("classes_per_client", "unequal")
         assert PARTITIONS["dirichlet"].reads == ("alpha", "min_samples")
+        assert PARTITIONS["fedhpl-dir"].reads == ("alpha", "min_samples", "min_share")
 
     def test_wrong_settings(self):
         labels = balanced(5, 20)
@@ -123,6 +131,9 @@ class TestEveryKind:
         for alpha in (0, -1, float("inf"), float("nan")):
             with pytest.raises(ConfigError, match=f"--alpha must be a number above 0, not {alpha}"):
                 partition("dirichlet", labels, 2, rng(), alpha=alpha)
+        for share in (-0.1, 1.1, float("nan")):
+            with pytest.raises(ConfigError, match=rf"--min-share must be in \[0, 1\], not {share}"):
+                partition("fedhpl-dir", labels, 2, rng(), min_share=share)
         with pytest.raises(ConfigError, match=r"--classes-per-client must lie in 1\.\.5, not 6"):
             partition("pathological", labels, 2, rng(), classes_per_client=6)
         with pytest.raises(ConfigError, match="needs a data set with domains"):
@@ -251,8 +262,81 @@ class TestFedHPL:
         share = counts(labels, partition("fedhpl-noniid", labels, 5, rng())) / 1000
         assert len(set(share.argmax(axis=0))) > 1
 
-    def test_the_papers_minimum_for_cifar100(self):
-        assert min(sizes(partition("fedhpl-noniid", balanced(100, 500), 5, rng(), min_samples=5000))) >= 5000
+    @pytest.mark.parametrize("kind", FEDHPL)
+    @examples
+    @given(
+        labels=large_classes,
+        clients=st.integers(1, 8),
+        seed=seeds,
+        alpha=st.sampled_from([None, 0.05, 1.0]),
+        part=st.floats(0, 1),
+    )
+    def test_everyone_holds_the_least_share_of_every_class(self, kind, labels, clients, seed, alpha, part):
+        share = part / clients
+        parts = partition(kind, labels, clients, rng(seed), alpha=alpha, min_share=share)
+        assert (counts(labels, parts) >= np.floor(np.bincount(labels) * share)).all()
+        assert_sorted_rows(parts, len(labels))
+        if kind == "fedhpl-noniid":
+            assert_complete_and_disjoint(parts, len(labels))
+        if kind == "fedhpl-dir":
+            assert sizes(parts) == [round(len(labels) / clients)] * clients
+
+    @pytest.mark.parametrize("kind", ["fedhpl-noniid", "fedhpl-dir-clients"])
+    def test_svhn_leaves_27_of_label_7_to_four_clients(self, kind):
+        """Appendix C.5.4. Label 7 has 5,595 training images, 0.5 % of which is 27.975."""
+        svhn = np.array([4948, 13861, 10585, 8497, 7458, 6882, 5727, 5595, 5045, 4659])
+        labels = np.repeat(np.arange(10), svhn)
+        held = [
+            counts(labels, partition(kind, labels, 5, rng(key), alpha=0.001, min_samples=10, min_share=0.005))[:, 7]
+            for key in range(20)
+        ]
+        assert {min(row) for row in held} == {27}
+        assert [27] * 4 + [5595 - 4 * 27] in [sorted(row) for row in held]
+
+    def test_clients_above_the_floor_share_the_rest_by_their_excess(self):
+        """100 rows by 0, 0.2 and 0.8 with a floor of 0.1: excess 0, 0.1 and 0.7 of the 70 rows that are left."""
+        found = _cut_above(10, 100, np.array([0.0, 0.2, 0.8]), 0.1)
+        assert found.tolist() == [10, 10 + 9, 10 + 61]
+
+    def test_an_equal_floor_for_all_leaves_no_choice(self):
+        """Five clients and a least share of a fifth: 7 rows are one for each, and two more to somebody."""
+        labels = np.repeat([0, 1], [10, 7])
+        assert counts(labels, partition("fedhpl-noniid", labels, 5, rng(), min_share=0.2)).min(axis=0).tolist() == [
+            2,
+            1,
+        ]
+        even = _cut_above(1, 7, np.full(5, 0.2), 0.2)
+        assert (even.sum(), even.min()) == (7, 1)
+
+    def test_a_share_of_zero_leaves_the_draw_as_it_is(self):
+        """Digests from before there was a least share."""
+        labels = np.arange(300) % 10
+        digests = {
+            kind: Manifest.of(kind, {}, 0, labels, partition(kind, labels, 5, rng(), min_share=0), 10).digest[:12]
+            for kind in FEDHPL
+        }
+        assert digests == {
+            "fedhpl-noniid": "f98538c157ea",
+            "fedhpl-dir": "313c9c416a31",
+            "fedhpl-dir-clients": "4c3fcd840bf3",
+        }
+
+    @pytest.mark.parametrize("kind", FEDHPL)
+    def test_a_share_that_clients_cannot_all_hold_is_refused(self, kind):
+        with pytest.raises(ConfigError, match=r"11 clients .* 0\.1 of every class: .*--min-share of at most 1/11"):
+            partition(kind, balanced(10, 40), 11, rng(), alpha=1.0, min_share=0.1)
+
+    @pytest.mark.parametrize(
+        ("data", "given", "expected"),
+        [("cifar100", None, 0.1), ("svhn", None, 0.005), ("x", None, 0.01), ("svhn", 0, 0)],
+    )
+    def test_the_least_share_goes_by_the_data_set(self, data, given, expected):
+        dataset = dataclasses.replace(load(few_digits(400)), name=data)
+        settings = {"partition": "fedhpl-noniid", "clients": 5, "min_share": given, "device": "cpu"}
+        parts = assemble(experiment("local", data=data, **settings), dataset)
+        assert parts.manifest.parameters["min_share"] == expected
+        least = np.floor(np.bincount(dataset.y) * expected)
+        assert (np.array(parts.manifest.counts) >= least).all()
 
 
 class TestDomain:

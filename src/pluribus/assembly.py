@@ -15,6 +15,7 @@ from pluribus.data import Dataset, Manifest, load, partition
 from pluribus.data.datasets import PARTS
 from pluribus.data.federated import Federated, Fractions
 from pluribus.data.folders import POOLED
+from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError, DataError
 from pluribus.experiment import Experiment
@@ -105,7 +106,7 @@ def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
         domain=None if dataset.domain is None else dataset.domain[:rows].numpy(),
-        **_partition_parameters(experiment),
+        **_partition_parameters(experiment, dataset),
     )
 
 
@@ -125,13 +126,16 @@ def _check_domains(experiment: Experiment, dataset: Dataset) -> None:
             raise ConfigError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
 
 
-def _partition_parameters(experiment: Experiment) -> dict[str, Any]:
-    names = ("classes_per_client", "unequal", "alpha", "min_samples")
-    return {name: getattr(experiment, name) for name in names}
+def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
+    names = ("classes_per_client", "unequal", "alpha", "min_samples", "min_share")
+    parameters = {name: getattr(experiment, name) for name in names}
+    if experiment.min_share is None:
+        parameters["min_share"] = MIN_SHARE_OF.get(dataset.name, MIN_SHARE)
+    return parameters
 
 
 def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
-    parameters = _partition_parameters(experiment)
+    parameters = _partition_parameters(experiment, dataset)
     classes = len(dataset.classes)
     return Manifest.of(_kind(experiment, dataset), parameters, experiment.seed, dataset.y.numpy(), parts, classes)
 

@@ -26,7 +26,7 @@ SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
 # a method may need some.
 DATA_SETTINGS = (
     *("data", "image_size", "partition", "clients", "classes_per_client", "unequal", "alpha", "min_samples"),
-    *("val_fraction", "test_fraction", "test"),
+    *("min_share", "val_fraction", "test_fraction", "test"),
 )
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
@@ -52,6 +52,8 @@ class Experiment:
     """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 1, or as FedHPL says."""
     min_samples: int = 10
     """Fewest rows that a client may hold (Dirichlet partitions)."""
+    min_share: float | None = None
+    """Least share of each class that a client holds (FedHPL partitions). Default: 0.01; cifar100 0.1, svhn 0.005."""
     val_fraction: float = 0.1
     """Share of each client's rows for validation."""
     test_fraction: float = 0.2

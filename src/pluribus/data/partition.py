@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from pluribus.data.split import ROUNDING
 from pluribus.errors import ConfigError, DataError, unknown
 
 Parts = list[np.ndarray]
@@ -24,6 +25,8 @@ Rng = np.random.Generator
 NOBODY = -1
 ATTEMPTS = 1000
 LEAST_SHARE = 0.1
+MIN_SHARE = 0.01
+MIN_SHARE_OF = {"cifar100": 0.1, "svhn": 0.005}  # FedHPL, Appendix C.5.4; MIN_SHARE is its value for CIFAR-10
 
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
@@ -77,33 +80,58 @@ def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0,
 
 
 def fedhpl_noniid(
-    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+    labels: np.ndarray,
+    clients: int,
+    rng: Rng,
+    *,
+    alpha: float | None = None,
+    min_samples: int = 1,
+    min_share: float = MIN_SHARE,
 ) -> Parts:
-    """Each class is cut by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex."""
-    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples)
+    """Each class is cut by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex.
+
+    Everybody holds at least `min_share` of each class.
+    """
+    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
     return _dealt(labels, counts, rng)
 
 
 def fedhpl_dir(
-    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+    labels: np.ndarray,
+    clients: int,
+    rng: Rng,
+    *,
+    alpha: float | None = None,
+    min_samples: int = 1,
+    min_share: float = MIN_SHARE,
 ) -> Parts:
     """Everybody draws an equal number of rows from all of them, classes mixed by shares from Dir(alpha) over classes.
 
-    Shares that ask for more of a class than there is spill over to the client's other classes, by share.
+    `min_share` of each class comes first, within that number. Shares that ask for more of a class than there is spill
+    over to the client's other classes, by share.
     """
     sizes = _class_sizes(labels)
     each = round(len(labels) / clients)
     if each < min_samples:
         raise _too_many(len(labels), clients, min_samples)
-    counts = np.stack([_fitted(each, _simplex(len(sizes), alpha, rng), sizes) for _ in range(clients)], axis=1)
+    floor = _floor(sizes, clients, min_share)
+    rest, least = each - floor.sum(), floor / max(each, 1)
+    mixes = [np.maximum(_simplex(len(sizes), alpha, rng) - least, 0) for _ in range(clients)]
+    counts = np.stack([_fitted(rest, mix, sizes - floor) for mix in mixes], axis=1) + floor[:, None]
     return _sampled(labels, counts, rng)
 
 
 def fedhpl_dir_clients(
-    labels: np.ndarray, clients: int, rng: Rng, *, alpha: float | None = None, min_samples: int = 1
+    labels: np.ndarray,
+    clients: int,
+    rng: Rng,
+    *,
+    alpha: float | None = None,
+    min_samples: int = 1,
+    min_share: float = MIN_SHARE,
 ) -> Parts:
     """Everybody draws from all rows; of each class a share from Dir(alpha) over clients, as in fedhpl-noniid."""
-    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples)
+    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
     return _sampled(labels, counts, rng)
 
 
@@ -135,7 +163,9 @@ def _class_sizes(labels: np.ndarray) -> np.ndarray:
 
 
 def _cut(total: int, shares: np.ndarray) -> np.ndarray:
-    """Whole numbers that sum to total, each less than one away from its share."""
+    """Whole numbers that sum to total, each less than one away from its share. Shares that are all 0 are equal."""
+    if shares.sum() == 0:
+        shares = np.ones_like(shares)
     bounds = np.rint(np.cumsum(shares) / shares.sum() * total).astype(np.int64)
     return np.diff(bounds, prepend=0)
 
@@ -158,14 +188,31 @@ def _simplex(size: int, alpha: float | None, rng: Rng) -> np.ndarray:
 
 
 def _shares_over_clients(
-    labels: np.ndarray, clients: int, rng: Rng, alpha: float | None, min_samples: int
+    labels: np.ndarray, clients: int, rng: Rng, alpha: float | None, min_samples: int, min_share: float
 ) -> np.ndarray:
     sizes = _class_sizes(labels)
+    floors = _floor(sizes, clients, min_share)
 
     def draw() -> np.ndarray:
-        return np.stack([_cut(size, _simplex(clients, alpha, rng)) for size in sizes])
+        by_class = zip(floors, sizes, strict=True)
+        return np.stack([_cut_above(n, size, _simplex(clients, alpha, rng), min_share) for n, size in by_class])
 
     return _until_enough(draw, len(labels), clients, min_samples)
+
+
+def _cut_above(floor: int, size: int, shares: np.ndarray, min_share: float) -> np.ndarray:
+    """A class of this size, `floor` rows for everybody and the rest by what their shares have above `min_share`."""
+    return floor + _cut(size - len(shares) * floor, np.maximum(shares - min_share, 0))
+
+
+def _floor(sizes: np.ndarray, clients: int, min_share: float) -> np.ndarray:
+    """Fewest rows of each class that everybody holds: whole samples within `min_share` of it."""
+    if clients * min_share > 1 + ROUNDING:
+        raise ConfigError(
+            f"{clients} clients cannot each hold a share of {min_share:g} of every class: "
+            f"fewer clients (--clients) or a --min-share of at most 1/{clients}."
+        )
+    return np.floor(sizes * min_share + ROUNDING).astype(np.int64)
 
 
 def _until_enough(draw: Callable[[], np.ndarray], rows: int, clients: int, min_samples: int) -> np.ndarray:
@@ -249,6 +296,7 @@ def partition(
     unequal: bool | None = None,
     alpha: float | None = None,
     min_samples: int | None = None,
+    min_share: float | None = None,
 ) -> Parts:
     """Sorted row numbers per client. A kind reads only its own parameters, and None means its own default."""
     if kind not in PARTITIONS:
@@ -257,6 +305,8 @@ def partition(
         raise ConfigError(f"--clients must be at least 1, not {clients}.")
     if alpha is not None and not 0 < alpha < float("inf"):
         raise ConfigError(f"--alpha must be a number above 0, not {alpha}.")
+    if min_share is not None and not 0 <= min_share <= 1:
+        raise ConfigError(f"--min-share must be in [0, 1], not {min_share}.")
     if kind == "domain":
         if domain is None:
             raise ConfigError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
@@ -266,6 +316,7 @@ def partition(
         "unequal": unequal,
         "alpha": alpha,
         "min_samples": min_samples,
+        "min_share": min_share,
     }
     reads = PARTITIONS[kind].reads
     parts = PARTITIONS[kind].function(
