@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from parties import CPU, data_of, noise
-from pluribus.data import Dataset, by_domain, load, partition
+from pluribus.assembly import assemble
+from pluribus.data import PARTITIONS, Dataset, by_domain, load, partition
 from pluribus.data.domains import rotated
 from pluribus.data.federated import Federated, Fractions
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConfigError
+from pluribus.experiment import experiment
 
 PARTS = ("train", "val", "test", "public")
 
@@ -26,7 +28,7 @@ def plain(samples: int, classes: int = 4, official: int | None = None) -> Datase
 
 
 def federated(dataset: Dataset, clients: int, seed: int = 0, kind: str = "iid", **fractions) -> Federated:
-    rows = dataset.official if fractions.get("official") else None
+    rows = dataset.official if fractions.get("test_on") == "official" else None
     parts = partition(kind, dataset.y[:rows].numpy(), clients, numpy_rng(seed, "partition"), alpha=1.0)
     return Federated(dataset, parts, Fractions(**fractions), seed, CPU)
 
@@ -101,7 +103,7 @@ class TestSets:
 
 class TestOfficial:
     def test_everyone_is_tested_on_the_official_test_set(self):
-        data = federated(plain(100, official=80), 4, official=True, val=0.1, test=0.5)
+        data = federated(plain(100, official=80), 4, test_on="official", val=0.1, test=0.5)
         for k in range(4):
             sets = rows_of(data, k)
             assert sets["test"] == list(range(80, 100))
@@ -111,7 +113,68 @@ class TestOfficial:
 
     def test_refused_where_there_is_none(self):
         with pytest.raises(ConfigError, match="plain has no official test set"):
-            federated(plain(100), 4, official=True)
+            federated(plain(100), 4, test_on="official")
+
+
+class TestCommon:
+    """Everyone is tested on a share of all rows that nobody holds."""
+
+    def assembled(self, dataset: Dataset, kind: str, seed: int = 0, clients: int = 3, **settings) -> Federated:
+        described = {"partition": kind, "clients": clients, "alpha": 1.0, "seed": seed, "device": "cpu", "width": None}
+        return assemble(experiment("local", data="x", test="common", **described | settings), dataset).data
+
+    @pytest.mark.parametrize("kind", PARTITIONS)
+    def test_nobody_holds_a_test_row(self, kind):
+        dataset = dataclasses.replace(plain(200), domain=torch.arange(200) // 4 % 2, domains=("p", "q"))
+        for seed in range(3):
+            data = self.assembled(dataset, kind, seed)
+            sets = [rows_of(data, k) for k in range(3)]
+            assert [one["test"] for one in sets] == [sets[0]["test"]] * 3
+            assert len(sets[0]["test"]) == 40
+            for k, one in enumerate(sets):
+                assert sorted(one["train"] + one["val"]) == data.parts[k].tolist()
+                assert not set(one["test"]) & set(data.parts[k].tolist())
+
+    def test_by_class_and_domain_and_by_seed(self):
+        """200 rows of four classes in two domains are 25 of each pair, a fifth of which is 5."""
+        dataset = dataclasses.replace(plain(200), domain=torch.arange(200) // 4 % 2, domains=("p", "q"))
+        tests = [self.assembled(dataset, "iid", seed).rows(0)["test"] for seed in (0, 0, 1)]
+        pairs = dataset.y[tests[0]] * 2 + dataset.domain[tests[0]]
+        assert torch.bincount(pairs).tolist() == [5] * 8
+        assert torch.equal(tests[0], tests[1])
+        assert not torch.equal(tests[0], tests[2])
+
+    def test_a_share_of_its_own_rows_is_for_validation(self):
+        data = self.assembled(plain(200), "iid", test_fraction=0.4, val_fraction=0.25)
+        assert [len(data.rows(0)[name]) for name in PARTS] == [30, 10, 80, 0]
+
+    def test_copies_of_a_test_image_are_nobodys(self):
+        base = dataclasses.replace(load("digits"), official=None)
+        turned = rotated(base, 20, (0, 20, 40), 0, independent=False)
+        data = self.assembled(turned, "domain")
+        tested, held = (set().union(*identities(data, name)) for name in ("test", "train"))
+        assert (len(tested), len(held)) == (40, 144)
+        assert not tested & held
+        assert [data.counts(k) for k in range(3)] == [[data.counts(0)[c] for c in range(10)]] * 3
+
+    def test_an_exam_is_the_common_rows_of_its_domain(self):
+        dataset = dataclasses.replace(plain(200), domain=torch.arange(200) // 4 % 2, domains=("p", "q"))
+        data = self.assembled(dataset, "domain", clients=2)
+        exams = data.exams({0: 0, 1: 1})
+        common = rows_of(data, 0)["test"]
+        assert [len(exam["test"]) for exam in exams.values()] == [20, 20]
+        for number, exam in enumerate(exams.values()):
+            assert exam["test"].rows.tolist() == [row for row in common if dataset.domain[row] == number]
+            assert exam["val"].rows.tolist() == rows_of(data, number)["val"]
+
+    def test_a_domain_too_small_for_a_test_row_is_refused(self):
+        dataset = dataclasses.replace(plain(200), domain=(torch.arange(200) < 2).long(), domains=("p", "q"))
+        with pytest.raises(ConfigError, match="common test set of plain has no images of domain 'q'"):
+            self.assembled(dataset, "domain", clients=2, test_fraction=0.05)
+
+    def test_needs_a_share(self):
+        with pytest.raises(ConfigError, match=r"--test common .* --test-fraction must be above 0"):
+            experiment("local", test="common", test_fraction=0.0)
 
 
 class TestIdentity:
@@ -186,7 +249,7 @@ class TestPublicAndExams:
         dataset = plain(100, official=80)
         dataset = dataclasses.replace(dataset, domain=torch.arange(100) // 2 % 3, domains=("p", "q", "r"))
         parts = by_domain(dataset.domain[:80].numpy(), 3, numpy_rng(0, "partition"))
-        exams = Federated(dataset, parts, Fractions(official=True), 0, CPU).exams({0: 0, 1: 1, 2: 2})
+        exams = Federated(dataset, parts, Fractions(test_on="official"), 0, CPU).exams({0: 0, 1: 1, 2: 2})
         expected = [[row for row in range(80, 100) if row // 2 % 3 == number] for number in range(3)]
         assert [exam["test"].rows.tolist() for exam in exams.values()] == expected
         for number, exam in enumerate(exams.values()):

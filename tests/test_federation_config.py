@@ -82,6 +82,8 @@ WRONG_FILES: dict[str, tuple[Callable[..., str], dict[str, Any], str]] = {
     "another name at the server": (serve, {"learning_rate": 0.1}, "'learning_rate'. Did you mean 'lr'?"),
     "unknown at a site": (join, {"modle": "mlp-64"}, "'modle'. Did you mean 'model'?"),
     "for simulations": (serve, {"partition": "dirichlet"}, "'partition' in .*federation.toml is for simulations"),
+    "common test set": (serve, {"test": "common"}, "'test' in .*federation.toml is for simulations"),
+    "least share": (serve, {"min_share": 0.1}, "'min_share' in .*federation.toml is for simulations"),
     "missing at the server": (serve, {"classes": None}, "federation.toml does not say 'classes'"),
     "missing at a site": (join, {"model": None}, "site.toml does not say 'model'"),
     "no deadline": (serve, {"deadline": 0.0}, "'deadline' in federation.toml must be above 0, not 0.0"),

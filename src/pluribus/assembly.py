@@ -13,7 +13,7 @@ from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
 from pluribus.data.datasets import PARTS
-from pluribus.data.federated import Federated, Fractions
+from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.draws import numpy_rng
@@ -53,13 +53,14 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
         raise DataError(f"data set {dataset.name}: it needs at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
-    parts = _partition(experiment, dataset)
+    fractions = _fractions(experiment)
+    parts = _partition(experiment, dataset, common_test(dataset, fractions, experiment.seed))
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
     warnings = [*notes, *_check_parts(experiment, parts, manifest)]
     _check_fixed(dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
-    data = Federated(dataset, parts, _fractions(experiment), experiment.seed, device, channels_last)
+    data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data)
     one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
@@ -97,32 +98,34 @@ def _kind(experiment: Experiment, dataset: Dataset) -> str:
     return "dirichlet" if dataset.domain is None else "domain"
 
 
-def _partition(experiment: Experiment, dataset: Dataset) -> list[np.ndarray]:
-    _check_domains(experiment, dataset)
-    rows = dataset.official if experiment.test == "official" else None  # everyone is tested on the rest
-    return partition(
+def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | None) -> list[np.ndarray]:
+    """Rows of each client. Nobody holds those that everyone is tested on."""
+    _check_domains(experiment, dataset, tested)
+    rows = np.delete(np.arange(len(dataset.y)), [] if tested is None else tested)
+    parts = partition(
         _kind(experiment, dataset),
-        dataset.y[:rows].numpy(),
+        dataset.y.numpy()[rows],
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
-        domain=None if dataset.domain is None else dataset.domain[:rows].numpy(),
+        domain=None if dataset.domain is None else dataset.domain.numpy()[rows],
         **_partition_parameters(experiment, dataset),
     )
+    return [rows[part] for part in parts]
 
 
-def _check_domains(experiment: Experiment, dataset: Dataset) -> None:
+def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray | None) -> None:
     """Each domain needs rows to train on and an exam, or a client would be examined on nothing."""
     if _kind(experiment, dataset) != "domain" or dataset.domain is None:
         return
-    official = dataset.official if experiment.test == "official" else None
-    parts = {dataset.name: dataset.domain}
-    if official is not None:
-        sides = {"training": dataset.domain[:official], "test": dataset.domain[official:]}
-        parts = {f"the official {side} set of {dataset.name}": domain for side, domain in sides.items()}
+    domains = dataset.domain.numpy()
+    parts = {dataset.name: domains}
+    if tested is not None:
+        sides = {"training": np.delete(domains, tested), "test": domains[tested]}
+        parts = {f"the {experiment.test} {side} set of {dataset.name}": domain for side, domain in sides.items()}
     for part, domain in parts.items():
         held = set(domain.tolist())
         if missing := [name for number, name in enumerate(dataset.domains) if number not in held]:
-            instead = "use another --partition" if official is None else "leave out --test official"
+            instead = "use another --partition" if tested is None else f"leave out --test {experiment.test}"
             raise ConfigError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
 
 
@@ -141,7 +144,7 @@ def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray])
 
 
 def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
-    fewest = 1 if experiment.test == "official" else 2
+    fewest = 2 if experiment.test == "own" else 1
     for k, rows in enumerate(parts):
         if len(rows) < fewest:
             raise ConfigError(
@@ -170,9 +173,7 @@ def _check_fixed(dataset: Dataset, parts: list[np.ndarray]) -> None:
 
 
 def _fractions(experiment: Experiment) -> Fractions:
-    return Fractions(
-        experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test == "official"
-    )
+    return Fractions(experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test)
 
 
 def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Task, Cards]:

@@ -57,11 +57,11 @@ class Experiment:
     val_fraction: float = 0.1
     """Share of each client's rows for validation."""
     test_fraction: float = 0.2
-    """Share of each client's rows for testing."""
+    """Share of each client's rows for testing; with --test common, of all rows."""
     public_fraction: float = 0.0
     """Share of each client's rows that all parties know."""
-    test: Literal["own", "official"] = "own"
-    """Test on a share of each client's own rows, or everyone on the data set's official test set."""
+    test: Literal["own", "official", "common"] = "own"
+    """Each client is tested on rows of its own, or everyone on the official test set, or on a share of all rows."""
     image_size: int | None = None
     """Resize images to this many pixels a side."""
 
@@ -159,6 +159,8 @@ class Experiment:
             raise ConfigError(f"--participation must be in (0, 1], not {self.participation}.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
             raise ConfigError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
+        if self.test == "common" and not self.test_fraction:
+            raise ConfigError("--test common needs test data: --test-fraction must be above 0.")
         if not 0 < self.lr < math.inf:
             raise ConfigError(f"--lr must be above 0 and finite, not {self.lr}.")
         if not 0 < self.lr_decay < math.inf:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -56,17 +56,40 @@ class Data:
 
 @dataclass(frozen=True)
 class Fractions:
-    """How a client's rows are cut. `official`: everyone is tested on the data set's own test set instead."""
+    """How a client's rows are cut, and whether it is tested on some of them or on rows that nobody holds."""
 
     val: float = 0.1
     test: float = 0.2
     public: float = 0.0
-    official: bool = False
+    test_on: Literal["own", "official", "common"] = "own"
 
     def shares(self) -> dict[str, float]:
-        """Shares that sum to one, training data first."""
-        test = 0.0 if self.official else self.test
+        """A client's shares, which sum to one, training data first."""
+        test = self.test if self.test_on == "own" else 0.0
         return {"train": 1.0 - self.val - test - self.public, "val": self.val, "test": test, "public": self.public}
+
+
+def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray | None:
+    """Rows that everyone is tested on and nobody holds; None where each client is tested on rows of its own."""
+    if fractions.test_on == "own":
+        return None
+    if fractions.test_on == "common":
+        return _cut_off(dataset, fractions.test, numpy_rng(seed, "common test"))
+    if dataset.official is None:
+        raise ConfigError(f"{dataset.name} has no official test set: use --test common, or leave out --test official.")
+    return np.arange(dataset.official, len(dataset.y))
+
+
+def _cut_off(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
+    """A share of all rows, stratified by class and domain. Copies of one image stay together."""
+    strata, shares = dataset.y.numpy(), {"held": 1 - share, "test": share}
+    if dataset.domain is not None:
+        strata = strata * len(dataset.domains) + dataset.domain.numpy()
+    if dataset.identity is None:
+        return split(strata, shares, rng)["test"]
+    identity = dataset.identity.numpy()
+    identities, first = np.unique(identity, return_index=True)
+    return np.flatnonzero(np.isin(identity, identities[split(strata[first], shares, rng)["test"]]))
 
 
 class Federated:
@@ -81,13 +104,12 @@ class Federated:
         device: torch.device,
         channels_last: bool = False,
     ) -> None:
-        if fractions.official and dataset.official is None:
-            raise ConfigError(f"{dataset.name} has no official test set: leave out --test official.")
         self.dataset = dataset
         self.parts = parts
         self.store = Store(dataset.x, dataset.y, device, channels_last)
         self._fractions = fractions
         self._seed = seed
+        self._common = common_test(dataset, fractions, seed)
         self._derive()
         self._identity_parts = self._split_identities()
 
@@ -107,8 +129,11 @@ class Federated:
         """Copies of one image (its rotations, say) go to the same part for everyone, or test images would leak."""
         if self.dataset.identity is None:
             return None
-        identities, first = np.unique(self.dataset.identity.numpy(), return_index=True)
-        cut = split(self._labels[first], self._fractions.shares(), numpy_rng(self._seed, "split"))
+        identity, labels = self.dataset.identity.numpy(), self._labels
+        if self._common is not None and self._fractions.test_on == "common":
+            identity, labels = np.delete(identity, self._common), np.delete(labels, self._common)
+        identities, first = np.unique(identity, return_index=True)
+        cut = split(labels[first], self._fractions.shares(), numpy_rng(self._seed, "split"))
         return {name: identities[positions] for name, positions in cut.items()}
 
     def _rows(self, client: int) -> dict[str, Tensor]:
@@ -121,8 +146,8 @@ class Federated:
         else:
             positions = split(self._labels[held], self._fractions.shares(), numpy_rng(self._seed, "split", client))
             cut = {name: held[at] for name, at in positions.items()}
-        if self._fractions.official:
-            cut["test"] = np.arange(self.dataset.official or 0, len(self._labels))
+        if self._common is not None:
+            cut["test"] = self._common
         return {name: torch.from_numpy(rows) for name, rows in cut.items()}
 
     def _fixed(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
@@ -157,19 +182,15 @@ class Federated:
     def exams(self, domain_of: Mapping[int, int]) -> dict[str, dict[str, Data]]:
         """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on.
 
-        The official test set, where everyone is tested on that, falls into exams by the domain of its rows.
+        A test set that everyone is tested on falls into exams by the domain of its rows.
         """
         device = self.store.y.device
         exams: dict[str, dict[str, Data]] = {}
         for number, name in enumerate(self.dataset.domains):
             members = [k for k, d in domain_of.items() if d == number]
             rows = {s: torch.cat([self.rows(k)[s] for k in members]).to(device) for s in ("val", "test")}
-            if self._fractions.official:
-                rows["test"] = self._official_rows(number).to(device)
+            if self._common is not None and self.dataset.domain is not None:
+                common = torch.from_numpy(self._common)
+                rows["test"] = common[self.dataset.domain[common] == number].to(device)
             exams[name] = {s: Data(self.store, r) for s, r in rows.items()}
         return exams
-
-    def _official_rows(self, domain: int) -> Tensor:
-        assert self.dataset.domain is not None
-        first = self.dataset.official or 0
-        return first + (self.dataset.domain[first:] == domain).nonzero().flatten()
