@@ -62,7 +62,8 @@ class TestEveryKind:
     def test_promises(self, kind, classes, each, clients, seed):
         labels = balanced(classes, each)
         domain = labels % 2
-        draw = [partition(kind, labels, clients, rng(s), domain=domain, alpha=1.0) for s in (seed, seed, seed + 1)]
+        own = {"domain": domain, "alpha": 1.0, "mass": "3:1"}
+        draw = [partition(kind, labels, clients, rng(s), **own) for s in (seed, seed, seed + 1)]
         for parts in draw:
             assert len(parts) == clients
             assert_sorted_rows(parts, len(labels))
@@ -199,6 +200,73 @@ class TestPathological:
     def test_more_holders_than_samples(self):
         with pytest.raises(ConfigError, match=r"class \d has 3 samples for 4 clients: fewer clients"):
             partition("pathological", balanced(2, 3), 4, rng(), classes_per_client=2)
+
+
+class TestClassMass:
+    def drawn(self, labels, clients, rng, mass: str) -> tuple[list[np.ndarray], str]:
+        """The parts, or why there are none."""
+        try:
+            return partition("class-mass", labels, clients, rng, mass=mass), ""
+        except ConfigError as refusal:
+            return [], str(refusal)
+
+    @examples
+    @given(
+        labels=large_classes,
+        clients=st.integers(1, 9),
+        mass=st.lists(st.integers(1, 9), min_size=1, max_size=7),
+        seed=seeds,
+    )
+    def test_every_client_has_its_shares(self, labels, clients, mass, seed):
+        """Equal sizes, as many classes as masses, each within a row of its share; the largest that the data allow."""
+        classes, text = labels.max() + 1, ":".join(map(str, mass))
+        parts, refusal = self.drawn(labels, clients, rng(seed), text)
+        if refusal:
+            assert len(mass) > classes or "do not give every class" in refusal
+            return
+        assert_sorted_rows(parts, len(labels))
+        assert len(np.unique(np.concatenate(parts))) == sum(sizes(parts))
+        (each,) = set(sizes(parts))
+        held = -np.sort(-counts(labels, parts), axis=1)
+        wanted = np.zeros(classes)
+        wanted[: len(mass)] = np.sort(mass)[::-1] / np.sum(mass) * each
+        assert abs(held - wanted).max() < 1
+        assert ((held > 0).sum(axis=1) == len(mass)).all()
+        left = np.bincount(labels) - counts(labels, parts).sum(axis=0)
+        assert left.min() < 2 * clients + 1  # one row more for each would be too many, but for rounding
+
+    @pytest.mark.parametrize(("mass", "held"), [("8:1:1", (40, 5, 5)), ("6:2:2", (30, 10, 10))])
+    def test_levels_of_skew_by_hand(self, mass, held):
+        """Ten clients, ten classes of 50: all rows are used, and every class is the first one of one client."""
+        labels = balanced(10, 50)
+        table = counts(labels, partition("class-mass", labels, 10, rng(), mass=mass))
+        for lines in (table, table.T):
+            assert [tuple(sorted(line[line > 0], reverse=True)) for line in lines] == [held] * 10
+
+    def test_the_scarcest_class_decides(self):
+        """Two clients with 3:1 of two classes of 40 and 12: 9 + 3 rows of the scarce one, 9 + 3 of the other."""
+        labels = np.repeat([0, 1], [40, 12])
+        table = counts(labels, partition("class-mass", labels, 2, rng(), mass="3:1"))
+        assert sorted(table.tolist()) == [[3, 9], [9, 3]]
+
+    @examples
+    @given(text=st.text(max_size=8))
+    def test_whatever_is_written(self, text):
+        parts, refusal = self.drawn(balanced(4, 20), 4, rng(), text)
+        assert len(parts) == 4 or "--mass" in refusal
+
+    def test_more_classes_than_there_are(self):
+        with pytest.raises(ConfigError, match="--mass 2:1:1:1:1 names 5 classes, but the data set has 4"):
+            partition("class-mass", balanced(4, 20), 4, rng(), mass="2:1:1:1:1")
+
+    @pytest.mark.parametrize("mass", ["", "8:", "8:0", "8:-1", "a:b", "inf:1", "nan"])
+    def test_what_is_no_mass(self, mass):
+        with pytest.raises(ConfigError, match="--mass must be numbers above 0"):
+            partition("class-mass", balanced(4, 20), 4, rng(), mass=mass)
+
+    def test_a_class_without_a_row(self):
+        with pytest.raises(ConfigError, match="20 samples for each client do not give every class of --mass 99:1 one"):
+            partition("class-mass", balanced(4, 20), 4, rng(), mass="99:1")
 
 
 class TestDirichlet:

@@ -52,7 +52,7 @@ Pluribus: heterogeneous federated learning.
 
 # The groups of `--help`. Every field of Experiment stands in exactly one; a test holds this to that.
 FLAG_GROUPS = {
-    "data": "data partition clients classes_per_client unequal alpha min_samples min_share "
+    "data": "data partition clients classes_per_client unequal mass alpha min_samples min_share "
     "val_fraction test_fraction public_fraction test image_size",
     "models": "models width projector same_init weights",
     "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life",
@@ -64,7 +64,7 @@ FLAG_GROUPS = {
 
 # What the size of messages depends on.
 TASK = (
-    "data partition clients classes_per_client alpha min_share public_fraction image_size "
+    "data partition clients classes_per_client mass alpha min_share public_fraction image_size "
     "models width projector rounds batch_size"
 )
 

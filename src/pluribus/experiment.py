@@ -25,8 +25,8 @@ SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
 # What the rows are, how they look, who gets which and who is tested on what. How many of them are public is not here:
 # a method may need some.
 DATA_SETTINGS = (
-    *("data", "image_size", "partition", "clients", "classes_per_client", "unequal", "alpha", "min_samples"),
-    *("min_share", "val_fraction", "test_fraction", "test"),
+    *("data", "image_size", "partition", "clients", "classes_per_client", "unequal", "mass", "alpha"),
+    *("min_samples", "min_share", "val_fraction", "test_fraction", "test"),
 )
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
@@ -48,6 +48,8 @@ class Experiment:
     """Classes that each client holds (pathological partition)."""
     unequal: bool = False
     """Unequal shares of each class (pathological partition)."""
+    mass: str = "8:1:1"
+    """How a client's rows are divided among its first class, its second one and so on (class-mass partition)."""
     alpha: float | None = None
     """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 1, or as FedHPL says."""
     min_samples: int = 10

@@ -61,6 +61,44 @@ def pathological(
     return _held(owner, clients)
 
 
+def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1") -> Parts:
+    """Everybody holds equally many rows, divided by `mass` among its first class, its second one and so on.
+
+    First classes go round one random circle of classes, and a client's other classes follow on it. Clients are as large
+    as the scarcest class allows; what is left of the other classes is nobody's.
+    """
+    shares, sizes = masses(mass), _class_sizes(labels)
+    if len(shares) > len(sizes):
+        raise ConfigError(f"--mass {mass} names {len(shares)} classes, but the data set has {len(sizes)}.")
+    everybody = np.arange(clients)[:, None]
+    holds = rng.permutation(len(sizes))[(everybody + np.arange(len(shares))) % len(sizes)]  # clients x classes of each
+    demand = np.bincount(holds.ravel(), np.tile(shares / shares.sum(), clients), len(sizes))
+    rows = 1 + int((sizes[demand > 0] / demand[demand > 0]).min())
+    counts = np.zeros((len(sizes), clients), np.int64)
+    while True:  # rounding may ask for a few rows more than there are
+        counts[holds, everybody] = _cut(rows, shares)
+        if (counts.sum(axis=1) <= sizes).all():
+            break
+        rows -= 1
+    if counts[holds, everybody].min() < 1:
+        raise ConfigError(
+            f"{rows} samples for each client do not give every class of --mass {mass} one: "
+            "fewer clients (--clients) or a more even --mass."
+        )
+    return _dealt(labels, counts, rng)
+
+
+def masses(text: str) -> np.ndarray:
+    """The numbers of `8:1:1`."""
+    try:
+        found = np.array([float(part) for part in text.split(":")])
+    except ValueError:
+        found = np.zeros(1)
+    if not (np.isfinite(found) & (found > 0)).all():
+        raise ConfigError(f"--mass must be numbers above 0 with colons between, such as 8:1:1, not '{text}'.")
+    return found
+
+
 def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0, min_samples: int = 1) -> Parts:
     """Each class is cut by Dir(alpha) among the clients that do not hold an equal share of all rows yet."""
     sizes = _class_sizes(labels)
@@ -237,11 +275,12 @@ def _too_many(rows: int, clients: int, min_samples: int) -> ConfigError:
 
 
 def _dealt(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
-    """Disjoint parts with these counts (classes x clients)."""
+    """Disjoint parts with these counts (classes x clients); rows that they leave out are nobody's."""
     classes, clients = np.unique(labels), counts.shape[1]
-    owner = np.empty(len(labels), np.int64)
+    owner = np.full(len(labels), NOBODY)
     for label, row in zip(classes, counts, strict=True):
-        owner[rng.permutation(np.flatnonzero(labels == label))] = np.repeat(np.arange(clients), row)
+        members = rng.permutation(np.flatnonzero(labels == label))[: row.sum()]
+        owner[members] = np.repeat(np.arange(clients), row)
     return _held(owner, clients)
 
 
@@ -275,6 +314,7 @@ class PartitionKind:
 PARTITIONS: dict[str, PartitionKind] = {
     "iid": PartitionKind(iid, "equal random shares"),
     "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
+    "class-mass": PartitionKind(class_mass, "each client's rows divided among its classes by --mass (FedFree)"),
     "dirichlet": PartitionKind(dirichlet, "each class cut by Dir(--alpha), full clients left out (HtFLlib)"),
     "fedhpl-noniid": PartitionKind(fedhpl_noniid, "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"),
     "fedhpl-dir": PartitionKind(fedhpl_dir, "overlapping: each client mixes classes by Dir (FedHPL, CIFAR-10)", False),
@@ -294,6 +334,7 @@ def partition(
     domain: np.ndarray | None = None,
     classes_per_client: int | None = None,
     unequal: bool | None = None,
+    mass: str | None = None,
     alpha: float | None = None,
     min_samples: int | None = None,
     min_share: float | None = None,
@@ -314,6 +355,7 @@ def partition(
     offered = {
         "classes_per_client": classes_per_client,
         "unequal": unequal,
+        "mass": mass,
         "alpha": alpha,
         "min_samples": min_samples,
         "min_share": min_share,
