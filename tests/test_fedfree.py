@@ -231,14 +231,10 @@ class TestProbe:
         own, other = Weights(torch.zeros(8, 3, 1, 5)), Weights(torch.zeros(2, 9, 3, 3))
         x = gaussian_probe("conv", own, [other], 10, torch.Generator())
         assert x.shape == (10, 3, 3, 5)
-        assert gaussian_probe("dwconv", Weights(torch.zeros(8, 1, 3, 3)), [], 10, torch.Generator()).shape == (
-            10,
-            8,
-            3,
-            3,
-        )
-        assert gaussian_probe("norm", Weights(torch.zeros(8)), [], 10, torch.Generator()).shape == (10, 8)
-        x = gaussian_probe("linear", Weights(torch.zeros(8, 3)), [], 5000, torch.Generator().manual_seed(0))
+        depthwise, norm, linear = (Weights(torch.zeros(shape)) for shape in ((8, 1, 3, 3), (8,), (8, 3)))
+        assert gaussian_probe("dwconv", depthwise, [depthwise], 10, torch.Generator()).shape == (10, 8, 3, 3)
+        assert gaussian_probe("norm", norm, [norm], 10, torch.Generator()).shape == (10, 8)
+        x = gaussian_probe("linear", linear, [linear], 5000, torch.Generator().manual_seed(0))
         assert x.mean().item() == pytest.approx(0, abs=0.03)
         assert x.var().item() == pytest.approx(1, abs=0.03)
 
@@ -286,6 +282,44 @@ class TestServerStep:
         slow = imitate("linear", own, others, x, 0.01, 1).flat()
         torch.testing.assert_close(slow, own.flat() + 0.02 * (mean - own.flat()), rtol=0, atol=1e-3)
         torch.testing.assert_close(imitate("linear", own, others, x, 0.5, 1).flat(), mean, rtol=0, atol=0.03)
+
+    def test_layers_of_one_shape_are_answered_once(self):
+        """Their mean pulls as they do: the step is that of the loss over all of them."""
+        own = Weights(noise(4, 6), noise(4))
+        others = [Weights(noise(4, 6, seed=s), noise(4, seed=s)) for s in (1, 2)]
+        others += [Weights(noise(3, 5, seed=3), noise(3, seed=3)), Weights(noise(4, 6, seed=4))]
+        x = gaussian_probe("linear", own, others, 50, torch.Generator().manual_seed(0))
+        parts = [part.clone().requires_grad_() for part in own]
+        grads = torch.autograd.grad(probe_loss("linear", Weights(*parts), others, x), parts)
+        expected = torch.cat([(part - 0.1 * grad).flatten() for part, grad in zip(own, grads, strict=True)])
+        torch.testing.assert_close(imitate("linear", own, others, x, 0.1, 1).flat(), expected)
+
+    @pytest.mark.parametrize(("kind", "shape"), [("linear", (10, 400)), ("conv", (10, 16, 5, 5))])
+    def test_a_step_of_the_defaults_converges(self, kind, shape):
+        """With d inputs and 4 d probes, of the squared distance 1 - 4 a + 4 a^2 (1 + d / 4 d) = 0.2 is left."""
+        own, other = Weights(noise(*shape)), Weights(noise(*shape, seed=1))
+        x = gaussian_probe(kind, own, [other], None, torch.Generator().manual_seed(9))
+        assert len(x) == 1600
+        after = imitate(kind, own, [other], x, FedFree.server_lr, 1)
+        left = (after.weight - other.weight).square().sum() / (own.weight - other.weight).square().sum()
+        assert left.item() == pytest.approx(0.2, abs=0.02)
+
+    @pytest.mark.parametrize(
+        ("lr", "steps", "seen", "probes"), [(0.5, 1, 400, 256), (0.4, 9, 64, 64), (0.09, 9, 400, 64)]
+    )
+    def test_what_does_not_settle_grows(self, lr, steps, seen, probes):
+        """One step in the mean over probes, several along the worst direction of one probe."""
+        assert not layerwise.settles(lr, steps, seen, probes)
+        assert layerwise.settles(lr / 4, steps, seen, probes)
+        own, other = Weights(noise(1, seen)), Weights(torch.zeros(1, seen))
+        growth = []
+        for seed in range(9):
+            x = gaussian_probe("linear", own, [other], probes, torch.Generator().manual_seed(seed))
+            start = Weights(torch.linalg.svd(x).Vh[:1]) if steps > 1 else own
+            after = [imitate("linear", start, [other], x, rate, steps) for rate in (lr, lr / 4)]
+            growth.append([(one.weight.norm() / start.weight.norm()).square() for one in after])
+        large, small = torch.tensor(growth).mean(0)
+        assert large > 1 > small
 
     def test_average_by_hand(self):
         """Entries of both uploads, of one, of none."""
@@ -500,7 +534,7 @@ class TestDecision:
     def test_all_layers_of_the_kind_or_the_matched_one(self):
         """A hidden layer of 1 bit: its own counterpart has 0, the global output 2; an output takes only the output."""
         uploads = {0: upload(hidden=HALVES), 1: upload(output=HALVES)}
-        for distribution, expected in (("paper", {0: (0, 1), 1: (1, 1)}), ("aligned", {1: (1, 1)})):
+        for distribution, expected in (("any-depth", {0: (0, 1), 1: (1, 1)}), ("aligned", {1: (1, 1)})):
             method = still(distribution=distribution)
             server = server_with(method, ONES, QUARTERS + 1)
             method.aggregate(server, uploads)
@@ -603,6 +637,19 @@ class TestSharing:
         assert gaps[0] > gaps[1] > gaps[2]
         assert gaps[2] < 0.1
 
+    def test_the_start_is_that_of_clients(self):
+        """Bit by bit: clients of one architecture have one start, which is G^0 where it is the global one."""
+        parts = assemble_tiny("fedfree", models="cnn-16-32,mlp-64,cnn-16-32,mlp-64", global_model="cnn-16-32")
+        site, server = site_of(parts), server_of(parts.task, {0: 1}, "cnn-16-32")
+        parts.method.setup(server)
+        start = {f"model.{name}": value for name, value in server.state.model.state_dict().items()}
+        models = [{n: v for n, v in copies(site.client(k)).items() if n.startswith("model.")} for k in range(4)]
+        assert equal(models[0], start)
+        assert equal(models[0], models[2])
+        assert equal(models[1], models[3])
+        apart = site_of(assemble_tiny("fedfree", models="mlp-64", same_start=False))
+        assert not equal(copies(apart.client(0)), copies(apart.client(1)))
+
     def test_a_new_probe_every_round(self):
         method = FedFree(global_model=NET)
         server = server_with(method, ONES, ONES)
@@ -630,7 +677,7 @@ class Flat(FedFree):
 
 class TestClients:
     def test_without_gain_it_is_local_training_to_the_bit(self):
-        alone = rough("local", rounds=2, image_size=16)
+        alone = rough("local", rounds=2, image_size=16, same_init=True)
         shared = rough(Flat, rounds=2, image_size=16)
         assert shared.bytes["down"] == 0
         assert shared.bytes["up"] > 0
@@ -813,12 +860,14 @@ class TestVariants:
             {"warm_start": True},
             {"entropy": "tsallis", "tsallis_q": 1.5},
             {"entropy": "collision"},
-            {"distribution": "aligned"},
+            {"distribution": "any-depth"},
+            {"same_start": False},
             {"projection": "flat_retain"},
             {"projection": "flat_zero"},
             {"top_k": 1},
             {"top_k": 3},
-            {"server_steps": 3, "probes": 64},
+            {"server_steps": 3},
+            {"server_lr": 0.1, "probes": 64},
             {"global_model": "cnn-16-32"},
         ],
         ids=str,
@@ -846,7 +895,7 @@ class TestVariants:
         assert match(mobile, mobile) == {at: at for at in range(len(mobile))}
 
     @pytest.mark.parametrize(
-        "options", [{"warm_start": True}, {"select": "random", "distribution": "aligned"}], ids=str
+        "options", [{"warm_start": True}, {"select": "random", "distribution": "any-depth"}], ids=str
     )
     def test_a_stopped_run_resumes_to_the_same_bits(self, options):
         settings = {"rounds": 3, "participation": 0.5, "checkpoint_every": 1, **options}
@@ -899,6 +948,19 @@ class TestRefusals:
     def test_numbers_that_mean_nothing(self, option, value):
         with pytest.raises(ConfigError, match=option.replace("_", "-")):
             assemble_tiny("fedfree", **{option: value})
+
+    @pytest.mark.parametrize("steps", [1, 5])
+    def test_a_step_that_diverges(self, steps):
+        """conv2 sees 32 channels of 5 x 5; with as many probes as the default has, the rate may be 0.5."""
+        settings = {"models": "fedfree-cnn", "server_lr": 0.5, "server_steps": steps}
+        with pytest.raises(ConfigError, match=r"--server-lr 0.5 diverges on .*conv2 .* 800 inputs .* 256 --probes"):
+            assemble_tiny("fedfree", probes=256, **settings)
+        assemble_tiny("fedfree", **settings | {"server_lr": 0.4})
+        assemble_tiny("fedfree", probes=256, merge="average", **settings)
+
+    def test_the_former_name_of_a_choice(self):
+        with pytest.raises(ConfigError, match="'paper' is called 'any-depth' now"):
+            assemble_tiny("fedfree", distribution="paper")
 
     def test_unknown_choices(self):
         with pytest.raises(ConfigError, match="--projection must be one of block_retain, flat_retain, flat_zero"):

@@ -23,6 +23,9 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     dict: (dict, "a table"),
 }
 
+# Choices that were renamed: by field and former name.
+FORMER = {("distribution", "paper"): "any-depth"}
+
 
 def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Values in the types that a dataclass declares for its fields; what does not fit is refused."""
@@ -47,7 +50,9 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
         elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
             return kind(value)
     wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
-    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.")
+    renamed = FORMER.get((name, value)) if isinstance(value, str) else None
+    hint = f" '{value}' is called '{renamed}' now." if renamed else ""
+    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.{hint}")
 
 
 def _described(choice: Any) -> str:

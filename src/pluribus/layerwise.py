@@ -6,6 +6,7 @@ the plain one that computes the same, and the weight of a normalisation as one v
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Literal, NamedTuple
 
@@ -17,6 +18,7 @@ from pluribus.message import Field, Message, payload
 from pluribus.models.layers import Kind, Layer
 from pluribus.task import Task
 
+LEAST_PROBES, PROBES_PER_INPUT = 256, 4
 Entropy = Literal["shannon", "tsallis", "collision"]
 Projection = Literal["block_retain", "flat_retain", "flat_zero"]
 
@@ -148,6 +150,14 @@ def dense(own: Weights, layer: Layer) -> Weights:
     return Weights(torch.cat(padded), own.bias)
 
 
+def dense_shape(layer: Layer) -> tuple[int, ...]:
+    """That of a layer's weight in dense form."""
+    if layer.kind == "norm":
+        return (math.prod(layer.weight),)
+    outputs, inputs, *kernel = layer.weight
+    return (outputs, inputs * layer.groups, *kernel)
+
+
 def undense(weight: Tensor, layer: Layer) -> Tensor:
     """The layer's own weight tensor out of its dense form."""
     if layer.groups > 1:
@@ -169,12 +179,38 @@ def overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
 # ---- what layers compute (Eq. 3 to 5 of FedFree) ---------------------------------------------------------------------
 
 
-def gaussian_probe(kind: Kind, layer: Weights, others: Sequence[Weights], probes: int, draw: torch.Generator) -> Tensor:
-    """X-hat ~ N(0, I): inputs of a layer, for a convolution patches as large as the largest kernel among all."""
-    weight = layer.weight
-    channels = weight.shape[1] if kind in ("conv", "linear") else weight.shape[0]
-    kernels = [tuple(w.weight.shape[2:]) for w in (layer, *others)]
-    patch = tuple(max(sizes) for sizes in zip(*kernels, strict=True))
+def inputs(kind: Kind, own: Sequence[int], others: Iterable[Sequence[int]]) -> int:
+    """Most numbers that an output of a layer sees when it is compared with others, by the shapes of dense weights."""
+    return 1 if kind == "norm" else max(min(own[1], other[1]) for other in others) * math.prod(own[2:])
+
+
+def enough_probes(seen: int) -> int:
+    """Gaussian inputs for a layer whose outputs see so many numbers: a step of rate 0.4 then shrinks every error.
+
+    The Gram matrix of S probes of d numbers has eigenvalues up to (1 + sqrt(d / S))^2, here 2.25, and a step multiplies
+    an error along one of them by 1 - 2 * 0.4 * eigenvalue.
+    """
+    return max(LEAST_PROBES, PROBES_PER_INPUT * seen)
+
+
+def settles(lr: float, steps: int, seen: int, probes: int) -> bool:
+    """Whether steps of Eq. 4 bring a layer nearer to what it imitates: one step in the mean, several in any case."""
+    largest = (1 + math.sqrt(seen / probes)) ** 2 if steps > 1 else 1 + (seen + 1) / probes
+    return lr * largest < 1
+
+
+def gaussian_probe(
+    kind: Kind, layer: Weights, others: Sequence[Weights], probes: int | None, draw: torch.Generator
+) -> Tensor:
+    """X-hat ~ N(0, I): inputs of a layer, for a convolution patches as large as the largest kernel among all.
+
+    Channels that none of the others has are left out. Without a number of probes there are enough.
+    """
+    shapes = [other.weight.shape for other in others]
+    if probes is None:
+        probes = enough_probes(inputs(kind, layer.weight.shape, shapes))
+    channels = max(_channels(kind, layer, other) for other in others)
+    patch = tuple(max(sizes) for sizes in zip(*(shape[2:] for shape in (layer.weight.shape, *shapes)), strict=True))
     return torch.randn(probes, channels, *patch, generator=draw)
 
 
@@ -184,14 +220,19 @@ def probe_loss(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor)
     Mean over layers and probes, summed over outputs. Two layers are compared on the outputs that both have; inputs that
     only one has are zero. A convolution is seen at one position, so that stride and padding play no part.
     """
-    total = x.new_zeros(())
-    for other in others:
-        outputs = min(layer.weight.shape[0], other.weight.shape[0])
-        channels = min(w.weight.shape[1] if kind in ("conv", "linear") else outputs for w in (layer, other))
-        seen = x[:, :channels]
-        gap = _answer(kind, layer, seen, outputs) - _answer(kind, other, seen, outputs)
-        total = total + gap.square().sum(1).mean()
-    return total / len(others)
+    return torch.stack([_distance(kind, layer, other, x) for other in others]).mean()
+
+
+def _distance(kind: Kind, layer: Weights, other: Weights, x: Tensor) -> Tensor:
+    outputs = min(layer.weight.shape[0], other.weight.shape[0])
+    seen = x[:, : _channels(kind, layer, other)]
+    gap = _answer(kind, layer, seen, outputs) - _answer(kind, other, seen, outputs)
+    return gap.square().sum(1).mean()
+
+
+def _channels(kind: Kind, layer: Weights, other: Weights) -> int:
+    """Input channels that two layers have in common."""
+    return min(w.weight.shape[1 if kind in ("conv", "linear") else 0] for w in (layer, other))
 
 
 def _answer(kind: Kind, layer: Weights, x: Tensor, outputs: int) -> Tensor:
@@ -213,12 +254,27 @@ def _embedded(weight: Tensor, patch: torch.Size) -> Tensor:
 
 
 def imitate(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor, lr: float, steps: int) -> Weights:
-    """Eq. 4 and 5: the layer after gradient steps on Eq. 3."""
+    """Eq. 4 and 5: the layer after gradient steps on Eq. 3. Layers of one shape pull as their mean does."""
+    pulls = _by_shape(others)
     for _ in range(steps):
         own = [part.detach().requires_grad_() for part in layer if part is not None]
-        grads = torch.autograd.grad(probe_loss(kind, Weights(*own), others, x), own)
+        loss = torch.stack([share * _distance(kind, Weights(*own), mean, x) for mean, share in pulls]).sum()
+        grads = torch.autograd.grad(loss, own)
         layer = Weights(*(part.detach() - lr * grad for part, grad in zip(own, grads, strict=True)))
     return layer
+
+
+def _by_shape(layers: Sequence[Weights]) -> list[tuple[Weights, float]]:
+    """The mean of all layers of a shape, and their share of all layers."""
+    groups: dict[tuple[object, ...], list[Weights]] = {}
+    for one in layers:
+        groups.setdefault((one.weight.shape, one.bias is None), []).append(one)
+    found = []
+    for some in groups.values():
+        biases = [one.bias for one in some if one.bias is not None]
+        mean = torch.stack([one.weight for one in some]).mean(0), torch.stack(biases).mean(0) if biases else None
+        found.append((Weights(*mean), len(some) / len(layers)))
+    return found
 
 
 def average(layer: Weights, others: Sequence[Weights]) -> Weights:

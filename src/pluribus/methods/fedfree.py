@@ -1,7 +1,7 @@
 """FedFree (Du et al., NeurIPS 2025): single layers travel. A global model learns from the clients' most changed layers
 what they compute on Gaussian noise, and gives each client the layer that promises the most gain in entropy."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -14,6 +14,8 @@ from pluribus.errors import ConfigError
 from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
+from pluribus.models import Split
+from pluribus.models.layers import Layer
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -38,14 +40,16 @@ class FedFree(Method):
     """L_i: send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
     global_model: str = "fedfree-cnn"
     """G: architecture of the global model."""
-    server_lr: float = 0.01
-    """alpha: learning rate of the global layers (Eq. 4 and 5)."""
+    server_lr: float = 0.4
+    """alpha: learning rate of the global layers (Eq. 4 and 5), where Eq. 3 is a mean over the Gaussian inputs."""
     server_steps: int = 1
     """Gradient steps on each global layer per round."""
-    probes: int = 256
-    """S: Gaussian inputs per global layer (X-hat). Raise it for layers with more than 16,000 inputs."""
+    probes: int | None = None
+    """S: Gaussian inputs per global layer (X-hat). Default: 4 for each input of the layer, at least 256."""
     merge: Literal["probe", "average"] = "probe"
     """G^t: learn what the uploaded layers compute (Eq. 3), or average their weights (ablation, Fig. 4b)."""
+    same_start: bool = True
+    """Clients of one architecture start from the same weights; those of the global architecture start as G^0."""
     warm_start: bool = False
     """G^0: a global layer begins as the mean of the first layers that are sent for it, not at random."""
     entropy: Literal["shannon", "tsallis", "collision"] = "shannon"
@@ -54,13 +58,13 @@ class FedFree(Method):
     """q: order of the Tsallis entropy."""
     bins: int = 256
     """Bins of the entropy's histogram."""
-    distribution: Literal["paper", "aligned"] = "paper"
-    """j*: search all global layers of the same type, or only the one that the client's layer was matched with."""
+    distribution: Literal["aligned", "any-depth"] = "aligned"
+    """j*: search only the global layer that the client's layer was matched with, or all of its type."""
     projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
     """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if min(self.top_k, self.server_steps, self.probes, self.bins - 1) < 1:
+        if min(self.top_k, self.server_steps, self.bins - 1) < 1 or (self.probes is not None and self.probes < 1):
             raise ConfigError("--top-k, --server-steps and --probes must be at least 1, --bins at least 2.")
         if self.server_lr <= 0 or self.tsallis_q <= 0 or self.tsallis_q == 1:
             raise ConfigError(
@@ -74,12 +78,30 @@ class FedFree(Method):
         first: dict[str, int] = {}
         for k, card in cards.items():
             first.setdefault(card.model, k)
+        shapes: dict[int, set[tuple[int, ...]]] = {}  # of the clients' layers, by global layer
         for model, k in first.items():
             mine = layers(task, model)
+            for at, j in match(mine, theirs).items():
+                shapes.setdefault(j, set()).add(layerwise.dense_shape(mine[at]))
             if not match(mine, theirs):
                 raise ConfigError(
                     f"fedfree exchanges layers of one kind, but client {k} ({model}) has {layerwise.kinds(mine)} and "
                     f"the global model {self.global_model} {layerwise.kinds(theirs)}. Choose another --global-model."
+                )
+
+        self._check_step(theirs, shapes)
+
+    def _check_step(self, theirs: Sequence[Layer], shapes: Mapping[int, Iterable[tuple[int, ...]]]) -> None:
+        """Too large a step on too few probes makes a global layer grow without bounds, after some rounds."""
+        if self.merge == "average":
+            return
+        for j, theirs_shapes in shapes.items():
+            seen = layerwise.inputs(theirs[j].kind, layerwise.dense_shape(theirs[j]), theirs_shapes)
+            probes = self.probes or layerwise.enough_probes(seen)
+            if not layerwise.settles(self.server_lr, self.server_steps, seen, probes):
+                raise ConfigError(
+                    f"--server-lr {self.server_lr} diverges on {theirs[j].name} of the global model, which has {seen} "
+                    f"inputs to learn from {probes} --probes: use a smaller --server-lr or more --probes."
                 )
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
@@ -101,6 +123,8 @@ class FedFree(Method):
     # ---- knowledge extraction (Section 3.3) ------------------------------------------------------------------------
 
     def prepare(self, client: Client) -> None:
+        if self.same_start:
+            client.model.load_state_dict(_start(client.task, client.card.model).state_dict())
         mine = layers(client.task, client.card.model)
         shared = match(mine, layers(client.task, self.global_model))
         sizes = [len(weights_of(client.model, mine[at]).flat()) for at in shared]
@@ -123,7 +147,7 @@ class FedFree(Method):
     # ---- knowledge sharing, local to global (Section 3.4) ----------------------------------------------------------
 
     def setup(self, server: Server) -> None:
-        server.state.model = server.task.build(self.global_model, "global")  # G^0
+        server.state.model = _start(server.task, self.global_model)  # G^0
         server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -206,3 +230,8 @@ class FedFree(Method):
         at = int(client.state.target)
         if at != NONE:
             weights_of(client.model, layers(client.task, client.card.model)[at]).copy_(client.state.waiting)
+
+
+def _start(task: Task, model: str) -> Split:
+    """The start of an architecture: the one that --same-init gives to every client that has it."""
+    return task.build(model, "client", model)
