@@ -14,6 +14,7 @@ import pluribus
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
+from pluribus.data.augment import AUGMENTATIONS, Augment
 from pluribus.method import Method
 from pluribus.result import Result
 from test_conformance import every_method, run
@@ -60,6 +61,7 @@ def test_clients_may_take_turns_in_one_place(name, monkeypatch):
         {"precision": "float32", "channels_last": False},
         {"models": "mobilenet-v2,googlenet", "image_size": 32, "clients": 2, "rounds": 3, "batch_size": 16},
         {"participation": 0.5, "straggler_rate": 0.3},
+        {"augment": "crop,flip,erase", "epochs": 2},
     ],
     ids=lambda settings: " ".join(map(str, settings.values())),
 )
@@ -68,6 +70,21 @@ def test_under_every_setting(name, settings):
     if name == "fedavg":
         settings = settings | {"models": settings.get("models", "cnn-16-32").split(",")[0]}
     assert_same(as_written(name, **settings), captured(name, **settings))
+
+
+def test_augmented_images_are_those_of_the_cpu():
+    x = torch.randn(64, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    changed = [Augment.of(AUGMENTATIONS, 2**61 + 5, 64, torch.device(name))(x.to(name)) for name in ("cpu", "cuda")]
+    assert torch.equal(changed[0], changed[1].cpu())
+
+
+@pytest.mark.parametrize("name", ["fedmd", "fedh2l", "fedgen", "fedkd"])
+def test_captured_steps_see_augmented_images_and_public_ones_as_they_are(name):
+    """FedMD takes one step both on augmented images and, in its digest, on images as they are."""
+    settings = {"augment": "crop,flip,erase"}
+    replayed = captured(name, **settings)
+    assert reasons(replayed) == []
+    assert_same(as_written(name, **settings), replayed)
 
 
 def test_it_repeats():
@@ -80,9 +97,11 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
     assert_same(pluribus.resume(tmp_path / "run", progress=False), run("fedgh", device="cuda", rounds=4, momentum=0.9))
 
 
+@pytest.mark.parametrize("augment", ["", "crop,flip,erase"])
 @pytest.mark.parametrize("name", ["local", "fedgh", "fedavg", "fedprox", "fd", "fedproto", "fedrep"])
-def test_stacked_clients_train_as_alone(name):
+def test_stacked_clients_train_as_alone(name, augment):
     settings = {"clients": 9, "models": "cnn-16-32", "momentum": 0.9, "precision": "float32", "min_samples": 4}
+    settings |= {"augment": augment}
     alone, stacked = captured(name, **settings), run(name, device="cuda", rounds=4, **settings)
     assert reasons(stacked) == []
     one, other = (Checkpoint(result.folder / "state") for result in (alone, stacked))

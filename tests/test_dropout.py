@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.func import vmap
 
-from pluribus.models.dropout import Dropout, set_keys, uniform_bits, with_keys
+from pluribus.draws import uniform_bits
+from pluribus.models.dropout import Dropout, set_keys, with_keys
 
 
 def layer(p: float = 0.5, key: int = 7) -> Dropout:

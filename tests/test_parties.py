@@ -52,7 +52,8 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "rounds", "seed")}
-    how = {"rule": local.rule, "epochs": local.epochs, "batch": local.batch, "optimizer_life": local.life}
+    how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
+    how["optimizer_life"] = local.life
     return parts, Agreement("run", method, dataclasses.asdict(parts.method), task.names, **how, **facts), given
 
 
@@ -115,7 +116,7 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "fedgh": {},
+    "fedgh": {"augment": "crop,flip,erase"},
     "fedl2g-f": {},
     "fedfree": {"momentum": 0.9},
     "fedgen": {},

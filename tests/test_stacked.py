@@ -102,8 +102,9 @@ def parts_of(method: Any, **settings: Any):
         {"momentum": 0.9, "weight_decay": 1e-2, "epochs": 2},
         {"models": "mlp-64", "batch_size": 5, "lr_decay": 0.5},
         {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
+        {"augment": "crop,flip,erase", "epochs": 2},
     ],
-    ids=["plain", "momentum", "mlp", "life"],
+    ids=["plain", "momentum", "mlp", "life", "augment"],
 )
 @pytest.mark.parametrize("method", [Local, TwoFits])
 def test_together_is_as_one_after_the_other(method, settings):

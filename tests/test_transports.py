@@ -42,6 +42,7 @@ SETTINGS: dict[str, Any] = {
     "val_fraction": 0.1,
     "test_fraction": 0.2,
     "public_fraction": 0.2,
+    "augment": "crop,flip,erase",
     "rounds": 2,
     "evaluate_every": 2,
     "threads": 1,

@@ -53,7 +53,14 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "enrolment": (name_of(Counted), {"participation": 0.5, "rounds": 3}),
     "some absent, some late": (
         "fedgh",
-        {"clients": 6, "rounds": 4, "participation": 0.5, "drop_rate": 0.2, "straggler_rate": 0.3},
+        {
+            "clients": 6,
+            "rounds": 4,
+            "participation": 0.5,
+            "drop_rate": 0.2,
+            "straggler_rate": 0.3,
+            "augment": "crop,flip",
+        },
     ),
     "slots that outlive an exchange": (name_of(Consensus), {"optimizer": "adam", "lr": 0.001}),
     "slots that outlive a round": ("fedavg", {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"}),

@@ -12,6 +12,7 @@ import torch
 from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import Dataset, Manifest, load, partition
+from pluribus.data.augment import augmentations
 from pluribus.data.datasets import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
@@ -68,7 +69,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     method = given.settled(task, architectures)
     check_needs(method, task, cards, architectures, rule)
     warnings += [*decided(given, method), *method.warnings(task, architectures)]
-    local = Local(rule, one.epochs, one.batch_size, one.precision == "bfloat16", channels_last, one.optimizer_life)
+    bfloat16, names = one.precision == "bfloat16", augmentations(one.augment)
+    local = Local(rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names)
     return Assembly(experiment, method, dataset, data, manifest, task, cards, local, device, warnings)
 
 

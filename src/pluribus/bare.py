@@ -17,6 +17,7 @@ from torch.nn import functional as F
 from pluribus import draws
 from pluribus.assembly import Assembly
 from pluribus.batches import batch_sizes, least_rows
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.optim import Rule
 from pluribus.steps import sweep_sizes
@@ -77,8 +78,10 @@ class BareLoop:
         model.train(len(y) >= least)
         optimiser = optimiser_of(local.rule, model)
         started = now(device)
-        for _ in range(local.epochs):
-            for bx, by in zip(torch.split(x, sizes), torch.split(y, sizes), strict=True):
+        for epoch in range(local.epochs):
+            augment = Augment.of(local.augment, epoch, len(y), device)
+            seen = x if augment is None else augment(x)
+            for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
                 optimiser.zero_grad()
                 F.cross_entropy(model(bx), by).backward()  # type: ignore[no-untyped-call]
                 optimiser.step()

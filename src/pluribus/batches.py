@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.models.probe import Shape, normalised_pixels
 
@@ -50,7 +51,7 @@ def batch_sizes(samples: int, batch: int, least: int = 2) -> list[int]:
     return sizes
 
 
-def gathered(data: Data, order: Tensor, sizes: list[int]) -> Iterator[Batch]:
+def gathered(data: Data, order: Tensor, sizes: list[int], augment: Augment | None = None) -> Iterator[Batch]:
     """Batches of these sizes, gathered from the store many at a time."""
     if not sizes:
         return
@@ -58,8 +59,9 @@ def gathered(data: Data, order: Tensor, sizes: list[int]) -> Iterator[Batch]:
     start = 0
     for first in range(0, len(sizes), chunk):
         group = sizes[first : first + chunk]
-        positions = order[start : start + sum(group)]
-        start += len(positions)
-        x, y = data.take(positions)
+        end = start + sum(group)
+        positions = order[start:end]
+        x, y = data.take(positions, None if augment is None else augment.part(start, end))
+        start = end
         for bx, by, bi in zip(*(torch.split(part, group) for part in (x, y, positions)), strict=True):
             yield Batch(bx, by, bi, len(bi))

@@ -55,7 +55,7 @@ FLAG_GROUPS = {
     "data": "data partition clients classes_per_client unequal mass alpha min_samples min_share "
     "val_fraction test_fraction public_fraction test image_size",
     "models": "models width projector same_init weights",
-    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life",
+    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life augment",
     "participation": "participation drop_rate straggler_rate",
     "evaluation": "evaluate evaluate_every",
     "this run": "seed device threads workers engine ray_address gpu_share precision channels_last "
@@ -431,7 +431,7 @@ def _flags(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
 
     helps = explanations(cls)
     hints = get_type_hints(cls)
-    hints["models"] = str  # lists and tables of models are for config files and Python
+    hints |= {"models": str, "augment": str}  # lists and tables are for config files and Python
     return [_flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 

@@ -12,6 +12,7 @@ from torch.func import functional_call
 
 from pluribus import draws
 from pluribus.batches import Batch, batch_sizes
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import Split
@@ -36,6 +37,7 @@ class Local(NamedTuple):
     bfloat16: bool = False
     channels_last: bool = False
     life: Life = "round"  # of optimisers whose method does not say
+    augment: tuple[str, ...] = ()
 
 
 class Client:
@@ -169,11 +171,13 @@ class Client:
         epochs: int | None = None,
         steps: int | None = None,
         batch: int | None = None,
+        augment: bool = True,
     ) -> int:
         """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
 
         No sample is dropped: the last batch of an epoch is smaller, and a remainder too small to learn from (of one, or
-        of up to seven where single pixels are normalised) joins its neighbour.
+        of up to seven where single pixels are normalised) joins its neighbour. Images are augmented as the experiment
+        says; `augment=False` leaves them as they are, for lessons on public images that others see too.
         """
         data = self.data[on] if isinstance(on, str) else on
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
@@ -188,10 +192,12 @@ class Client:
             self._loss = None
             return 0
         key = (self.task.seed, "dropout", self.card.id, self._round, self._exchange, self._fits)
+        names = self.local.augment if augment else ()
+        changes = Augment.of(names, draws.number(*key, "augment"), sum(sizes), self.device)
         with self._training(len(data)):
             for part, module in (("model", self.model), ("state", self.state)):
                 set_keys(module, draws.number(*key, part))
-            self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key))
+            self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
         self.steps += len(sizes)
         return len(sizes)
 

@@ -1,7 +1,7 @@
 """Keyed randomness: every draw is named by who, when and what, so there is no generator state to save or share.
 
-Two parties that know the same seed and key draw the same numbers on any machine. Draws happen on the CPU; nothing here
-touches the global generators.
+Two parties that know the same seed and key draw the same numbers on any machine. Generators draw on the CPU; within a
+step `uniform_bits` draws on any device, with whole numbers alone. Nothing here touches the global generators.
 """
 
 from __future__ import annotations
@@ -13,8 +13,14 @@ from contextlib import contextmanager
 
 import numpy as np
 import torch
+from torch import Tensor
 
 Key = str | int
+
+# The mixing steps of SplitMix64, in two's complement: torch has 64-bit integers with a sign only.
+_STRIDE = 0x9E3779B97F4A7C15 - 2**64
+_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+BITS = 24  # of the hash decide; float32 holds them exactly
 
 
 def number(*key: Key) -> int:
@@ -55,3 +61,16 @@ def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
         for one in gpu:
             torch.cuda.default_generators[one.index or 0].manual_seed(number(*key))
         yield
+
+
+def uniform_bits(key: Tensor, size: int, device: torch.device) -> Tensor:
+    """So many whole numbers below 2**24, by key and position; a row of them for each key where keys are a column."""
+    mixed = torch.arange(size, device=device) + _mixed(key * _STRIDE)
+    bits: Tensor = (_mixed(mixed * _STRIDE) >> (63 - BITS)) & (2**BITS - 1)
+    return bits
+
+
+def _mixed(x: Tensor) -> Tensor:
+    for shift, factor in _MIX:
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor  # the mask makes it a shift without sign
+    return x ^ ((x >> 31) & (2**33 - 1))

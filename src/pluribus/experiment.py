@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pluribus.data.augment import augmentations
 from pluribus.errors import ConfigError
 from pluribus.fields import check_names, fitted, flag
 from pluribus.method import Method, find, hyperparameters, name_of
@@ -96,6 +97,8 @@ class Experiment:
     """The local learning rate is multiplied by this after every round."""
     optimizer_life: Literal["round", "run"] = "round"
     """Life of momentum and moments: a round, or the run, even where a download replaces the weights below them."""
+    augment: str | tuple[str, ...] = ""
+    """Random changes to training images, with commas between: crop, flip, erase. Default: none."""
 
     participation: float = 1.0
     """Share of clients sampled per round."""
@@ -142,6 +145,7 @@ class Experiment:
     def __post_init__(self) -> None:
         for name, value in fitted(type(self), vars(self)).items():
             object.__setattr__(self, name, value)
+        object.__setattr__(self, "augment", ",".join(augmentations(self.augment)))
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
             raise ConfigError(f"--models must be names, or a function from client to name, not {self.models!r}.")
         for name in ("workers", "clients", "rounds", "epochs", "batch_size", "evaluate_every"):

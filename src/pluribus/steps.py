@@ -11,6 +11,7 @@ from torch import Tensor
 
 from pluribus import draws
 from pluribus.batches import Batch, gathered
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 
 if TYPE_CHECKING:
@@ -30,6 +31,7 @@ class Fit(NamedTuple):
     order: Tensor
     sizes: list[int]
     key: tuple[draws.Key, ...]  # of what layers draw from torch's global generators
+    augment: Augment | None = None  # what happens to the images, in the order of visits
 
 
 class Runner(Protocol):
@@ -50,7 +52,7 @@ class Eager:
         total = torch.zeros((), device=client.device)
         samples = 0
         with draws.seeded(*fit.key, device=client.device), client.autocast():
-            for batch in gathered(fit.data, fit.order.to(client.device), fit.sizes):
+            for batch in gathered(fit.data, fit.order.to(client.device), fit.sizes, fit.augment):
                 loss = fit.step(client, batch)
                 if loss is not None:
                     total += loss.detach() * batch.n

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from pluribus.data.augment import Augment
 from pluribus.data.datasets import PARTS, Dataset
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
@@ -29,9 +30,11 @@ class Store:
         self.y = y.to(device)
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, rows: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Images in [-1, 1] and labels of these rows."""
         x = self.x[rows].to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+        if augment is not None:
+            x = augment(x)
         return x.contiguous(memory_format=self._layout), self.y[rows]
 
 
@@ -45,9 +48,9 @@ class Data:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def take(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def take(self, positions: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Images and labels at these positions of the set."""
-        return self.store.take(self.rows[positions])
+        return self.store.take(self.rows[positions], augment)
 
     def labels(self) -> Tensor:
         """All labels of the set, in order."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 from pluribus import draws
 from pluribus.batches import Batch, gathered
 from pluribus.client import Client
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
 from pluribus.message import Inbox
@@ -56,24 +57,23 @@ class Captured:
         if _name(fit.step) in self._random:
             with _alone:
                 return self._eager.fit(client, fit)
-        positions = fit.order[: sum(fit.sizes)].to(self._device, non_blocking=True)
-        rows, batches = (torch.split(part, fit.sizes) for part in (fit.data.rows[positions], positions))
+        visits = _visits(fit, self._device)
         self._total.zero_()
-        done, samples = self._try_out(client, fit, batches)
+        done, samples = self._try_out(client, fit, visits)
         filled: set[int] = set()
-        for at in range(done, len(batches)):
-            recording = self._recording(client, fit, len(batches[at]))
+        for visit in visits[done:]:
+            recording = self._recording(client, fit, len(visit.rows))
             if recording is None:
-                samples += self._as_written(client, fit, batches[at])
+                samples += self._as_written(client, fit, visit)
                 continue
             if id(recording) not in filled:
                 recording.fill(client)
                 filled.add(id(recording))
-            recording.play(rows[at], batches[at])
+            recording.play(visit)
             samples += recording.gives
         return self._total / samples if samples else None
 
-    def _try_out(self, client: Client, fit: Fit, batches: Sequence[Tensor]) -> tuple[int, int]:
+    def _try_out(self, client: Client, fit: Fit, visits: Sequence[Visit]) -> tuple[int, int]:
         """The very first batch of a step, under observation; all of them, if it draws random numbers of its own.
 
         Returns the batches done, and their samples with a loss.
@@ -82,22 +82,23 @@ class Captured:
         if name in self._seen:
             return 0, 0
         self._seen.add(name)
-        self._recording(client, fit, len(batches[0]))  # noted as seen
+        self._recording(client, fit, len(visits[0].rows))  # noted as seen
         generator = torch.cuda.default_generators[self._device.index or 0]
         with _alone, draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
             with observed(client) as watch:
-                samples = self._as_written(client, fit, batches[0])
+                samples = self._as_written(client, fit, visits[0])
             if generator.get_offset() == before:
                 if watch.reason:
                     self._not_captured(name, watch.reason)
                 return 1, samples
             self._random.add(name)
             self._not_captured(name, "it draws random numbers on the GPU")
-            return len(batches), samples + sum(self._as_written(client, fit, batch) for batch in batches[1:])
+            return len(visits), samples + sum(self._as_written(client, fit, visit) for visit in visits[1:])
 
-    def _as_written(self, client: Client, fit: Fit, positions: Tensor) -> int:
-        (batch,) = gathered(fit.data, positions, [len(positions)])
+    def _as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
+        assert visit.positions is not None
+        (batch,) = gathered(fit.data, visit.positions, [len(visit.positions)], visit.augment)
         with client.autocast():
             return self._step(client, fit.step, batch)
 
@@ -112,10 +113,13 @@ class Captured:
     def _recording(self, client: Client, fit: Fit, n: int) -> Recording | None:
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
 
-        def step(rows: Tensor, positions: Tensor) -> int:
-            return self._step(client, fit.step, Batch(*fit.data.store.take(rows), positions, n))
+        names = None if fit.augment is None else fit.augment.names  # a step may see images as they are, too
 
-        return self._found((_name(fit.step), n, client.model.training, inbox), client, n, step)
+        def step(rows: Tensor, positions: Tensor, keys: Tensor) -> int:
+            augment = None if names is None else Augment(names, keys)
+            return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment), positions, n))
+
+        return self._found((_name(fit.step), n, client.model.training, inbox, names), client, n, step)
 
     # ---- sweeps ----------------------------------------------------------------------------------------------------
 
@@ -128,15 +132,15 @@ class Captured:
                 wanted = data.rows[started : started + n]
                 started += n
 
-                def forward(at: Tensor, _: Tensor) -> Tensor:
+                def forward(at: Tensor, *_: Tensor) -> Tensor:
                     return rows(client, data.store.take(at)[0]).float()
 
                 recording = self._found((_name(rows), n, "sweep"), client, n, forward)
                 if recording is None:
-                    parts.append(self._swept(client, _name(rows), partial(forward, wanted, wanted)))
+                    parts.append(self._swept(client, _name(rows), partial(forward, wanted)))
                 else:
                     recording.fill(client)
-                    recording.play(wanted, None)
+                    recording.play(Visit(wanted))
                     parts.append(recording.gives.clone())
         return torch.cat(parts)
 
@@ -179,18 +183,32 @@ class Captured:
         self._tell(f"{_text(name)} is not captured: {why.rstrip('.')}.")
 
 
+class Visit(NamedTuple):
+    """One batch: rows of the store, their positions in the set, and what happens to the images."""
+
+    rows: Tensor
+    positions: Tensor | None = None
+    augment: Augment | None = None
+
+
+def _visits(fit: Fit, device: torch.device) -> list[Visit]:
+    positions = fit.order[: sum(fit.sizes)].to(device, non_blocking=True)
+    rows, batches = (torch.split(part, fit.sizes) for part in (fit.data.rows[positions], positions))
+    changes = [None] * len(rows) if fit.augment is None else fit.augment.split(fit.sizes)
+    return [Visit(*visit) for visit in zip(rows, batches, changes, strict=True)]
+
+
 class Recording:
     """A CUDA graph, and the buffers that it reads."""
 
     def __init__(self, client: Client, n: int, record: Callable[..., Any], pool: Any) -> None:
         device = client.device
-        self._rows = torch.zeros(n, dtype=torch.int64, device=device)
-        self._positions = torch.zeros(n, dtype=torch.int64, device=device)
+        self._rows, self._positions, self._keys = (torch.zeros(n, dtype=torch.int64, device=device) for _ in range(3))
         self._inbox = None if client.inbox is None else {k: v.clone() for k, v in client.inbox.got.items()}
         sets = _Sets(client.data)
         self._graph = torch.cuda.CUDAGraph()
         with _posing(client, sets, self._inbox), capturing(self._graph, pool, device), client.autocast():
-            self.gives = record(self._rows, self._positions)
+            self.gives = record(self._rows, self._positions, self._keys)
         self._sets = {name: sets[name].rows for name in sets.read}
 
     def fits(self, client: Client) -> bool:
@@ -204,11 +222,13 @@ class Recording:
         if self._inbox is not None and client.inbox is not None:
             copy_all(self._inbox, client.inbox.got)
 
-    def play(self, rows: Tensor, positions: Tensor | None) -> None:
-        """One step on these rows of the store."""
-        self._rows.copy_(rows)
-        if positions is not None:
-            self._positions.copy_(positions)
+    def play(self, visit: Visit) -> None:
+        """One step on this batch."""
+        self._rows.copy_(visit.rows)
+        if visit.positions is not None:
+            self._positions.copy_(visit.positions)
+        if visit.augment is not None:
+            self._keys.copy_(visit.augment.keys)
         self._graph.replay()
 
 

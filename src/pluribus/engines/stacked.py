@@ -21,6 +21,7 @@ from torch.nn.utils.rnn import pad_sequence
 
 from pluribus.batches import Batch
 from pluribus.client import Client
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
 from pluribus.engines.capture import Tell, capturing
 from pluribus.message import Kept, Rows
@@ -88,6 +89,8 @@ class Gang:
 
     def _fit(self, waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
         stacked = {c: fit for c, fit in waiting.items() if _alike(fit) and c.model.training and not self._refused}
+        if len({fit.augment is None for fit in stacked.values()}) > 1:  # one step for all changes all images, or none
+            stacked = {}
         found: dict[Client, Tensor | None] = {}
         if len(stacked) >= FEWEST:
             try:
@@ -205,7 +208,7 @@ class Bank:
         self._optimiser = Optimiser(Opt(self._leaves), client.optimisers["model"].rule)  # type: ignore[arg-type]
         self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
-        self._recordings: dict[tuple[int, bool], _Recorded | None] = {}
+        self._recordings: dict[tuple[int, bool, bool], _Recorded | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if client.device.type == "cuda" else None
 
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
@@ -223,7 +226,8 @@ class Bank:
         orders = [fit.order[: sum(fit.sizes)].to(first.device, non_blocking=True) for fit in fits.values()]
         rows = [fit.data.rows[order] for fit, order in zip(fits.values(), orders, strict=True)]
         missing = [rows[0]] * (self._places - len(rows))  # places that nobody takes train on something, for nobody
-        visited = pad_sequence(rows + missing, batch_first=True), pad_sequence(orders + missing, batch_first=True)
+        keys = [fit.augment.keys for fit in fits.values() if fit.augment is not None]
+        visited = [pad_sequence(parts + missing, batch_first=True) for parts in (rows, orders, keys) if parts]
         turns = _turns([fit.sizes for fit in fits.values()], self._places)
         starts = torch.tensor([turn.starts for turn in turns]).to(first.device, non_blocking=True)
         active = torch.tensor([turn.active for turn in turns]).to(first.device, non_blocking=True)
@@ -232,8 +236,8 @@ class Bank:
             columns = (starts[at][:, None] + torch.arange(turn.size, device=first.device)).clamp(
                 max=visited[0].shape[1] - 1
             )
-            rows_now, positions = (part.gather(1, columns) for part in visited)
-            self._take(method, store, turn.size, _Given(rows_now, positions, None if everyone else active[at]))
+            now = [part.gather(1, columns) for part in visited]
+            self._take(method, store, turn.size, _Given(None if everyone else active[at], *now))
         self._copy(clients, inward=False)
         return {c: self._totals[at].clone() / sum(fit.sizes) for at, (c, fit) in enumerate(fits.items())}
 
@@ -251,15 +255,14 @@ class Bank:
 
     def _take(self, method: Method, store: Store, n: int, given: _Given) -> None:
         """One step of everyone, or of those who are active: as written, then recorded, then replayed."""
-        key = n, given.active is not None
+        key = n, given.active is not None, given.keys is not None
         if key not in self._recordings or not given.rows.is_cuda:
             self._recordings[key] = None
             self._step(method, store, n, given)
             return
         recorded = self._recordings[key]
         if recorded is None:
-            active = None if given.active is None else given.active.clone()
-            buffers = _Given(given.rows.clone(), given.positions.clone(), active)
+            buffers = given.cloned()
             graph = torch.cuda.CUDAGraph()
             with capturing(graph, self._pool, given.rows.device):
                 self._step(method, store, n, buffers)
@@ -268,7 +271,8 @@ class Bank:
 
     def _step(self, method: Method, store: Store, n: int, given: _Given) -> None:
         shape, active = (self._places, n), given.active
-        x, y = store.take(given.rows.flatten())
+        augment = None if given.keys is None else Augment(self._one.local.augment, given.keys.flatten())
+        x, y = store.take(given.rows.flatten(), augment)
         x = x.contiguous().view(*shape, *x.shape[1:])
         kept = [] if active is None else [value.detach().clone() for value in self._all()]
 
@@ -291,11 +295,20 @@ class Bank:
 
 
 class _Given(NamedTuple):
-    """What a step for all is given: rows and positions, (places, batch), and who takes it; None: everyone."""
+    """What a step for all is given: who takes it (None: everyone), and rows, positions and keys, (places, batch).
 
+    Images without keys stay as they are.
+    """
+
+    active: Tensor | None
     rows: Tensor
     positions: Tensor
-    active: Tensor | None
+    keys: Tensor | None = None
+
+    def cloned(self) -> _Given:
+        """Buffers of its own."""
+        active, keys = (None if value is None else value.clone() for value in (self.active, self.keys))
+        return _Given(active, self.rows.clone(), self.positions.clone(), keys)
 
 
 class _Recorded(NamedTuple):

@@ -10,6 +10,7 @@ from typing import Any, get_args
 
 from pluribus import __version__
 from pluribus.client import Local
+from pluribus.data.augment import AUGMENTATIONS, augmentations
 from pluribus.errors import ConfigError, MessageError, unknown
 from pluribus.experiment import Experiment
 from pluribus.fields import fitted
@@ -42,6 +43,8 @@ class Agreement:
     epochs: int
     batch: int
     optimizer_life: Life = "round"
+    augment: tuple[str, ...] = ()
+    """Random changes to training images."""
     public: tuple[int, ...] = ()
     """How many public images each client gave, where there are public images."""
     public_digest: str = ""
@@ -67,6 +70,7 @@ class Agreement:
             epochs=one.epochs,
             batch=one.batch_size,
             optimizer_life=one.optimizer_life,
+            augment=augmentations(one.augment),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -93,6 +97,7 @@ class Agreement:
                 "width": None if facts["width"] is None else whole(facts["width"], 1, MOST),
                 "seed": whole(facts["seed"]),
                 "rule": Rule(**fitted(Rule, facts["rule"])),
+                "augment": tuple(map(_text, facts["augment"])),
                 "public": tuple(whole(size, 0) for size in facts["public"]),
             }
             agreed = cls(**facts | counts | texts | others)
@@ -112,6 +117,8 @@ class Agreement:
             return f"optimizers live for a round or for the run, not '{shown(self.optimizer_life)}'"
         if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
+        if not set(self.augment) <= set(AUGMENTATIONS):
+            return f"images are changed by {', '.join(AUGMENTATIONS)}, not by '{shown(','.join(self.augment))}'"
         return None
 
     def build_method(self) -> Method:
@@ -144,7 +151,7 @@ class Agreement:
 
     def local(self) -> Local:
         """How clients train."""
-        return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life)
+        return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life, augment=self.augment)
 
 
 def known_model(name: Any) -> str:

@@ -29,7 +29,7 @@ MEGABYTE = 10**6
 # Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
 TRAINING = (
     *("rounds", "epochs", "batch_size"),
-    *("optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life"),
+    *("optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life", "augment"),
 )
 SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
 

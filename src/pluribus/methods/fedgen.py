@@ -12,11 +12,10 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.draws import seeded
+from pluribus.draws import seeded, uniform_bits
 from pluribus.errors import ConfigError
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, at_least, register
-from pluribus.models.dropout import uniform_bits
 from pluribus.models.generator import Frozen, Generator, alikeness, label_at
 from pluribus.ops import Weighting, averaged, kl, onehot
 from pluribus.optim import Rule

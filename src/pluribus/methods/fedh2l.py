@@ -133,7 +133,8 @@ class FedH2L(PeerMethod):
         lessons = [public_batch(client, teacher) for teacher in inbox.ids]
         together = Data(lessons[0].store, torch.cat([data.rows for data in lessons]))
         client.inbox = row_by_row(inbox, [len(data) for data in lessons])
-        client.fit(self.public_step, on=together, steps=1, batch=len(together))
+        # teachers have shown the images as they are
+        client.fit(self.public_step, on=together, steps=1, batch=len(together), augment=False)
         client.state.local_gradient = torch.zeros_like(client.state.local_gradient)
 
     def public_step(self, client: Client, batch: Batch) -> Tensor:

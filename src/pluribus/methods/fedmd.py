@@ -78,7 +78,8 @@ class FedMD(Method):
         return Message({"logits": client.sweep(self.predict, alignment(client, self.align))})
 
     def digest_and_revisit(self, client: Client) -> Message:
-        client.fit(self.digest, on=alignment(client, self.align), epochs=self.digest_epochs, steps=self.digest_steps)
+        shown, length = alignment(client, self.align), {"epochs": self.digest_epochs, "steps": self.digest_steps}
+        client.fit(self.digest, on=shown, **length, augment=False)  # everyone's logits are of the images as they are
         client.fit(self.step, steps=self.revisit_steps)
         return Message({})
 

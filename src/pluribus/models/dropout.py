@@ -10,10 +10,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-# The mixing steps of SplitMix64, in two's complement: torch has 64-bit integers with a sign only.
-_STRIDE = 0x9E3779B97F4A7C15 - 2**64
-_MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
-_BITS = 24  # of the hash decide; float32 holds them exactly
+from pluribus.draws import BITS, uniform_bits
 
 
 class Dropout(nn.Module):
@@ -30,26 +27,13 @@ class Dropout(nn.Module):
         """In train mode zero with chance p, scaled so that the mean stays; in eval mode nothing happens."""
         if not self.training or self.p == 0:
             return x
-        kept = uniform_bits(self.key, x.numel(), x.device).view(x.shape) >= int(self.p * 2**_BITS)
+        kept = uniform_bits(self.key, x.numel(), x.device).view(x.shape) >= int(self.p * 2**BITS)
         self.key.add_(1)
         return torch.where(kept, x / (1 - self.p), 0.0)
 
     def extra_repr(self) -> str:
         """What `print(model)` shows between the brackets."""
         return f"p={self.p}"
-
-
-def uniform_bits(key: Tensor, size: int, device: torch.device) -> Tensor:
-    """So many whole numbers below 2**24, by key and position."""
-    mixed = torch.arange(size, device=device) + _mixed(key * _STRIDE)
-    bits: Tensor = (_mixed(mixed * _STRIDE) >> (63 - _BITS)) & (2**_BITS - 1)
-    return bits
-
-
-def _mixed(x: Tensor) -> Tensor:
-    for shift, factor in _MIX:
-        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor  # the mask makes it a shift without sign
-    return x ^ ((x >> 31) & (2**33 - 1))
 
 
 M = TypeVar("M", bound=nn.Module)
