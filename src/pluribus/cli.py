@@ -115,6 +115,9 @@ the methods that have them. Flags are those of compare. The same command with th
 ABOUT_REPRODUCE = """\
 A paper's table: runs its rows over several seeds, and puts ours beside the paper's figures.
 
+Tables named claim-... show a paper's claim on embedded data. They have no figures of the paper, and take seconds to
+minutes on a laptop.
+
   pluribus reproduce                                            all tables, and what they need
   pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       less than the paper, which the heading says
   pluribus reproduce fedh2l-table2 --summary benchmarks/results what was measured, without running anything
@@ -757,7 +760,7 @@ def _reproduce(args: list[str]) -> None:
     flags: list[Any] = [
         ("name", _word(tyro.conf.Positional[str], "NAME", "The table.", "(default: list all)"), ""),
         ("seeds", _word(int | None, "INT", "Number of seeds.", "(default: as the table has it)"), None),
-        ("rounds", _word(int | None, "INT", "Rounds of every run.", "(default: the paper's)"), None),
+        ("rounds", _word(int | None, "INT", "Rounds of every run.", "(default: as the table has it)"), None),
         ("only", _word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
         _flag("view", View, AFTER, f"For differences between rows. {ABOUT}"),
         ("jobs", _word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),

@@ -123,8 +123,10 @@ class Beside:
     @property
     def heading(self) -> str:
         """What this is, and whether it is all of it."""
-        short = self.rounds != self.table.rounds
-        length = f"{self.rounds:,} of the paper's {self.table.rounds:,} rounds" if short else f"{self.rounds:,} rounds"
+        length = f"{self.rounds:,} rounds"
+        if self.rounds != self.table.rounds:
+            whose = "the paper's " if self.table.printed else ""
+            length = f"{self.rounds:,} of {whose}{self.table.rounds:,} rounds"
         return f"{self.table.title}   {length}"
 
     @property
@@ -160,12 +162,9 @@ class Beside:
         return [*self._about_figures(), *self._about_differences(), *self.table.notes]
 
     def _about_figures(self) -> Iterator[str]:
-        yield "Ours: " + ", ".join(f"{column} is '{name}'" for column, name in self.table.figures.items()) + "."
-        of = "one run" if self.table.paper_runs == 1 else f"the mean of {self.table.paper_runs} runs"
-        yield (
-            f"±: standard deviation over seeds. *: the paper's figure, taken as {of}, lies outside 95 % of what "
-            f"further runs of ours would give."
-        )
+        columns = ", ".join(f"{column} is '{name}'" for column, name in self.table.figures.items())
+        yield f"Ours: {columns}." if self.table.printed else f"{columns}."
+        yield f"±: standard deviation over seeds.{self._about_paper()}"
         yield from self._about_views()
         missing = [row.name for row in self.table.rows if row.name not in self.runs]
         if missing:
@@ -175,6 +174,12 @@ class Beside:
         )
         if where:
             yield f"Ran on {'; '.join(where)}."
+
+    def _about_paper(self) -> str:
+        if not self.table.printed:
+            return ""
+        of = "one run" if self.table.paper_runs == 1 else f"the mean of {self.table.paper_runs} runs"
+        return f" *: the paper's figure, taken as {of}, lies outside 95 % of what further runs of ours would give."
 
     def _about_views(self) -> Iterator[str]:
         """Where a column asks for a view that a row lacks, its own stands there."""

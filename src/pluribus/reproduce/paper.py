@@ -1,6 +1,7 @@
 """A paper's table: its rows, the settings that they share, what the paper prints, and which of our figures that is.
 
-A table is a TOML file in this folder. Its figures stand there as text, to the digit as they are printed.
+A table is a TOML file in this folder. Its figures stand there as text, to the digit as they are printed. A table
+without any figure of a paper shows a paper's claim on other data than the paper's.
 """
 
 from __future__ import annotations
@@ -82,8 +83,13 @@ class PaperTable:
 
     @property
     def rounds(self) -> int:
-        """Of the paper."""
+        """Of the paper, or as many as a table of ours has."""
         return int(self.settings["rounds"])
+
+    @property
+    def printed(self) -> bool:
+        """Whether the paper prints any figure of this table; all are ours alone where it does not."""
+        return any(row.figures for row in self.rows)
 
     def prints(self, column: str) -> bool:
         """Whether the paper has this column, or it is ours alone."""
@@ -123,7 +129,7 @@ def parsed(name: str, written: Mapping[str, Any]) -> PaperTable:
     rows = tuple(
         PaperRow(
             row,
-            {column: Printed(text) for column, text in told["paper"].items()},
+            {column: Printed(text) for column, text in told.get("paper", {}).items()},
             told.get("method", ""),
             told.get("settings", {}),
         )
