@@ -62,7 +62,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     _check_fixed(dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last)
-    task, cards = _task(experiment, dataset, data)
+    task, cards = _task(experiment, dataset, data, given.warmup_rounds())
     one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
@@ -178,7 +178,7 @@ def _fractions(experiment: Experiment) -> Fractions:
     return Fractions(experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test)
 
 
-def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Task, Cards]:
+def _task(experiment: Experiment, dataset: Dataset, data: Federated, warmup: int) -> tuple[Task, Cards]:
     models = assign(experiment.models, experiment.clients)
     channels, height, width = dataset.x.shape[1:]
     domain_of = {}
@@ -190,8 +190,9 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated) -> tuple[Ta
         width=_width(experiment, (channels, height, width), len(dataset.classes), models),
         projector=experiment.projector,
         clients=experiment.clients,
-        rounds=experiment.rounds,
+        rounds=warmup + experiment.rounds,
         seed=experiment.seed,
+        warmup=warmup,
         names=dataset.classes,
         public=data.public(),
         exams=data.exams(domain_of) if domain_of else {},

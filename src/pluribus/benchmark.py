@@ -220,6 +220,9 @@ class _Watch:
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         """Stop the clock while the bare loop runs."""
+        if record["round"] < self._parts.task.warmup:  # no model trains: nothing to compare with
+            self._go_on()
+            return
         seconds = round(now(self._parts.device) - self._since, 6)
         self._note_gpu_memory()
         present, _ = self._federation.sampled(record["round"])

@@ -16,12 +16,14 @@ ROUNDS = 2  # that are measured: a client's first one may hold training that no 
 
 @dataclass(frozen=True)
 class Budget:
-    """Gradient steps that a client takes in a round, and more when it first takes part."""
+    """Gradient steps that a client takes in a round, more when it first takes part, and those of the warm-up."""
 
     once: float
     each: float
     share: float
     """Of the clients, who take part in a round."""
+    warmup: float = 0.0
+    """Steps of all rounds of warm-up."""
 
     def after(self, rounds: int) -> float:
         """Steps per client after so many rounds, as they are expected.
@@ -30,7 +32,7 @@ class Budget:
         (150.0, 20.0)
         """
         began = 1 - (1 - self.share) ** rounds
-        return self.once * began + self.each * self.share * rounds
+        return self.warmup + self.once * began + self.each * self.share * rounds
 
     def rounds_for(self, steps: float, least: int) -> int:
         """The number of rounds that comes nearest, `least` or more.
@@ -62,14 +64,15 @@ def _measured(described: Experiment, place: Path) -> Budget:
         raise ConfigError(
             f"--equal-steps measures {ROUNDS} rounds of {described.method}, and cannot: {error}"
         ) from error
-    (first, _), (later, _) = means = [_mean(record["steps"]) for record in history]
+    warmup = sum(sum(record["steps"].values()) for record in history[:-ROUNDS]) / described.clients
+    (first, _), (later, _) = means = [_mean(record["steps"]) for record in history[-ROUNDS:]]
     if not later:
         raise ConfigError(
             f"{described.method} takes no gradient step after its first round, so more rounds would not give it more: "
             f"leave out --equal-steps."
         )
     share = sum(taking for _, taking in means) / len(means) / described.clients
-    return Budget(max(0.0, first - later), later, share)
+    return Budget(max(0.0, first - later), later, share, warmup)
 
 
 def _mean(steps: Mapping[str, int]) -> tuple[float, int]:

@@ -94,11 +94,12 @@ class Client:
         """Start the work of one exchange."""
         self._round, self._exchange, self._fits, self._loss, self.steps = t, exchange, 0, None, 0
         self.inbox = None
-        for name, value in {"lr": self.local.rule.rate(max(t, 0)), **now}.items():
+        trained = max(t - self.task.warmup, 0)  # rounds of training so far, by which the learning rate decays
+        for name, value in {"lr": self.local.rule.rate(trained), **now}.items():
             kind = torch.float64 if name == "lr" else torch.float32
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
         for optimiser in self.optimisers.values():
-            optimiser.begin(max(t, 0))
+            optimiser.begin(trained)
         if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round go on with its optimisers
             for optimiser in self.optimisers.values():
                 if optimiser.life == "round":
@@ -142,7 +143,7 @@ class Client:
         return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMISERS)}
 
     def loss(self) -> float | None:
-        """Mean training loss of the last fit of this exchange."""
+        """Mean training loss of the last fit of this exchange whose steps gave one."""
         return None if self._loss is None else float(self._loss)
 
     # ---- what a method uses ----------------------------------------------------------------------------------------
@@ -197,7 +198,9 @@ class Client:
         with self._training(len(data)):
             for part, module in (("model", self.model), ("state", self.state)):
                 set_keys(module, draws.number(*key, part))
-            self._loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
+            loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
+        if loss is not None:
+            self._loss = loss
         self.steps += len(sizes)
         return len(sizes)
 

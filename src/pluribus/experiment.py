@@ -187,6 +187,10 @@ class Experiment:
         check_names(self.hyper, _field_names(cls), f"option of {self.method}", f"pluribus run {self.method} --help")
         return cls(**fitted(cls, self.hyper))
 
+    def all_rounds(self) -> int:
+        """T, and the method's rounds of warm-up before."""
+        return self.build_method().warmup_rounds() + self.rounds
+
     def settings(self) -> dict[str, Any]:
         """As plain values, for a TOML file. `out` is left out: it is where the file lies."""
         values = dataclasses.asdict(self) | {"hyper": hyperparameters(self.build_method())}

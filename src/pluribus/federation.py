@@ -248,8 +248,9 @@ class Federation:
     # ---- what is measured ------------------------------------------------------------------------------------------
 
     def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Figures]]:
-        experiment = self.parts.experiment
-        if (t + 1) % experiment.evaluate_every and t != experiment.rounds - 1:
+        experiment, task = self.parts.experiment, self.parts.task
+        trained = t + 1 - task.warmup  # rounds in which models have trained
+        if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         down = self.method.exchanges[0].down if self.method.views != ("after",) else None
@@ -303,6 +304,7 @@ class Federation:
             data=experiment.data,
             seed=experiment.seed,
             rounds=experiment.rounds,
+            warmup=self.parts.task.warmup,
             views=self.method.views,
             history=self.history,
             ledger=self.ledger,

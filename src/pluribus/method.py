@@ -87,6 +87,10 @@ class Method:
         """The method with hyper-parameters filled in that are not set and depend on the clients' models."""
         return self
 
+    def warmup_rounds(self) -> int:
+        """Rounds before the experiment's own, in which no model trains, so nobody is evaluated in them."""
+        return 0
+
     def schema(self, task: Task, card: Card) -> Wire | tuple[Wire, ...]:
         """What may travel: one Wire, or one per exchange. Equal for all clients with one model."""
         return Wire()

@@ -59,6 +59,8 @@ class Result:
     clients: Mapping[int, ClientFacts]
     folder: Path
     warnings: list[str] = field(default_factory=list)
+    warmup: int = 0
+    """Rounds before the others, in which no model trained. `history` begins with them; `rounds` does not count them."""
 
     @classmethod
     def read(cls, folder: Path) -> Result:
@@ -70,9 +72,8 @@ class Result:
             facts = {int(k): _facts(int(k), one) for k, one in said["clients"].items()}
             about = {name: said[name] for name in ("method", "data", "seed", "rounds", "warnings")}
             history = read_lines(folder / "metrics.jsonl")
-            return cls(
-                **about, views=tuple(said["summary"]), history=history, ledger=ledger, clients=facts, folder=folder
-            )
+            about |= {"warmup": said.get("warmup", 0), "views": tuple(said["summary"])}
+            return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise CheckpointError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
 
@@ -151,7 +152,8 @@ class Result:
             "method": self.method,
             "data": self.data,
             "seed": self.seed,
-            "rounds": len(self.history),
+            "rounds": max(0, len(self.history) - self.warmup),
+            "warmup": self.warmup,
             "accuracy": self.accuracy,
             "accuracy_is": f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}",
             "summary": self.summary,

@@ -23,9 +23,10 @@ if TYPE_CHECKING:
 class Task:
     """The common ground of a federation.
 
-    `width` is K, the width of the features that travel; None where every model keeps its own. `public` holds the sets
-    that all parties know, by owner; `exams` the shared val and test sets per domain. `weights` says where pretrained
-    backbones come from.
+    `width` is K, the width of the features that travel; None where every model keeps its own. `rounds` are all rounds
+    of the run, and `warmup` says how many of them, the first ones, train no model. `public` holds the sets that all
+    parties know, by owner; `exams` the shared val and test sets per domain. `weights` says where pretrained backbones
+    come from.
     """
 
     classes: int
@@ -40,6 +41,7 @@ class Task:
     exams: Mapping[str, Mapping[str, Data]] = field(default_factory=dict)
     domain_of: Mapping[int, int] = field(default_factory=dict)
     weights: str | None = None
+    warmup: int = 0
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator that every party derives alike from this key: nothing has to travel."""

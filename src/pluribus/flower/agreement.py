@@ -45,6 +45,8 @@ class Agreement:
     optimizer_life: Life = "round"
     augment: tuple[str, ...] = ()
     """Random changes to training images."""
+    warmup: int = 0
+    """Rounds before `rounds`, in which no model trains."""
     public: tuple[int, ...] = ()
     """How many public images each client gave, where there are public images."""
     public_digest: str = ""
@@ -71,6 +73,7 @@ class Agreement:
             batch=one.batch_size,
             optimizer_life=one.optimizer_life,
             augment=augmentations(one.augment),
+            warmup=one.build_method().warmup_rounds(),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -96,6 +99,7 @@ class Agreement:
                 "shape": (whole(channels, 1, MOST), whole(height, 1, MOST), whole(width, 1, MOST)),
                 "width": None if facts["width"] is None else whole(facts["width"], 1, MOST),
                 "seed": whole(facts["seed"]),
+                "warmup": whole(facts.get("warmup", 0), 0, MOST),  # a state folder may be older than this
                 "rule": Rule(**fitted(Rule, facts["rule"])),
                 "augment": tuple(map(_text, facts["augment"])),
                 "public": tuple(whole(size, 0) for size in facts["public"]),
@@ -144,9 +148,10 @@ class Agreement:
             width=self.width,
             projector=self.projector,
             clients=self.clients,
-            rounds=self.rounds,
+            rounds=self.warmup + self.rounds,
             seed=self.seed,
             names=self.classes,
+            warmup=self.warmup,
         )
 
     def local(self) -> Local:

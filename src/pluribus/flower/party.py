@@ -80,7 +80,7 @@ class Party:
         self._agree(agreement, k)
         try:
             if verb == "evaluate":
-                t = _number(head, "t", agreement.rounds)
+                t = _number(head, "t", agreement.task().rounds)
                 return self._evaluate(t, k, request.parts.get("down"), _best(head.get("best"), agreement))
             return self._once(request, k)
         except BaseException:
@@ -294,7 +294,7 @@ def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:
     stages = ("teach", "learn") if isinstance(method, PeerMethod) else ("work",)
     if verb not in stages:
         raise MessageError(f"{agreement.method} knows no '{shown(verb)}'.")
-    t = _number(head, "t", agreement.rounds)
+    t = _number(head, "t", agreement.task().rounds)
     return Step(t, _number(head, "stage", len(method.exchanges)) if verb == "work" else stages.index(verb))
 
 
@@ -305,7 +305,7 @@ def _best(said: Any, agreement: Agreement) -> Selection | None:
     val = said.get("val") if isinstance(said, dict) else math.nan
     if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
         raise MessageError("the request has a 'best' that cannot be.")
-    return Selection(_number(said, "round", agreement.rounds), val)
+    return Selection(_number(said, "round", agreement.task().rounds), val)
 
 
 def _number(head: Mapping[str, Any], name: str, end: int) -> int:

@@ -31,7 +31,7 @@ def figure(name: str, one: Finished) -> float | None:
         return None if reached is None else reached[0] if found["what"] == "rounds" else reached[1] / KB
     if name == "KB per client and round":
         travelled = one.run.result["bytes"]["up"] + one.run.result["bytes"]["down"]
-        return travelled / len(one.run.result["clients"]) / one.rounds / KB  # type: ignore[no-any-return]
+        return travelled / len(one.run.result["clients"]) / one.all_rounds / KB  # type: ignore[no-any-return]
     raise ConfigError(f"there is no figure '{name}'.")
 
 

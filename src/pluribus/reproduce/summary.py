@@ -47,6 +47,11 @@ class Finished:
         """How long it was."""
         return int(self.settings["rounds"])
 
+    @property
+    def all_rounds(self) -> int:
+        """With the rounds of warm-up before."""
+        return experiment(**self.settings).all_rounds()
+
     def has(self, targets: Iterable[str], view: str) -> bool:
         """Whether what was kept says when these accuracies were reached, and how each client fared in a view."""
         return self.reached.keys() >= set(targets) and replace(self.run, wanted=view).by_client is not None

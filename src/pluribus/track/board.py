@@ -38,8 +38,8 @@ class Board:
             done = (Path(one.out or "") / "result.json").exists()
             self._tasks[one.out or ""] = self._bar.add_task(
                 escape(Path(one.out or "").name.ljust(width)),
-                total=one.rounds,
-                completed=one.rounds if done else 0,
+                total=one.all_rounds(),
+                completed=one.all_rounds() if done else 0,
                 accuracy="",
                 state="done before" if done else "waiting",
             )

@@ -25,6 +25,9 @@ if TYPE_CHECKING:
     from pluribus.prediction import Prediction
 
 
+WARMUP = "warm-up"  # where the accuracy will stand
+
+
 class Progress:
     """A live bar with accuracy, bytes and time left (time taken, at the end), on standard error."""
 
@@ -60,7 +63,8 @@ class Progress:
             self.bar.remove_task(self._task)
             self._warned = 0
         name = f"{federation.parts.experiment.method:10}"
-        columns: dict[str, Any] = {"accuracy": "     ", **_traffic(federation.ledger)}
+        warm = done < federation.parts.task.warmup
+        columns: dict[str, Any] = {"accuracy": WARMUP if warm else "     ", **_traffic(federation.ledger)}
         self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)
         self._warn()
 
@@ -71,6 +75,8 @@ class Progress:
         mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
         if mean is not None:
             columns["accuracy"] = f"{mean:.3f}"
+        elif record["round"] + 1 == self._federation.parts.task.warmup:
+            columns["accuracy"] = "     "
         self.bar.update(self._task, advance=1, **columns)
         self._warn()
 
@@ -138,7 +144,10 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
     about += "" if alike else ". Different views: this is no comparison of methods"
     about += ". Gradient steps per client differ by more than a tenth" if _unequal(results) else ""
-    console.print(Padding(about, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
+    warmed = [of for of in results if of.warmup]
+    lengths = [f"{of.method}: {_count(of.warmup, 'round')} of warm-up, then {of.rounds} of training" for of in warmed]
+    for text in (about, *lengths):
+        console.print(Padding(text, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
 
 
 def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
