@@ -74,9 +74,11 @@ def tiny(**settings: Any) -> dict[str, Any]:
 
 
 def enlarged(method: AnyMethod, **settings: Any) -> dict[str, Any]:
-    """Settings with the digits as large as a method has its own by default; whatever is given wins."""
+    """Settings with the digits as large as a method has its own by default, and one round of warm-up where it has
+    some; whatever is given wins."""
     cls = find(method) if isinstance(method, str) else method
-    return {name: cls.defaults[name] for name in ("image_size",) if name in cls.defaults} | settings
+    short = {"warmup": 1} if isinstance(cls, type) and cls().warmup_rounds() else {}
+    return short | {name: cls.defaults[name] for name in ("image_size",) if name in cls.defaults} | settings
 
 
 def new_folder() -> str:

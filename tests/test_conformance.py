@@ -72,6 +72,7 @@ SHORT = {
     "finetune_epochs": 2,
     "server_epochs": 5,
     "generator_steps": 5,
+    "warmup": 0,
 }
 
 

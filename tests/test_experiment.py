@@ -15,6 +15,7 @@ import pluribus
 from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import FLAG_GROUPS, main
+from pluribus.comparison import described_by
 from pluribus.errors import OTHER_NAMES, ConfigError
 from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml, known_settings
 from pluribus.fields import flag
@@ -42,6 +43,16 @@ class Enlarging(Method):
     """A method whose defaults suit data of its own."""
 
     defaults = MappingProxyType({"image_size": 16, "partition": "iid", "rounds": 3})
+
+
+@dataclasses.dataclass(frozen=True)
+class Embedded(Method):
+    """A method that needs another rate on the embedded data and models than its paper has."""
+
+    defaults = MappingProxyType({"rounds": 3, "rate": 10.0})
+
+    rate: float = 0.1
+    """Of something."""
 
 
 # ---- one set of names and defaults -----------------------------------------------------------------------------------
@@ -80,6 +91,46 @@ def test_a_methods_defaults_leave_named_data_alone(method: str, tmp_path: Path) 
                 continue
             assert value in (getattr(usual, name), "auto" if name == "partition" else None), name
     assert experiment(method, written(tmp_path / "short.toml", "rounds = 3")).data == experiment(method).data
+
+
+def test_hyper_parameters_for_the_embedded_data_and_models_hold_where_neither_is_named(tmp_path: Path) -> None:
+    own = "test_experiment.Embedded"
+
+    def rate(*args: Any, **settings: Any) -> Any:
+        return experiment(*args, **settings).settings()["hyper"]["rate"]
+
+    assert rate(own) == rate(Embedded) == rate(own, rounds=2, clients=3) == 10
+    assert rate(own, data="digits") == rate(own, models="mlp-64") == 0.1
+    assert rate(own, rate=2.0) == 2
+    assert rate(Embedded()) == 0.1  # an instance is as it was made
+    config = tmp_path / "config.toml"
+    for written, expected in (("", 10), ("models = 'small'\n", 0.1), ("[hyper]\nrate = 3.0\n", 3)):
+        config.write_text(f"method = '{own}'\nrounds = 1\n{written}")
+        assert rate(None, config) == expected
+    written = to_toml(experiment(own).settings() | {"rounds": 1})
+    config.write_text(written)
+    assert rate(None, config) == 10  # as the run had it, though the file names its data
+
+
+def test_the_command_line_shows_which_of_them_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    for flags, expected in (([], "10.0"), (["--models", "mlp-64"], "0.1"), (["--data=digits"], "0.1")):
+        with pytest.raises(SystemExit):
+            main(["run", "test_experiment.Embedded", *flags, "--help"])
+        (line,) = [line for line in capsys.readouterr().out.splitlines() if "--rate" in line]
+        assert f"default: {expected}" in line
+
+
+def test_a_comparison_and_another_method_beside_have_them_too(tmp_path: Path) -> None:
+    own = "test_experiment.Embedded"
+    for settings, expected in (({}, 10), ({"data": "digits"}, 0.1), ({"models": "mlp-64"}, 0.1)):
+        assert described_by(["local", own], None, {}, settings)[own].build_method().rate == expected
+    assert described_by([own], None, {own: {"rate": 4.0}}, {})[own].build_method().rate == 4
+    assert described_by([Embedded()], None, {}, {})[own].build_method().rate == 0.1
+    out, small = tmp_path / "run", ["--rounds", "1", "--clients", "2", "--threads", "1", "--json"]
+    for named, expected in (([], 10), (["--models", "mlp-64"], 0.1)):
+        folder = out.with_name(f"run-{expected}")
+        assert main(["run", "local", "--against", own, *small, *named, "--out", str(folder)]) == 0
+        assert experiment(None, f"{folder}-{own}/config.toml").hyper["rate"] == expected
 
 
 def test_data_settings_are_those_of_the_command_line() -> None:

@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from rich.console import Console
 from torch import Tensor, nn
 from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
-from kit import ByHand, Memory, StopAfter, StoppedError, check_step, checked_steps, differing
+from conftest import assemble_tiny, new_folder, run_tiny, site_of, tiny
+from kit import ByHand, Memory, StopAfter, StoppedError, check_step, checked_steps, differing, kept, numbers
 from parties import CPU, card_of, copies, data_of, noise, server_of, signs, task_of
+from pluribus.assembly import assemble
+from pluribus.budget import equal_rounds
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
-from pluribus.errors import ConfigError, MessageError
+from pluribus.errors import CheckpointError, ConfigError, MessageError
+from pluribus.experiment import experiment
 from pluribus.folder import RunFolder
 from pluribus.message import Kept, Message, Rows, decode, encode
 from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits, jvp_by_double_backward
 from pluribus.models import Split
 from pluribus.models.dropout import Dropout
 from pluribus.optim import Rule
+from pluribus.result import Result
+from pluribus.track.console import Progress
 from toys import RowReader
 
 C, K = 10, 64  # of the small group on digits
@@ -93,9 +100,10 @@ def client_for(
     batch: int = 8,
     k: int = 0,
     t: int = 0,
+    warmup: int = 0,
 ) -> Client:
     """A client that a site would bring to life, with these guiding vectors received, in round t."""
-    task = task_of(classes, model.width, clients=k + 1)
+    task = replace(task_of(classes, model.width, clients=k + 1), warmup=warmup)
     card = card_of(k, task, len(data))
     client = Client(card, task, model, {"train": data}, Local(Rule(lr=lr), 1, batch), CPU)
     method.prepare(client)
@@ -445,29 +453,24 @@ class TestLoss:
         assert loss.item() == pytest.approx(0.6931472)
 
     @both_names
-    def test_what_is_logged_is_the_cross_entropy_alone(self, name):
-        """Of one study batch, by the model that the round leaves; in the warm-up too."""
-        hand = ByHand(assemble_tiny(name, models="mlp-64", warmup=1))
+    def test_what_is_logged_is_the_cross_entropy_of_the_study_over_its_samples(self, name, monkeypatch):
+        """Of each batch as it is met; not that of the report's batch, and none in the warm-up."""
+        hand = ByHand(assemble_tiny(name, models="mlp-64", warmup=1, epochs=2))
         with torch.no_grad():
             hand.server.state.guides.mul_(100)  # the distance would show
-        for t in range(2):
-            batches: list[Batch] = []
-            fit = Client.fit
+        step, met = FedL2G.step, list[tuple[float, int]]()
 
-            def watched(client, step, *args, fit=fit, batches=batches, **how):
-                def one(client, batch):
-                    batches.append(batch)
-                    return step(client, batch)
-
-                return fit(client, one, *args, **how)
-
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(Client, "fit", watched)
-                reply = hand.site.work(t, 0, 0, hand.download(0, 0))
-            last = batches[-1]
+        def watched(method, client, batch):
             with torch.no_grad():
-                expected = F.cross_entropy(hand.site.client(0).model(last.x), last.y).item()
-            assert reply.loss == pytest.approx(expected, rel=1e-5)
+                met.append((F.cross_entropy(client.model(batch.x), batch.y).item(), batch.n))
+            return step(method, client, batch)
+
+        monkeypatch.setattr(FedL2G, "step", watched)
+        assert hand.site.work(0, 0, 0, hand.download(0, 0)).loss is None
+        assert met == []
+        reply = hand.site.work(1, 0, 0, hand.download(0, 0))
+        assert len({n for _, n in met}) == 2  # the last batch of an epoch is smaller, and counts less
+        assert reply.loss == pytest.approx(sum(loss * n for loss, n in met) / sum(n for _, n in met), rel=1e-5)
 
 
 # ---- who reports what ------------------------------------------------------------------------------------------------
@@ -479,10 +482,10 @@ class TestReports:
         """Five classes, of which the client holds three and the batch may miss one."""
         seen = set()
         for t in range(8):
-            method = cls(warmup=100)
+            method = cls()
             labels = [(0, 2, 3)[i % 3] for i in range(24)]
             model = Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 5), 6)
-            client = client_for(method, model, data_of(noise(24), labels), classes=5, batch=3, t=t)
+            client = client_for(method, model, data_of(noise(24), labels), classes=5, batch=3, t=t, warmup=8)
             batch, pi = guide(method, client)
             here = set(batch.y.tolist())
             for c in range(5):
@@ -510,7 +513,7 @@ class TestReports:
     @pytest.mark.parametrize("batch", [4, 10])
     def test_bytes(self, name, batch):
         """Up: at most min(B, c_i) rows with their class numbers. Down: C x M floats."""
-        settings = {"rounds": 3, "partition": "pathological", "classes_per_client": 5, "batch_size": batch}
+        settings = {"rounds": 2, "partition": "pathological", "classes_per_client": 5, "batch_size": batch}
         result, parts = run_tiny(name, **settings), assemble_tiny(name, **settings)
         width = C if name == "fedl2g-l" else K
         entries = list(result.ledger.entries())
@@ -557,19 +560,99 @@ class TestWarmUp:
             heads = [f"client {k} model.head.weight" for k in range(4)]
             assert changed == [] if t < 2 else set(heads) <= set(changed)
 
+    @both_names
+    def test_comes_before_the_rounds_of_training(self, name):
+        """T' = 3 and T = 4: seven rounds in the records, of which the last four train."""
+        result = run_tiny(name, rounds=4, warmup=3, evaluate_every=3)
+        assert (result.warmup, result.rounds) == (3, 4)
+        assert [record["round"] for record in result.history] == list(range(7))
+        assert [record["loss"] is None for record in result.history] == [True] * 3 + [False] * 4
+        evaluated = [record["round"] for record in result.history if record["clients"]]
+        assert evaluated == [5, 6]  # the third round of training, and the last
+        told = result.to_json()
+        assert (told["rounds"], told["warmup"]) == (4, 3)
+        again = Result.read(result.folder)
+        assert (again.rounds, again.warmup, again.accuracy) == (4, 3, result.accuracy)
+
     @both_variants
-    @pytest.mark.parametrize(("rounds", "expected"), [(1, 0), (19, 0), (20, 1), (40, 2), (1000, 50)])
-    def test_unset_it_is_a_twentieth(self, cls, rounds, expected):
-        task = pluribus.task.Task(C, (1, 8, 8), K, "pool", 4, rounds, 0)
-        assert cls().warm_rounds(task) == expected
-        assert cls(warmup=3).warm_rounds(task) == 3
-        assert cls(warmup=0).warm_rounds(task) == 0
+    def test_has_fifty_rounds_however_short_the_run_is(self, cls):
+        assert cls().warmup_rounds() == 50
+        one = experiment(cls, rounds=1)
+        assert (one.rounds, one.all_rounds()) == (1, 51)
+        task = assemble(one).task
+        assert (task.rounds, task.warmup) == (51, 50)
 
     @both_names
-    def test_it_leaves_a_round_to_train(self, name):
-        with pytest.raises(ConfigError, match="--warmup 5 takes all of --rounds 5"):
-            assemble_tiny(name, rounds=5, warmup=5)
-        assemble_tiny(name, rounds=6, warmup=5)
+    def test_none_is_an_ablation_that_the_run_tells_of(self, name):
+        assert any("--warmup is 0" in warning for warning in assemble_tiny(name, warmup=0).warnings)
+        assert not any("--warmup" in warning for warning in assemble_tiny(name, warmup=1).warnings)
+        with pytest.raises(ConfigError, match="--warmup must be at least 0, not -1"):
+            assemble_tiny(name, warmup=-1)
+
+    def test_the_learning_rate_decays_from_the_first_round_of_training_on(self):
+        site = site_of(assemble_tiny("fedl2g-l", lr=0.5, lr_decay=0.1, warmup=3))
+        rates = []
+        for t in range(5):
+            client = site.client(0)
+            client.begin(t, 0, {})
+            rates.append((client.now["lr"].item(), client.optimisers["model"]._torch.param_groups[0]["lr"]))
+        assert rates == [pytest.approx((rate, rate)) for rate in (0.5, 0.5, 0.5, 0.5, 0.05)]
+
+    @both_names
+    @pytest.mark.parametrize("last", [1, 2, 3])
+    def test_a_run_stopped_in_it_resumes_to_the_same_bits(self, name, last):
+        """In the midst, at its end, and after a round of training."""
+        settings = {"rounds": 2, "warmup": 3, "checkpoint_every": 1}
+        whole, folder = run_tiny(name, **settings), new_folder()
+        with pytest.raises(StoppedError):
+            run_tiny(name, folder, observers=[StopAfter(last)], **settings)
+        resumed = pluribus.resume(folder, progress=False)
+        assert numbers(resumed) == numbers(whole)
+        assert differing(kept(resumed), kept(whole)) == []
+
+    def test_workers_leave_the_same_bits(self):
+        alone, spread = (run_tiny("fedl2g-f", warmup=2, workers=workers, threads=1) for workers in (1, 2))
+        assert numbers(alone) == numbers(spread)
+        assert differing(kept(alone), kept(spread)) == []
+
+    def test_a_run_stopped_in_it_has_no_selected_model_yet(self):
+        folder = new_folder()
+        with pytest.raises(StoppedError):
+            run_tiny("fedl2g-l", folder, warmup=2, checkpoint_every=1, observers=[StopAfter(0)])
+        with pytest.raises(CheckpointError, match="never evaluated"):
+            pluribus.load_model(folder, 0)
+        assert pluribus.load_model(folder, 0, "last") is not None
+
+    def test_the_table_and_the_bar_tell_of_it(self, capsys):
+        shown = io.StringIO()
+        bar = Progress(Console(file=shown, width=80, force_terminal=True))
+        seen = []
+
+        class Look(StopAfter):
+            def round(self, record, ledger):
+                seen.append(bar.bar.tasks[0].fields["accuracy"].strip())
+
+        result = run_tiny("fedl2g-l", warmup=2, rounds=3, evaluate_every=2, observers=[bar, Look(99)])
+        assert seen[0] == "warm-up"
+        assert seen[1:3] == ["", ""]
+        assert float(seen[3]) > 0
+        result.table()
+        assert "2 rounds of warm-up, then 3 of training" in capsys.readouterr().out
+
+    def test_equal_steps_count_its_reports(self):
+        """A report is one step; five of them in the warm-up, and one in each round of training."""
+        one = experiment("fedl2g-l", **tiny(clients=2, models="mlp-64", warmup=5, rounds=3, partition="iid"))
+        other = experiment("local", **tiny(clients=2, models="mlp-64", rounds=3, partition="iid"))
+        rounds = equal_rounds({"fedl2g-l": one, "local": other})
+        assert rounds["fedl2g-l"] == 3
+        taken = run_tiny("fedl2g-l", clients=2, models="mlp-64", warmup=5, rounds=3, partition="iid").steps_per_client
+        each = run_tiny("local", clients=2, models="mlp-64", rounds=1, partition="iid").steps_per_client
+        assert rounds["local"] == round(taken / each)
+
+    def test_bench_times_rounds_of_training_alone(self):
+        report = pluribus.bench("fedl2g-l", progress=False, **tiny(rounds=2, warmup=3, clients=2))
+        assert len(report.each) == 2
+        assert report.bare_seconds is not None
 
 
 # ---- study and quiz --------------------------------------------------------------------------------------------------
@@ -603,7 +686,7 @@ class TestQuiz:
         parts = assemble_tiny(Watched, rounds=4)
         for k in range(4):
             mine = [record for record in trained_on if record[1] == k]
-            assert {record[0] for record in mine} == {0, 1, 2, 3}
+            assert {record[0] for record in mine} == {0, 1, 2, 3, 4}
             (quiz,) = {tuple(record[4]) for record in mine}
             assert len(quiz) == 10
             studied = {row for record in mine for row in record[3]}
@@ -617,7 +700,7 @@ class TestQuiz:
         with pytest.raises(StoppedError):
             run_tiny(Watched, folder, rounds=2, checkpoint_every=1, observers=[StopAfter(0)])
         pluribus.resume(folder, progress=False)
-        assert {record[0] for record in trained_on} == {0, 1}
+        assert {record[0] for record in trained_on} == {0, 1, 2}
         assert len({(record[1], tuple(record[4])) for record in trained_on}) == 4
 
     @both_variants
@@ -759,10 +842,21 @@ class TestServer:
         assert all(moved > 0 for moved in told)
 
     @both_names
+    def test_tells_how_large_the_reports_are(self, name):
+        """By client, of those who answered: the norm of what was uploaded."""
+        parts = assemble_tiny(name)
+        hand = ByHand(parts)
+        answers = hand.round(0, [1, 3])
+        sent = {k: decode(answers[0, k], hand.site.wires(k)[0].up, "client").rows("gradient") for k in (1, 3)}
+        norms = {str(k): rows.value.double().square().sum().sqrt().item() for k, rows in sent.items()}
+        assert min(norms.values()) > 0
+        assert hand.server.notes["reports"] == {k: pytest.approx(norm, rel=1e-5) for k, norm in norms.items()}
+
+    @both_names
     def test_frozen_guides(self, name):
         result = run_tiny(name, rounds=2, server_lr=0.0)
         start = torch.randn((C, C if name == "fedl2g-l" else K), generator=assemble_tiny(name).task.draw("guides"))
-        assert [record["notes"] for record in result.history] == [{"guides_moved": 0.0}] * 2
+        assert [record["notes"]["guides_moved"] for record in result.history] == [0.0] * 3
         assert torch.equal(RunFolder.open(result.folder).checkpoint.server()["guides"], start)
 
     @both_names
@@ -803,7 +897,8 @@ class TestModels:
     @both_names
     def test_heads_may_differ(self, name):
         result = run_tiny(name, models="mlp-64,test_fedl2g.deep_head,cnn-16-32,test_fedl2g.small_vit")
-        assert all(record["answered"] == 4 and record["loss"] is not None for record in result.history)
+        assert all(record["answered"] == 4 for record in result.history)
+        assert all(record["loss"] is not None for record in result.history[result.warmup :])
 
     def test_logits_need_no_common_width(self):
         result = run_tiny("fedl2g-l", models="mlp-64,test_fedl2g.narrow", projector="none")
@@ -816,9 +911,9 @@ class TestModels:
 
     @both_names
     def test_settings_survive_their_file(self, name):
-        """Unset hyper-parameters are left out of the file, and come back unset."""
+        """Hyper-parameters that are not set are left out of the file, and come back so."""
         result = run_tiny(name, rounds=1)
-        assert "warmup" not in (result.folder / "config.toml").read_text()
+        assert "quiz" not in (result.folder / "config.toml").read_text()
         assert pluribus.resume(result.folder, progress=False).accuracy == result.accuracy
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import pluribus
-from conftest import enlarged, few_digits, new_folder
+from conftest import enlarged, few_digits, new_folder, site_of
 from kit import StopAfter, StoppedError, differing, numbers
 from parties import CPU
 from pluribus.assembly import Assembly, assemble
@@ -38,8 +38,9 @@ from pluribus.flower.party import Means, Party
 from pluribus.flower.remote import Missing, Transport
 from pluribus.flower.worker import Desk, means_of
 from pluribus.folder import RunFolder
-from pluribus.message import decode
+from pluribus.message import decode, encode
 from pluribus.result import Result
+from pluribus.server import Server
 from pluribus.task import Card
 from test_images import sides
 
@@ -51,9 +52,9 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     """A simulation, and what a federation of real sites must agree on to do the same."""
     parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
-    facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "rounds", "seed")}
+    facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "warmup", "seed")}
     how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
-    how["optimizer_life"] = local.life
+    how |= {"optimizer_life": local.life, "rounds": parts.experiment.rounds}
     return parts, Agreement("run", method, dataclasses.asdict(parts.method), task.names, **how, **facts), given
 
 
@@ -117,7 +118,7 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
 
 RUNS: dict[str, dict[str, Any]] = {
     "fedgh": {"augment": "crop,flip,erase"},
-    "fedl2g-f": {},
+    "fedl2g-f": {"warmup": 2},
     "fedfree": {"momentum": 0.9},
     "fedgen": {},
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
@@ -592,6 +593,8 @@ NO_AGREEMENT: dict[str, tuple[dict[str, Any], str]] = {
     "no method": ({"method": ["local"]}, "what the server agrees on cannot be read ('['local']' is no text)."),
     "an unknown fact": ({"secret": 1}, "what the server agrees on cannot be read"),
     "many clients": ({"clients": 10**9}, "what the server agrees on cannot be read (1000000000 is out of range)."),
+    "less than no warm-up": ({"warmup": -1}, "what the server agrees on cannot be read (-1 is out of range)."),
+    "endless warm-up": ({"warmup": 10**9}, "what the server agrees on cannot be read (1000000000 is out of range)."),
     "no epochs": ({"epochs": None}, "what the server agrees on cannot be read ('None' is no whole number)."),
     "a flat image": ({"shape": [8, 8]}, "what the server agrees on cannot be read"),
     "a rule of no kind": ({"rule": 1}, "what the server agrees on cannot be read"),
@@ -624,6 +627,21 @@ def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> No
     assert refusal.startswith(sentence)
     assert _files(tmp_path) == known
     assert answer(request(agreement)) == done
+
+
+def test_rounds_of_warm_up_are_rounds_too(tmp_path: Path) -> None:
+    parts, agreement, _ = agreed("fedl2g-l", warmup=2, rounds=1)
+    site, desk = site_of(parts), Desk(party_of(parts, None, 0, tmp_path))
+    method, server = parts.method, Server(parts.task, parts.cards)
+    method.setup(server)
+    down = encode(method.download(server, 0), site.wires(0)[0].down, "server")
+
+    def asked(t: int) -> dict[str, Any]:
+        head = {"verb": "work", "client": 0, "t": t, "stage": 0, "agreement": agreement.facts()}
+        return unseal(desk.answer(seal(head, {"down": down}))).head
+
+    assert [asked(t).get("loss") is None for t in range(3)] == [True, True, False]
+    assert "3 is out of range" in asked(3)["refused"]
 
 
 @pytest.mark.parametrize(

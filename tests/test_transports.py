@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import pluribus
-from conftest import few_digits, new_folder
+from conftest import enlarged, few_digits, new_folder
 from kit import kept, numbers, selected
 from network import Network
 from pluribus.assembly import Assembly, assemble
@@ -50,8 +50,12 @@ SETTINGS: dict[str, Any] = {
 }
 
 
+def settings_of(method: str) -> dict[str, Any]:
+    return enlarged(method, **SETTINGS)
+
+
 def parts_of(method: str) -> Assembly:
-    return assemble(experiment(method, **SETTINGS))
+    return assemble(experiment(method, **settings_of(method)))
 
 
 def digest(tensors: Mapping[str, torch.Tensor]) -> str:
@@ -63,7 +67,7 @@ def digest(tensors: Mapping[str, torch.Tensor]) -> str:
 
 @cache
 def serial(method: str) -> tuple[str, list[dict[str, Any]]]:
-    result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS)
+    result = pluribus.run(method, progress=False, out=new_folder(), **settings_of(method))
     return digest(everything(result)), numbers(result)
 
 
@@ -76,7 +80,7 @@ def everything(result: Result) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("how", [{"workers": 2}, {"engine": "ray", "workers": 2}], ids=["workers", "ray"])
 def test_on_one_machine(method: str, how: dict[str, Any], cluster: None) -> None:
-    result = pluribus.run(method, progress=False, out=new_folder(), **SETTINGS | how)
+    result = pluribus.run(method, progress=False, out=new_folder(), **settings_of(method) | how)
     assert (digest(everything(result)), numbers(result)) == serial(method)
 
 
@@ -126,7 +130,7 @@ def test_over_the_network(method: str, sites: Sites) -> None:
     network, link, facts = sites
     folder = RunFolder.create(new_folder(), "sites")
     agreed = settled(offer(method), facts, NAMES)
-    result = federation(experiment(method, **SETTINGS), agreed, NAMES, facts, link, folder, 120).run()
+    result = federation(experiment(method, **settings_of(method)), agreed, NAMES, facts, link, folder, 120).run()
     found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}
     for k in NAMES:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}

@@ -338,8 +338,8 @@ def _begun(args: list[str]) -> tuple[Experiment, list[str]]:
     method, args = _take(args, "--method")
     if method is None and args and not args[0].startswith("-"):
         method, args = args[0], args[1:]
-    data, _ = _take(args, "--data")
-    return experiment(method, config, **{} if data is None else {"data": data}), args
+    named = {name: _take(args, f"--{name}")[0] for name in ("data", "models")}  # a method's defaults depend on them
+    return experiment(method, config, **{name: value for name, value in named.items() if value is not None}), args
 
 
 def _take(args: list[str], flag: str) -> tuple[str | None, list[str]]:
@@ -484,7 +484,9 @@ def _run_and_report(
 
     from pluribus.api import run
     from pluribus.assembly import assemble
+    from pluribus.experiment import embedded_hyper
     from pluribus.folder import RunFolder
+    from pluribus.method import find
     from pluribus.standings import about_defaults, overruled
 
     console = Console(stderr=as_json)
@@ -493,7 +495,7 @@ def _run_and_report(
         assemble(described)  # what is wrong with it should not show after the other has run
         RunFolder.check_free(described.out)
         out = f"{described.out}-{against}" if described.out else None
-        other = dataclasses.replace(described, method=against, hyper={}, out=out)
+        other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
         cautions = about_defaults({against: overruled(other, given)}, {against: other})
         chain.insert(0, other)
     results = []
@@ -666,7 +668,8 @@ def _for_all(
     given = _understood(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for name in groups for k, v in vars(getattr(given, _identifier(name))).items()}
     settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
-    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE}
+    usual = {"data", "models"} - _given(args)  # not named: hyper-parameters for the embedded ones hold
+    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
     return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
 
 

@@ -24,7 +24,7 @@ from pluribus.data.datasets import loaded_once
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
 from pluribus.errors import CheckpointError, ConfigError, UnfinishedError, unknown
-from pluribus.experiment import Experiment, experiment, from_toml, known_settings
+from pluribus.experiment import Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.fields import flag
 from pluribus.files import read_json, write_json
 from pluribus.folder import RunFolder, free
@@ -159,8 +159,10 @@ def described_by(
     if callable(common["models"]):
         common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
     described, usual = {}, {name: getattr(Experiment, name) for name in OWN}
+    given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
     for method, name in zip(methods, names, strict=True):
-        alone = {**written.get(name, {}), **own.get(name, {})}
+        embedded = {} if isinstance(method, Method) else embedded_hyper(find(name), given)
+        alone = {**embedded, **written.get(name, {}), **own.get(name, {})}
         for setting in alone:
             if setting in known_settings() and setting not in OWN:
                 raise ConfigError(f"{setting} is the same for all methods: use {flag(setting)}.")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -210,11 +210,14 @@ class Experiment:
 
 def flags(described: Experiment) -> list[str]:
     """The command line of an experiment without its folder: every value that is not what its method has anyway."""
-    usual, words = experiment(described.method), list[str]()
+    usual, named, models = experiment(described.method), dict[str, str](), _model_names(described)
     unset = [name for name in DATA_SETTINGS if getattr(described, name) is None and getattr(usual, name) is not None]
     if unset or described.data != usual.data:  # no flag unsets, but with data named the method's own defaults are out
-        usual, words = experiment(described.method, data=described.data), [flag("data"), described.data]
-    values = vars(described) | {"models": _model_names(described)} | hyperparameters(described.build_method())
+        named["data"] = described.data
+    if models != usual.models:  # so are those for the embedded models
+        named["models"] = models
+    usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag(k), v)]
+    values = vars(described) | {"models": models} | hyperparameters(described.build_method())
     defaults = vars(usual) | hyperparameters(usual.build_method())
     for name, value in values.items():
         if name in ("method", "hyper", "out") or value == defaults[name]:
@@ -259,6 +262,7 @@ def experiment(
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
+    hyper = embedded_hyper(cls, given) | hyper
     return Experiment(method=name, hyper=hyper, **{**_defaults(cls, "data" in given), **given})
 
 
@@ -267,8 +271,15 @@ def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
 
     A setting that is `auto` follows the data, whatever they are.
     """
-    ours = cls.defaults.items()
+    ours = [(name, value) for name, value in cls.defaults.items() if name not in _field_names(cls)]
     return {name: value for name, value in ours if not named or name not in DATA_SETTINGS or value == "auto"}
+
+
+def embedded_hyper(cls: type[Method], given: Container[str]) -> dict[str, Any]:
+    """A method's hyper-parameters that suit the embedded data and models: they hold where the user names neither."""
+    if "data" in given or "models" in given:
+        return {}
+    return {name: value for name, value in cls.defaults.items() if name in _field_names(cls)}
 
 
 def known_settings() -> list[str]:

@@ -78,10 +78,11 @@ class Method:
     """Which models are evaluated, the headline first: `after` local training, `before` it (with the newest download
     received), or a name of the method's own that `adapt` knows."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Experiment settings that fit the method, where the user gives none. A default never changes the user's data: what
+    """Settings that fit the method, where the user gives none. A default never changes the user's data: what
     is in `experiment.DATA_SETTINGS`, such as `image_size`, `clients` or `test_fraction`, holds only where the user
     names no `data`. Two things always hold: `public_fraction`, for methods that need public data, and the partition
-    `auto`, which follows the data."""
+    `auto`, which follows the data. A hyper-parameter of the method's own may stand here too, with a value that suits
+    the embedded data and models: it holds only where the user names neither `data` nor `models`."""
 
     def settled(self, task: Task, architectures: Iterable[str]) -> Self:
         """The method with hyper-parameters filled in that are not set and depend on the clients' models."""

@@ -99,9 +99,10 @@ class Agreement:
                 "shape": (whole(channels, 1, MOST), whole(height, 1, MOST), whole(width, 1, MOST)),
                 "width": None if facts["width"] is None else whole(facts["width"], 1, MOST),
                 "seed": whole(facts["seed"]),
-                "warmup": whole(facts.get("warmup", 0), 0, MOST),  # a state folder may be older than this
                 "rule": Rule(**fitted(Rule, facts["rule"])),
-                "augment": tuple(map(_text, facts["augment"])),
+                # a state folder may be older than these two
+                "warmup": whole(facts.get("warmup", 0), 0, MOST),
+                "augment": tuple(map(_text, facts.get("augment", ()))),
                 "public": tuple(whole(size, 0) for size in facts["public"]),
             }
             agreed = cls(**facts | counts | texts | others)
