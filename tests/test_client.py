@@ -160,6 +160,14 @@ class TestFit:
         client.begin(1, 0, {})
         assert client.loss() is None
 
+    def test_steps_without_a_loss_leave_that_of_an_earlier_fit(self):
+        client = linear_client(5, batch=3)
+        client.fit(lambda c, b: None)
+        assert client.loss() is None
+        client.fit(lambda c, b: torch.tensor(4.0))
+        client.fit(lambda c, b: None)
+        assert client.loss() == 4
+
     def test_results_do_not_depend_on_the_chunk(self, monkeypatch):
         def trained():
             client = normed_client(23, epochs=2, batch=4)
