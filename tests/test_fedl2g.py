@@ -610,11 +610,6 @@ class TestWarmUp:
         assert numbers(resumed) == numbers(whole)
         assert differing(kept(resumed), kept(whole)) == []
 
-    def test_workers_leave_the_same_bits(self):
-        alone, spread = (run_tiny("fedl2g-f", warmup=2, workers=workers, threads=1) for workers in (1, 2))
-        assert numbers(alone) == numbers(spread)
-        assert differing(kept(alone), kept(spread)) == []
-
     def test_a_run_stopped_in_it_has_no_selected_model_yet(self):
         folder = new_folder()
         with pytest.raises(StoppedError):
