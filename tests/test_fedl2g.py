@@ -21,6 +21,7 @@ from parties import CPU, card_of, copies, data_of, noise, server_of, signs, task
 from pluribus.assembly import assemble
 from pluribus.budget import equal_rounds
 from pluribus.client import Batch, Client, Local
+from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
 from pluribus.errors import CheckpointError, ConfigError, MessageError
 from pluribus.experiment import experiment
@@ -84,8 +85,8 @@ every_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys(
 class DoubleStore(Store):
     """Images in double precision."""
 
-    def take(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        x, y = super().take(rows)
+    def take(self, rows: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
+        x, y = super().take(rows, augment)
         return x.double(), y
 
 

@@ -15,12 +15,14 @@ from PIL import Image
 import pluribus
 from conftest import assemble_tiny
 from parties import CPU, noise
+from pluribus.assembly import assemble
 from pluribus.data import Dataset, load
 from pluribus.data.datasets import PARTS
 from pluribus.data.federated import Federated, Fractions
 from pluribus.data.folders import UNLISTED
 from pluribus.data.lists import read_splits
 from pluribus.errors import ConfigError, DataError
+from pluribus.experiment import experiment
 from pluribus.flower.config import SiteFile
 from pluribus.flower.worker import _sets
 
@@ -79,6 +81,12 @@ def test_lists_that_are_disjoint_are_taken_as_they_are(pacs: Path) -> None:
     assert dataset.part is not None
     by_colour = dict(zip(dataset.x[:, 0, 0, 0].tolist(), dataset.part.tolist(), strict=True))
     assert by_colour == {n: n % 4 for n in range(80) if n % 4 < 3}  # no list has the others
+
+
+@pytest.mark.parametrize("test", ["common", "official"])
+def test_a_fixed_split_has_its_own_test_part(pacs: Path, test: str) -> None:
+    with pytest.raises(ConfigError, match=f"--test {test}"):
+        assemble(experiment("local", data="pacs", partition="domain", clients=2, image_size=4, test=test))
 
 
 def test_without_lists_the_shares_hold(pacs: Path) -> None:

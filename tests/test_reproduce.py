@@ -39,10 +39,11 @@ def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
 # ---- the files -------------------------------------------------------------------------------------------------------
 
 
-def stand_in(data: str) -> Dataset:
-    """Blank images of the same shape and classes as a data set that is not in the package."""
+def stand_in(table: PaperTable) -> Dataset:
+    """A table's data set, or blank images of the same shape and classes where it is not in the package."""
+    data = table.data
     if data.endswith("digits"):
-        return load(data)
+        return load(data, image_size=table.settings.get("image_size"))
     grey = data.startswith("rotated-mnist")
     x = torch.zeros(1000, 1, 28, 28, dtype=torch.uint8) if grey else torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
     y, names = torch.arange(1000) % 10, tuple(map(str, range(10)))
@@ -61,7 +62,7 @@ def test_every_row_can_be_put_together(name: str) -> None:
     table = paper.find(name)
     assert table.title
     assert table.needs
-    data = stand_in(table.data)
+    data = stand_in(table)
     for row in table.rows:
         one = table.experiment(row, device="cpu")
         assert one.rounds == table.rounds
@@ -190,7 +191,7 @@ def made_up(seed: int, accuracy: float, view: str = "after") -> Finished:
         "bytes": {"up": 1024 * 30, "down": 1024 * 10, "evaluation": 99},
     }
     run = Run("fedgh", seed, Path("made-up"), result, [])
-    return Finished({"rounds": 4}, run, {"0.9": [3, 2048], "0.95": None}, "a machine", "0")
+    return Finished({"method": "fedgh", "rounds": 4}, run, {"0.9": [3, 2048], "0.95": None}, "a machine", "0")
 
 
 @pytest.mark.parametrize(

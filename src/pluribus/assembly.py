@@ -59,7 +59,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
     warnings = [*notes, *_check_parts(experiment, parts, manifest)]
-    _check_fixed(dataset, parts)
+    _check_fixed(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last)
     task, cards = _task(experiment, dataset, data, given.warmup_rounds())
@@ -160,10 +160,12 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
     return [f"{len(single)} of {len(parts)} clients hold one class only ({shown}): their accuracy says little."]
 
 
-def _check_fixed(dataset: Dataset, parts: list[np.ndarray]) -> None:
+def _check_fixed(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> None:
     """A fixed split does not know who holds what: each client needs rows to train and to test on."""
     if dataset.part is None:
         return
+    if experiment.test != "own":
+        raise ConfigError(f"{dataset.name} has a fixed split with a test part: leave out --test {experiment.test}.")
     part = dataset.part.numpy()
     for k, rows in enumerate(parts):
         held = set(part[rows].tolist())
