@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import statistics
 from dataclasses import dataclass
 
 import pytest
@@ -135,6 +136,24 @@ class TestMatching:
             "mlp-128-64": {"fc1": "fc1", "fc2": "fc2", "head": "head"},
             "cnn-16-32": {"conv1": "conv1", "conv2": "conv2", "fc1": "fc1", "head": "head"},
         }
+
+    @pytest.mark.parametrize(
+        ("model", "shape", "convolutions", "median", "output"),
+        [("cnn-16-32", (1, 16, 16), 2, 1.0, 1.0), ("resnet18", (3, 32, 32), 20, 0.0200, 0.9766)],
+    )
+    def test_how_much_of_a_layer_a_global_one_covers(self, model, shape, convolutions, median, output):
+        """The table of the page. Half of a ResNet-18's layers: at most 64 x 32 of n x m channels, all of 3 x 3 taps."""
+        task = task_of(10, 64 if model == "cnn-16-32" else None, shape=shape)
+        mine, theirs = layers(task, model), layers(task, "fedfree-cnn")
+        covered = {"conv": [], "output": []}
+        for at, j in match(mine, theirs).items():
+            one, other = mine[at].weight, theirs[j].weight
+            common = math.prod(map(min, one, other)) / math.prod(one)
+            if mine[at].output or mine[at].kind == "conv":
+                covered["output" if mine[at].output else "conv"].append(common)
+        assert len(covered["conv"]) == convolutions
+        assert statistics.median(covered["conv"]) == pytest.approx(median, abs=0.0005)
+        assert covered["output"] == pytest.approx([output], abs=0.0005)
 
     def test_what_may_replace_what(self):
         """All of the kind; the logits' layer is replaced by a logits' layer alone."""
