@@ -81,22 +81,22 @@ class FedFree(Method):
         shapes: dict[int, set[tuple[int, ...]]] = {}  # of the clients' layers, by global layer
         for model, k in first.items():
             mine = layers(task, model)
-            for at, j in match(mine, theirs).items():
+            matched = match(mine, theirs)
+            for at, j in matched.items():
                 shapes.setdefault(j, set()).add(layerwise.dense_shape(mine[at]))
-            if not match(mine, theirs):
+            if not matched:
                 raise ConfigError(
                     f"fedfree exchanges layers of one kind, but client {k} ({model}) has {layerwise.kinds(mine)} and "
                     f"the global model {self.global_model} {layerwise.kinds(theirs)}. Choose another --global-model."
                 )
-
         self._check_step(theirs, shapes)
 
     def _check_step(self, theirs: Sequence[Layer], shapes: Mapping[int, Iterable[tuple[int, ...]]]) -> None:
         """Too large a step on too few probes makes a global layer grow without bounds, after some rounds."""
         if self.merge == "average":
             return
-        for j, theirs_shapes in shapes.items():
-            seen = layerwise.inputs(theirs[j].kind, layerwise.dense_shape(theirs[j]), theirs_shapes)
+        for j, sent in shapes.items():
+            seen = layerwise.inputs(theirs[j].kind, layerwise.dense_shape(theirs[j]), sent)
             probes = self.probes or layerwise.enough_probes(seen)
             if not layerwise.settles(self.server_lr, self.server_steps, seen, probes):
                 raise ConfigError(
