@@ -636,12 +636,12 @@ class TestWarmUp:
         assert "2 rounds of warm-up, then 3 of training" in capsys.readouterr().out
 
     def test_equal_steps_count_its_reports(self):
-        """A report is one step; five of them in the warm-up, and one in each round of training."""
-        one = experiment("fedl2g-l", **tiny(clients=2, models="mlp-64", warmup=5, rounds=3, partition="iid"))
+        """A report is one step; twenty of them in the warm-up, and one in each round of training."""
+        one = experiment("fedl2g-l", **tiny(clients=2, models="mlp-64", warmup=20, rounds=3, partition="iid"))
         other = experiment("local", **tiny(clients=2, models="mlp-64", rounds=3, partition="iid"))
         rounds = equal_rounds({"fedl2g-l": one, "local": other})
         assert rounds["fedl2g-l"] == 3
-        taken = run_tiny("fedl2g-l", clients=2, models="mlp-64", warmup=5, rounds=3, partition="iid").steps_per_client
+        taken = run_tiny("fedl2g-l", clients=2, models="mlp-64", warmup=20, rounds=3, partition="iid").steps_per_client
         each = run_tiny("local", clients=2, models="mlp-64", rounds=1, partition="iid").steps_per_client
         assert rounds["local"] == round(taken / each)
 
