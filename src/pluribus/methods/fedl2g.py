@@ -37,7 +37,7 @@ class FedL2G(Method):
     defaults = MappingProxyType({"rounds": 40, "lr": 0.05})  # on digits, the paper's 0.01 takes hundreds of rounds
 
     server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation."""
+    """eta_s: learning rate of the guiding vectors; 0 freezes them."""
     warmup: int = 50
     """T': rounds before T, in which only the guiding vectors learn. The paper requires some; 0 is an ablation."""
     quiz: int | None = None
@@ -194,8 +194,7 @@ class FedL2GLogits(FedL2G):
     defaults = MappingProxyType({**FedL2G.defaults, "server_lr": 1.0})
 
     server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation. Default: 0.1, as in the paper; 1
-    where neither data nor models are named, because reports of the embedded models are small."""
+    """eta_s: learning rate of the guiding vectors; 0 freezes them. Default: 0.1; 1 on the embedded data and models."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return logits
@@ -212,7 +211,7 @@ class FedL2GFeatures(FedL2G):
     needs = frozenset({Need.SAME_WIDTH})
 
     server_lr: float = 100.0
-    """eta_s: learning rate of the guiding vectors. 0 freezes them, as an ablation. Default: 100, as in the paper."""
+    """eta_s: learning rate of the guiding vectors; 0 freezes them. Default: 100."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return features
