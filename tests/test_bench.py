@@ -334,7 +334,7 @@ COMMANDS: list[Experiment] = [
     experiment("fedhpl", image_size=24, models="tiny-cnn-64"),
     experiment("fedavg", models="mlp-64", weight_decay=1e-5),
     experiment("fedl2g-l", data="digits"),
-    experiment("fedl2g-l", models="mlp-64"),
+    experiment("fedl2g-l", models="mlp-64", server_lr=1.0),  # what is usual only where no model is named
     experiment("fedl2g-l", server_lr=0.1),
     experiment("local", clients=4, models=["mlp-64", "cnn-16"]),
     experiment("local", clients=2, models={0: "cnn-16", 1: "mlp-64"}),
