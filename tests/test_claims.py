@@ -6,18 +6,24 @@ from typing import Any
 
 import pluribus
 from conftest import new_folder
+from pluribus.assembly import assemble
+from pluribus.experiment import Experiment
 from pluribus.reproduce import paper
 from pluribus.reproduce.beside import Beside
 from pluribus.reproduce.run import reproduce
 from pluribus.result import Result
 
 
-def short(table: str, row: str, **settings: Any) -> Result:
-    """A row of a table, with fewer rounds or clients."""
+def described(table: str, row: str, **settings: Any) -> Experiment:
+    """A row of a table, with settings of its own."""
     found = paper.find(table)
     (chosen,) = found.chosen([row])
-    described = found.experiment(chosen, **settings, device="cpu", threads=1, out=str(new_folder()))
-    return pluribus.run(described, progress=False)
+    return found.experiment(chosen, **settings, device="cpu", threads=1)
+
+
+def short(table: str, row: str, **settings: Any) -> Result:
+    """A row of a table, with fewer rounds or clients."""
+    return pluribus.run(described(table, row, out=str(new_folder()), **settings), progress=False)
 
 
 def test_fedgh_trains_as_its_authors_do() -> None:
@@ -71,3 +77,21 @@ def test_fedfree_hands_out_layers_that_fit() -> None:
         after, before = (sum(last["clients"][k][view]["test"] for k in replaced) for view in ("after", "before"))
         lost[name] = (after - before) / len(replaced)
     assert lost["now"] < 0.1 < lost["was"]
+
+
+def test_fedhpl_clients_hold_all_classes_and_are_tested_on_all() -> None:
+    """Without the paper's least share per class, clients lack classes that they are tested on."""
+    for seed in range(paper.find("claim-fedhpl").seeds):
+        parts = assemble(described("claim-fedhpl", "FedHPL", seed=seed))
+        assert all(min(parts.data.counts(k)) >= 13 for k in range(5)), "a tenth of 139 or more, rounded down"
+        tested = [parts.dataset.y[parts.data.rows(k)["test"]].bincount(minlength=10) for k in range(5)]
+        assert all(counts.min() >= 34 and counts.tolist() == tested[0].tolist() for counts in tested)
+        old = assemble(described("claim-fedhpl", "FedHPL", seed=seed, min_share=0.0))
+        assert min(min(old.data.counts(k)) for k in range(5)) == 0
+
+
+def test_fedhpl_gains_over_local_tuning() -> None:
+    alone, taught = (short("claim-fedhpl", row, rounds=6).accuracy for row in ("Local", "FedHPL"))
+    assert alone is not None
+    assert taught is not None
+    assert taught > alone
