@@ -14,6 +14,7 @@ import pluribus
 from pluribus.cli import _begun, _parse
 from pluribus.method import methods
 from pluribus.models import zoo
+from pluribus.reproduce import paper, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))
@@ -146,10 +147,34 @@ def test_every_row_of_the_papers_can_be_run(section):
     rows = re.findall(r"^\| [^`|]+ \| `pluribus run (.*?)` \|$", section, re.MULTILINE)
     assert len(rows) == section.count("\n| ") - 2  # but for the heading and the rule
     for row in rows:
-        described, args = _begun([*shlex.split(row), *shared])
+        described, args = _begun([*shlex.split(row)[:1], *shared, *shlex.split(row)[1:]])
         parsed, _ = _parse("run", described, args, [])
         assert parsed.build_method() is not None
         assert parsed.method in methods()
+
+
+@pytest.mark.parametrize(
+    ("paper_name", "table", "own"),
+    [
+        ("FedGH", "fedgh-table1-cifar10", "--models fedgh-cnn1"),
+        ("FedGH", "fedgh-table3-cifar10", "--models fedgh"),
+        ("FedFree", "fedfree-table1-cifar10-n10-homogeneous", "--models fedfree-cnn --image-size 32"),
+        ("FedH2L", "fedh2l-table2", ""),
+    ],
+)
+def test_the_commands_of_a_paper_run_its_table(paper_name, table, own):
+    """The page of commands and the files of tables agree on every setting that decides a figure."""
+    (section,) = [text for text in read(ROOT / "docs/papers.md").split("\n## ") if text.startswith(f"{paper_name}, ")]
+    shared = shlex.split(re.search(r"`(--data .*?)`", section, re.DOTALL)[1].replace("\n", " "))
+    commands = dict(re.findall(r"^\| ([^`|]+) \| `pluribus run (.*?)` \|$", section, re.MULTILINE))
+    found = paper.find(table)
+    rows = [row for row in found.rows if row.name in commands]
+    assert len(rows) >= 5
+    for row in rows:
+        method, *flags = shlex.split(commands[row.name])
+        described, args = _begun([method, *shared, *shlex.split(own), *flags])
+        parsed, _ = _parse("run", described, args, [])
+        assert summary.decisive(parsed) == summary.decisive(found.experiment(row)), row.name
 
 
 def test_partition_tables_are_what_a_run_holds(tmp_path):
