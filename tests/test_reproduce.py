@@ -127,7 +127,7 @@ def test_the_papers_accuracy_is_the_mean_of_its_parts() -> None:
     for part in ("", "-alpha5", "-alpha15"):
         for row in (one for one in paper.find(f"fedh2l-table2{part}").rows if one.figures):
             acc, bwt, fwt = (printed.value or 0.0 for printed in row.figures.values())
-            apart = misprinted.get((part, row.name), 0.01)
+            apart = misprinted.get((part, row.name.removesuffix(" (pre-trained)")), 0.01)
             assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.name
 
 

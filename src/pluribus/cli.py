@@ -680,7 +680,7 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     from pluribus.experiment import Experiment
     from pluribus.standings import OWN
 
-    helps, hints = explanations(Experiment), get_type_hints(Experiment)
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
     values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
     groups: dict[str, list[Any]] = {
         name: _flags(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)

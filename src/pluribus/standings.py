@@ -25,7 +25,7 @@ from pluribus.tables import Cell, Table, cells, markdown_of
 from pluribus.track.console import MOST_APART, human
 from pluribus.views import AFTER, shown
 
-OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life")
+OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life", "augment")
 """How clients train: the same for all methods, but one of them may be given another value."""
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
