@@ -23,7 +23,7 @@ def test_markdown_by_the_letter() -> None:
         "| method | mean | 95 % interval |\n"
         "| --- | ---: | ---: |\n"
         "| my\\_method\\|x | **0.900 ± 0.010** | -0.010 to +0.020 |\n"
-        "| \\[b\\]local | 0.800 ± 0.100 | \\<0.001 |\n"
+        "| \\[b\\]local | 0.800 ± 0.100 | &lt;0.001 |\n"
     )
 
 
@@ -63,7 +63,7 @@ def test_latex_has_no_character_that_means_something(text: str, expected: str) -
 
 
 def test_markdown_has_none_either() -> None:
-    assert markdown("`*_[]<>|#\\") == "\\`\\*\\_\\[\\]\\<\\>\\|\\#\\\\"
+    assert markdown("`*_[]<>|#\\") == "\\`\\*\\_\\[\\]&lt;&gt;\\|\\#\\\\"
 
 
 def test_the_best_is_marked_where_there_is_a_choice() -> None:

@@ -124,7 +124,8 @@ def markdown(text: str) -> str:
     >>> print(markdown("my_method|a*b"))
     my\\_method\\|a\\*b
     """
-    return re.sub(r"([\\`*_\[\]<>|#])", r"\\\1", text)
+    escaped = re.sub(r"([\\`*_\[\]|#])", r"\\\1", text)
+    return escaped.replace("<", "&lt;").replace(">", "&gt;")  # not every Markdown knows a backslash before these two
 
 
 def latex(text: str) -> str:
