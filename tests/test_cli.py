@@ -272,6 +272,7 @@ BAD = {
     "data's case": (["run", "fedgh", "--data", "CIFAR10"], "unknown data set 'CIFAR10'. Did you mean 'cifar10'?"),
     "partition's case": ([*RUN, "--partition", "DOMAIN"], "unknown partition 'DOMAIN'. Did you mean 'domain'?"),
     "another name": ([*RUN, "--learning-rate", "0.1"], "unknown flag '--learning-rate'. Did you mean '--lr'?"),
+    "former name of a choice": (["run", "fedfree", "--distribution=paper"], "--distribution paper is called"),
     "another name in one word": ([*RUN, "--num_clients=3"], "unknown flag '--num_clients'. Did you mean '--clients'?"),
     "another name in compare": (["compare", "local", "--bs", "3"], "unknown flag '--bs'. Did you mean '--batch-size'?"),
     "another name in list": (["list", "methods", "--dataset", "x"], "unknown flag '--dataset'. Did you mean '--data'"),

@@ -396,8 +396,16 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
 
 
 def _check_flags(form: type, command: str, args: list[str]) -> None:
-    """Refuse a flag that is another name of one of ours; of those that are merely mistyped tyro knows the nearest."""
+    """Refuse a flag that is another name of one of ours, and a choice by its former name.
+
+    Of those that are merely mistyped tyro knows the nearest.
+    """
+    from pluribus.fields import FORMER, flag
+
     known = {"--help", *_flag_names(form)}
+    for (name, former), now in FORMER.items():
+        if flag(name) in known and _take(args, flag(name))[0] == former:
+            raise ConfigError(f"{flag(name)} {former} is called {flag(name)} {now} now.")
     for word in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
         if word.replace("_", "-") not in known and same_thing(word, known):
             raise unknown("flag", word, known, f"{command} --help")

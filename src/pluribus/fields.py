@@ -50,9 +50,9 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
         elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
             return kind(value)
     wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
-    renamed = FORMER.get((name, value)) if isinstance(value, str) else None
-    hint = f" '{value}' is called '{renamed}' now." if renamed else ""
-    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.{hint}")
+    now = FORMER.get((name, value)) if isinstance(value, str) else None
+    renamed = f" '{value}' is called '{now}' now." if now else ""
+    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.{renamed}")
 
 
 def _described(choice: Any) -> str:
