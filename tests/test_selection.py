@@ -13,6 +13,7 @@ import torch
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import assert_same
+from pluribus import checkpoint
 from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.errors import CheckpointError
@@ -112,6 +113,21 @@ def test_a_run_is_read_while_it_is_written() -> None:
             RunFolder.open(folder)
     finally:
         writer.kill()
+
+
+def test_a_file_that_goes_away_while_it_is_opened_is_looked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """safetensors has found the file, and then torch has not: the writer has dropped it in between."""
+    result = pluribus.run("local", progress=False, out=new_folder() + "/run", **tiny())
+    opened, fails = checkpoint.safe_open, iter([True])
+
+    def vanishing(path: Path, framework: str) -> Any:
+        if next(fails, False):
+            raise RuntimeError(f"unable to open file <{path}> in read-only mode: No such file or directory (2)")
+        return opened(path, framework=framework)
+
+    monkeypatch.setattr(checkpoint, "safe_open", vanishing)
+    assert Checkpoint(result.folder / "state", read_only=True).latest == result.rounds - 1
+    assert not next(fails, False)
 
 
 METHOD = """

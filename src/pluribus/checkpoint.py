@@ -184,7 +184,7 @@ def _tensors(path: Path, prefix: str = "") -> Tensors:
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError) as error:
+    except (SafetensorError, OSError, RuntimeError) as error:  # torch's, where a file goes away while it is opened
         raise _damaged(path, error) from error
 
 
