@@ -276,7 +276,7 @@ class Site:
 
     def _brought_to_life(self, k: int) -> Client:
         card = self._card(k)
-        model = self.task.build(card.model, "client", *((card.model,) if self._same_init else (k,)))
+        model = self.task.start(card.model, None if self._same_init else k)
         client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
         self.method.prepare(client)
         client.state.fix()

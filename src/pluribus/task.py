@@ -59,6 +59,10 @@ class Task:
                 weights=self.weights,
             )
 
+    def start(self, model: str, client: int | None = None) -> Split:
+        """The initial model of a client; without its number, the one that all clients of an architecture may share."""
+        return self.build(model, "client", model if client is None else client)
+
     def shape_of(self, model: str) -> Split:
         """A model on the meta device: all names and shapes, no weights."""
         with torch.device("meta"):

@@ -14,7 +14,6 @@ from pluribus.errors import ConfigError
 from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
-from pluribus.models import Split
 from pluribus.models.layers import Layer
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -124,7 +123,7 @@ class FedFree(Method):
 
     def prepare(self, client: Client) -> None:
         if self.same_start:
-            client.model.load_state_dict(_start(client.task, client.card.model).state_dict())
+            client.model.load_state_dict(client.task.start(client.card.model).state_dict())
         mine = layers(client.task, client.card.model)
         shared = match(mine, layers(client.task, self.global_model))
         sizes = [len(weights_of(client.model, mine[at]).flat()) for at in shared]
@@ -147,7 +146,7 @@ class FedFree(Method):
     # ---- knowledge sharing, local to global (Section 3.4) ----------------------------------------------------------
 
     def setup(self, server: Server) -> None:
-        server.state.model = _start(server.task, self.global_model)  # G^0
+        server.state.model = server.task.start(self.global_model)  # G^0
         server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -230,8 +229,3 @@ class FedFree(Method):
         at = int(client.state.target)
         if at != NONE:
             weights_of(client.model, layers(client.task, client.card.model)[at]).copy_(client.state.waiting)
-
-
-def _start(task: Task, model: str) -> Split:
-    """The start of an architecture: the one that --same-init gives to every client that has it."""
-    return task.build(model, "client", model)
