@@ -389,6 +389,21 @@ class TestFedHPL:
             "fedhpl-dir-clients": "4c3fcd840bf3",
         }
 
+    @pytest.mark.parametrize(
+        ("settings", "left"),
+        [
+            ({"partition": "class-mass", "clients": 4}, "1,101 of 1,797"),  # 4 clients of 174 rows
+            ({"partition": "pathological", "clients": 5}, None),  # ten places for ten classes
+            ({"partition": "fedhpl-dir", "clients": 5}, None),  # drawn anew for each client
+            ({"partition": "iid", "clients": 4, "test": "common"}, None),  # test rows are not left over
+        ],
+    )
+    def test_rows_that_nobody_holds_are_told(self, settings, left):
+        told = [
+            text for text in assemble(experiment("local", device="cpu", **settings)).warnings if "no client" in text
+        ]
+        assert [left in text for text in told] == ([True] if left else [])
+
     @pytest.mark.parametrize("kind", FEDHPL)
     def test_a_share_that_clients_cannot_all_hold_is_refused(self, kind):
         with pytest.raises(ConfigError, match=r"11 clients .* 0\.1 of every class: .*--min-share of at most 1/11"):

@@ -11,7 +11,7 @@ import torch
 
 from pluribus.blame import at
 from pluribus.client import Local
-from pluribus.data import Dataset, Manifest, load, partition
+from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
 from pluribus.data.augment import augmentations
 from pluribus.data.datasets import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
@@ -55,10 +55,12 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
     fractions = _fractions(experiment)
-    parts = _partition(experiment, dataset, common_test(dataset, fractions, experiment.seed))
+    tested = common_test(dataset, fractions, experiment.seed)
+    parts = _partition(experiment, dataset, tested)
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
-    warnings = [*notes, *_check_parts(experiment, parts, manifest)]
+    rows = len(dataset.y) - (0 if tested is None else len(tested))
+    warnings = [*notes, *_check_parts(experiment, parts, manifest), *_left_over(manifest, rows)]
     _check_fixed(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last)
@@ -158,6 +160,14 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
         return []
     shown = ", ".join(map(str, single[:5])) + (", ..." if len(single) > 5 else "")
     return [f"{len(single)} of {len(parts)} clients hold one class only ({shown}): their accuracy says little."]
+
+
+def _left_over(manifest: Manifest, rows: int) -> list[str]:
+    """Where every row has one holder at most: how many have none."""
+    left = rows - sum(map(sum, manifest.counts))
+    if left <= 0 or not PARTITIONS[manifest.kind].disjoint:
+        return []
+    return [f"no client holds {left:,} of {rows:,} rows: partition '{manifest.kind}' leaves them out."]
 
 
 def _check_fixed(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> None:
