@@ -23,6 +23,7 @@ from pluribus.experiment import experiment
 from pluribus.method import Method, find
 from pluribus.result import Result
 from pluribus.site import Site, Tensors
+from terminal import Terminal
 
 AnyMethod = str | Method | type[Method]
 
@@ -51,6 +52,12 @@ def _same_conditions_for_all() -> Iterator[None]:
         patch.setenv("PLURIBUS_DATA", str(Path(_scratch.name) / "data"))
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Terminal:
+    """The command line, in this process."""
+    return Terminal(capsys, monkeypatch)
 
 
 @cache

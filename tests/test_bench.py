@@ -30,17 +30,12 @@ from pluribus.benchmark import Bench, bench
 from pluribus.errors import ConfigError, MessageError
 from pluribus.experiment import Experiment, experiment, flags
 from pluribus.models import Split
-from test_cli import Terminal
+from terminal import Terminal
 
 pytestmark = pytest.mark.xdist_group("bench")  # one report for all
 
 ROUNDS = 3
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "1", "--device", "cpu"]
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 def bench_tiny(method: str = "fedgh", **settings: Any) -> Bench:
@@ -290,7 +285,7 @@ def test_a_flag_that_is_none_is_refused(terminal: Terminal, flag: str) -> None:
     answer = terminal("bench", "fedgh", flag, "3", "--json")
     assert answer.code == 2
     assert flag in answer.err
-    assert list(answer.json) == ["error"]
+    assert list(answer.json) == ["error", "kind"]
 
 
 def test_help_says_what_the_ratio_means(terminal: Terminal) -> None:

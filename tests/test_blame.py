@@ -141,7 +141,7 @@ def test_the_command_line_says_it_first_and_shows_the_users_lines_alone(tmp_path
     first, *lines = told.splitlines()
     line = "mine.py, line 4, in local_update: `return client.card.id / (client.t - client.card.id)`"
     assert first == f"round 0, client 0: ZeroDivisionError: division by zero ({line})"
-    assert json.loads(done.stdout) == {"error": first}
+    assert json.loads(done.stdout) == {"error": first, "kind": "exception"}
     assert lines[0] == f'  File "{tmp_path / "mine.py"}", line 4, in local_update'
     assert "Traceback" not in told
     assert str(Path(pluribus.__file__).parent) not in told

@@ -12,68 +12,21 @@ import sys
 import time
 import tomllib
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import pluribus
 from conftest import few_digits, run_tiny
-from pluribus.cli import FLAG_GROUPS, main
+from pluribus.cli import FLAG_GROUPS
 from pluribus.data.datasets import write_npz
 from pluribus.experiment import Experiment
 from pluribus.listing import LISTS
 from pluribus.method import methods
 from processes import start
+from terminal import Terminal, python
 
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu"]
-
-
-@dataclasses.dataclass(frozen=True)
-class Answer:
-    code: int
-    out: str
-    err: str
-
-    @property
-    def json(self) -> Any:
-        """Standard output, which must be one JSON object by the letter of the standard and nothing else."""
-
-        def refuse(word: str) -> None:
-            raise AssertionError(f"{word} is not JSON")
-
-        assert self.out.endswith("}\n")
-        assert self.out.count("\n") == 1
-        return json.loads(self.out, parse_constant=refuse)
-
-
-class Terminal:
-    """Calls `main` and keeps what it prints."""
-
-    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
-        self._capsys = capsys
-
-    def __call__(self, *argv: object) -> Answer:
-        self._capsys.readouterr()
-        try:
-            code = main([str(word) for word in argv])
-        except SystemExit as leave:
-            code = int(leave.code or 0)
-        return Answer(code, *self._capsys.readouterr())
-
-    def refused(self, *argv: object) -> str:
-        """The one sentence that bad input gets."""
-        answer = self(*argv)
-        assert answer.code == 2
-        assert "Traceback" not in answer.err
-        sentences = [line for line in answer.err.splitlines() if line.startswith("error: ")]
-        assert answer.err.splitlines()[-1:] == sentences
-        return sentences[0].removeprefix("error: ")
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 # ---- run -----------------------------------------------------------------------------------------------------------
@@ -375,7 +328,10 @@ def test_bad_input_is_refused_in_one_sentence(terminal: Terminal, files: Path, c
 
 def test_bad_input_as_json_is_one_object(terminal: Terminal) -> None:
     answer = terminal("run", "fedg", "--json")
-    assert (answer.code, answer.json) == (2, {"error": answer.err.removeprefix("error: ").rstrip("\n")})
+    assert (answer.code, answer.json) == (
+        2,
+        {"error": answer.err.removeprefix("error: ").rstrip("\n"), "kind": "unknown-name"},
+    )
 
 
 # ---- resume and list ------------------------------------------------------------------------------------------------
@@ -467,12 +423,6 @@ def test_an_unknown_flag_gets_the_nearest_one(
 
 
 # ---- real processes --------------------------------------------------------------------------------------------------
-
-
-def python(*argv: object) -> Answer:
-    command = [sys.executable, *(str(word) for word in argv)]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    return Answer(done.returncode, done.stdout, done.stderr)
 
 
 def test_help_answers_without_torch() -> None:

@@ -32,14 +32,9 @@ from pluribus.method import Method
 from pluribus.parallel import Progress, run_all
 from pluribus.standings import ACCURACIES, OWN, Comparison, Run
 from processes import start
-from test_cli import Terminal
+from terminal import Terminal
 
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu", "--models", "mlp-64"]
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 def compare_tiny(*methods: Any, **settings: Any) -> Comparison:

@@ -14,12 +14,7 @@ from conftest import few_digits
 from pluribus.data.datasets import write_npz
 from pluribus.data.folders import Place
 from pluribus.errors import ConfigError, DataError
-from test_cli import Terminal
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
+from terminal import Terminal
 
 
 def shade(file: Path, value: int, size: tuple[int, int] = (4, 3), deep: bool = False) -> None:
@@ -167,7 +162,7 @@ def test_mistakes_get_one_sentence(tmp_path: Path, terminal: Terminal) -> None:
     assert terminal.refused("data", "check", "digit").startswith("unknown data set 'digit'")
     assert terminal.refused("data", "chek", "digits").startswith("unknown command 'data chek'")
     told = terminal("data", "check", tmp_path, "--json")
-    assert (told.code, list(told.json)) == (2, ["error"])
+    assert (told.code, list(told.json)) == (2, ["error", "kind"])
     assert terminal("data", "--help").out.startswith("usage: pluribus data check")
     with pytest.raises(ConfigError):
         pluribus.check_data("digit")

@@ -29,15 +29,10 @@ from pluribus.flower.programs import free_port
 from pluribus.flower.serve import _agree, _agreed, read_federation
 from pluribus.folder import RunFolder
 from pluribus.toml import to_toml
-from test_cli import Terminal
+from terminal import Terminal
 
 SERVER: dict[str, Any] = {"sites": ["north"], "classes": ["0", "1"], "image": [1, 8, 8]}
 SITE: dict[str, Any] = {"name": "north", "keys": "keys/sites/north", "model": "mlp-64", "state": "state", "wait": 1.0}
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 @pytest.fixture(scope="module")

@@ -230,7 +230,7 @@ def test_a_full_disk_is_a_sentence_that_says_which_rounds_are_saved(
     assert sentence.startswith(f"error: cannot write {folder / full}: ")
     assert "File too large" in sentence
     assert sentence.endswith(f": pluribus resume {folder}")
-    assert json.loads(stopped.out) == {"error": sentence.removeprefix("error: ")}
+    assert json.loads(stopped.out) == {"error": sentence.removeprefix("error: "), "kind": "file-access"}
     assert not list(folder.rglob("*.tmp"))
 
     saved = Checkpoint(folder / "state").latest

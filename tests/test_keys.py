@@ -37,18 +37,13 @@ from pluribus.flower.keys import (
     site_keys,
 )
 from processes import start
-from test_cli import Terminal, python
+from terminal import Terminal, python
 
 NOW = datetime(2030, 6, 1, 12, tzinfo=UTC)
 NAMES = ["fl.example.org", "10.0.0.5", "localhost", "127.0.0.1", "::1"]
 SITES = ["berlin", "paris.2"]
 
 needs_openssh = pytest.mark.skipif(shutil.which("ssh-keygen") is None, reason="needs OpenSSH")
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 @pytest.fixture(scope="module")

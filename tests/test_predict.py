@@ -28,7 +28,7 @@ from pluribus.folder import RunFolder
 from pluribus.method import methods
 from pluribus.prediction import Prediction
 from pluribus.result import Result
-from test_cli import Terminal
+from terminal import Terminal
 from test_conformance import fitting
 from test_parties import NAMES, RUNS, Direct, agreed, federated, party_of
 
@@ -42,11 +42,6 @@ SITES: dict[str, dict[str, Any]] = RUNS | {
     "pfedpt": ALIKE,
     "fedhpl": {"models": "tiny", "image_size": 16, "width": None},
 }
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 @cache

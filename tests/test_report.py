@@ -38,16 +38,11 @@ from pluribus.report.plots import Plot, Section, sections
 from pluribus.report.watch import Watching, server_of
 from pluribus.result import Result
 from processes import start
-from test_cli import Terminal
+from terminal import Terminal
 
 pytestmark = pytest.mark.xdist_group("report")  # the runs that tests look at are made once
 
 EVIL = "<b>x</b></script><script>window.stolen = 1</script><img src=x onerror='window.stolen = 2'>"
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 @cache

@@ -24,16 +24,11 @@ from pluribus.reproduce.paper import PaperTable, Printed
 from pluribus.reproduce.run import reproduce, shown
 from pluribus.reproduce.summary import Finished
 from pluribus.standings import Run, Spread
-from test_cli import Terminal
+from terminal import Terminal
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
 RUN = [name for name in paper.names() if not paper.find(name).counted]
 COUNTED = [name for name in paper.names() if paper.find(name).counted]
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------

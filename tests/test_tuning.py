@@ -16,15 +16,10 @@ from pluribus.cli import _begun, _parse
 from pluribus.errors import ConfigError, PluribusError
 from pluribus.files import read_json
 from pluribus.tuning import Range, Tuned, parse_space, tune
-from test_cli import Terminal
+from terminal import Terminal
 
 SMALL = ["--data", few_digits(), "--clients", "3", "--rounds", "1", "--device", "cpu", "--models", "mlp-64"]
 SPACE = "lr=1e-3:1e-1:log,server_lr=0.01:1"
-
-
-@pytest.fixture
-def terminal(capsys: pytest.CaptureFixture[str]) -> Terminal:
-    return Terminal(capsys)
 
 
 def tune_tiny(*methods: Any, **settings: Any) -> list[Tuned]:

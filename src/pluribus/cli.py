@@ -236,7 +236,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             commands[args[0]](args[1:])
         return 0
     except PluribusError as error:
-        _fail(str(error), "--json" in args)
+        _fail(str(error), error.kind, "--json" in args)
         return 2
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)
@@ -288,10 +288,14 @@ def _importing(frame: FrameType | None) -> bool:
     return False
 
 
-def _fail(sentence: str, as_json: bool) -> None:
+def _fail(sentence: str, kind: str, as_json: bool) -> None:
     print(f"error: {sentence}", file=sys.stderr)
     if as_json:
-        print(json.dumps({"error": sentence}))
+        print(_as_json(sentence, kind))
+
+
+def _as_json(sentence: str, kind: str) -> str:
+    return json.dumps({"error": sentence, "kind": kind})
 
 
 def _fail_with_lines(error: Exception, as_json: bool) -> None:
@@ -300,7 +304,7 @@ def _fail_with_lines(error: Exception, as_json: bool) -> None:
 
     from pluribus.blame import blame_of, sentence_of
 
-    _fail(sentence_of(error), as_json)
+    _fail(sentence_of(error), "exception", as_json)
     known = blame_of(error)
     if known is not None and known.frames:
         print(known.frames, end="", file=sys.stderr)
@@ -391,7 +395,7 @@ def _typed(form: type, command: str, about: str, args: list[str]) -> Any:
         return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
     except SystemExit as end:
         if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
-            print(json.dumps({"error": "the flags are not understood; standard error says which."}))
+            print(_as_json("the flags are not understood; standard error says which.", "flags"))
         raise
 
 

@@ -3,49 +3,149 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 
 class PluribusError(Exception):
-    """Base of all errors whose message is a full sentence for the user."""
+    """Base of all errors whose message is a full sentence for the user. The class is the kind of the error."""
+
+    kind: ClassVar[str] = "error"
+    """The class name as a short code, which `--json` prints beside the sentence."""
+
+    def __init_subclass__(cls) -> None:
+        words = re.findall("[A-Z][a-z]+", cls.__name__.removesuffix("Error"))
+        cls.kind = "-".join(words).lower()
+
+
+# ---- settings ------------------------------------------------------------------------------------------------------
 
 
 class ConfigError(PluribusError):
     """The experiment as described cannot run; found before anything trains."""
 
 
+class UnknownNameError(ConfigError):
+    """A name is none of those that exist: of a command, a flag, a method, a choice."""
+
+
+class RangeError(ConfigError):
+    """A number is outside the range of its setting."""
+
+
+class FormatError(ConfigError):
+    """A value has the wrong type, or text cannot be read as what its setting takes."""
+
+
+class MissingSettingError(ConfigError):
+    """Something that must be given is not."""
+
+
+class ConflictError(ConfigError):
+    """Two settings exclude each other, or one needs another."""
+
+
+class MismatchError(ConfigError):
+    """The method, the models and the data do not fit each other."""
+
+
+class PartitionError(ConfigError):
+    """The data cannot be divided among the clients in this way."""
+
+
+class WeightsError(ConfigError):
+    """Pretrained weights are missing, or are of another model."""
+
+
+class UserCodeError(ConfigError):
+    """A method, model or data function of the user cannot be imported, or breaks its contract."""
+
+
+class PackageError(ConfigError):
+    """A package that this needs is not installed."""
+
+
+class DeviceError(ConfigError):
+    """There is no such device, or not enough of it: GPU, cluster, memory or network port."""
+
+
+# ---- data ----------------------------------------------------------------------------------------------------------
+
+
 class DataError(PluribusError):
-    """A data set is missing, damaged or does not fit the experiment."""
+    """The content of a data set does not fit the experiment."""
+
+
+class MissingDataError(DataError):
+    """A data set or a file of it does not exist, or cannot be downloaded."""
+
+
+class DamagedDataError(DataError):
+    """A file of a data set cannot be read."""
+
+
+# ---- messages ------------------------------------------------------------------------------------------------------
 
 
 class MessageError(PluribusError):
-    """A message is not what its schema declares. Carries who sent what."""
+    """A message cannot be accepted. Carries who sent what."""
+
+
+class SchemaError(MessageError):
+    """A message is not what its schema declares."""
 
 
 class NotFiniteError(MessageError):
     """A message holds NaN or infinity: training has diverged, or a method divides by zero."""
 
 
+class UnreadableMessageError(MessageError):
+    """The bytes are not a message."""
+
+
+class AgreementError(MessageError):
+    """The server and a site disagree: on the version, the classes, the images or the state of the run."""
+
+
+# ---- folders and processes -----------------------------------------------------------------------------------------
+
+
 class CheckpointError(PluribusError):
-    """A run folder cannot be read or written."""
+    """A run folder cannot be used."""
+
+
+class FileAccessError(CheckpointError):
+    """A file or folder cannot be read or written: it does not exist, or the system refuses."""
+
+
+class DamagedFileError(CheckpointError):
+    """A file exists, but its content cannot be used."""
+
+
+class OtherRunError(CheckpointError):
+    """A folder holds another run than the one that is asked for, or one that is in use."""
+
+
+class NoModelError(CheckpointError):
+    """A folder holds no trained model of this client and round."""
 
 
 class WorkerError(PluribusError):
-    """A worker process ended before its work was done."""
+    """A process ended before its work was done, or does not answer."""
 
 
 class HostLostError(WorkerError):
-    """Clients were lost with the machine or process that held them; they can be had again from the last checkpoint."""
+    """Clients were lost with the machine or process that held them; the last checkpoint still has them."""
 
 
 class UnfinishedError(PluribusError):
-    """Some of several runs did not come to their end."""
+    """Some of several runs did not finish."""
 
     def __init__(self, sentence: str, failed: Mapping[str, str]) -> None:
         super().__init__(sentence)
         self.failed = failed
-        """Why, by run folder."""
+        """The reason, by run folder."""
         self.partial: Any = None
         """Of a comparison, what its finished runs say, where they say anything."""
 
@@ -105,7 +205,7 @@ OTHER_NAMES = {
 }
 
 
-def unknown(kind: str, name: str, known: Iterable[str], look: str) -> ConfigError:
+def unknown(kind: str, name: str, known: Iterable[str], look: str) -> UnknownNameError:
     """The error for a mistyped name, with the nearest known one.
 
     >>> str(unknown("method", "FedG", ["local", "fedgh"], "pluribus list methods"))
@@ -114,7 +214,7 @@ def unknown(kind: str, name: str, known: Iterable[str], look: str) -> ConfigErro
     known = list(known)
     near = same_thing(name, known) or _looks_like(name, known)
     hint = f" Did you mean '{near}'?" if near else ""
-    return ConfigError(f"unknown {kind} '{name}'.{hint} {look} shows all.")
+    return UnknownNameError(f"unknown {kind} '{name}'.{hint} {look} shows all.")
 
 
 def same_thing(name: str, known: Iterable[str]) -> str | None:
