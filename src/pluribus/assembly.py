@@ -18,7 +18,7 @@ from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.draws import numpy_rng
-from pluribus.errors import ConfigError, DataError
+from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment
 from pluribus.method import Method, check_needs, decided
 from pluribus.models import assign, build, width_of
@@ -87,11 +87,11 @@ def _device(experiment: Experiment) -> torch.device:
     except RuntimeError:
         device = None
     if device is None or device.type not in ("cpu", "cuda"):
-        raise ConfigError(f"unknown device '{name}': use cpu, cuda or auto.")
+        raise UnknownNameError(f"unknown device '{name}': use cpu, cuda or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("this torch sees no GPU: use --device cpu.")
+        raise DeviceError("this torch sees no GPU: use --device cpu.")
     if device.type == "cuda" and experiment.workers > 1:
-        raise ConfigError("--workers is for CPUs, one process feeds a GPU: add --device cpu, or leave out --workers.")
+        raise ConflictError("--workers is for CPUs, one process feeds a GPU: add --device cpu, or leave out --workers.")
     return device
 
 
@@ -130,7 +130,7 @@ def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray 
         held = set(domain.tolist())
         if missing := [name for number, name in enumerate(dataset.domains) if number not in held]:
             instead = "use another --partition" if tested is None else f"leave out --test {experiment.test}"
-            raise ConfigError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
+            raise PartitionError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
 
 
 def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
@@ -151,7 +151,7 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
     fewest = 2 if experiment.test == "own" else 1
     for k, rows in enumerate(parts):
         if len(rows) < fewest:
-            raise ConfigError(
+            raise PartitionError(
                 f"client {k} holds {len(rows)} sample, too few to train and test on. "
                 f"Use fewer clients (--clients) or a larger --min-samples."
             )
@@ -175,12 +175,12 @@ def _check_fixed(experiment: Experiment, dataset: Dataset, parts: list[np.ndarra
     if dataset.part is None:
         return
     if experiment.test != "own":
-        raise ConfigError(f"{dataset.name} has a fixed split with a test part: leave out --test {experiment.test}.")
+        raise MismatchError(f"{dataset.name} has a fixed split with a test part: leave out --test {experiment.test}.")
     part = dataset.part.numpy()
     for k, rows in enumerate(parts):
         held = set(part[rows].tolist())
         if missing := [name for number, name in enumerate(PARTS) if number not in held and name != "val"]:
-            raise ConfigError(
+            raise PartitionError(
                 f"client {k} holds no {missing[0]} rows of the fixed split of {dataset.name}: use fewer clients "
                 f"(--clients) or another --partition."
             )
@@ -216,7 +216,7 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated, warmup: int
 
 def _width(experiment: Experiment, shape: tuple[int, int, int], classes: int, models: tuple[str, ...]) -> int | None:
     if experiment.projector == "none" and experiment.width is not None:
-        raise ConfigError("--width needs a projector: use --projector pool or --projector linear.")
+        raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
     return common_width(declared, experiment.projector, shape, classes, models)
 

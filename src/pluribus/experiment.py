@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pluribus.data.augment import augmentations
-from pluribus.errors import ConfigError
+from pluribus.errors import ConflictError, FormatError, RangeError, UserCodeError
 from pluribus.fields import check_names, fitted, flag
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
@@ -147,33 +147,33 @@ class Experiment:
             object.__setattr__(self, name, value)
         object.__setattr__(self, "augment", ",".join(augmentations(self.augment)))
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
-            raise ConfigError(f"--models must be names, or a function from client to name, not {self.models!r}.")
+            raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
         for name in ("workers", "clients", "rounds", "epochs", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
-                raise ConfigError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
+                raise RangeError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("width", "threads", "checkpoint_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise ConfigError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
+                raise RangeError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("drop_rate", "straggler_rate", "val_fraction", "test_fraction", "public_fraction"):
             if not 0 <= getattr(self, name) < 1:
-                raise ConfigError(f"{flag(name)} must be in [0, 1), not {getattr(self, name)}.")
+                raise RangeError(f"{flag(name)} must be in [0, 1), not {getattr(self, name)}.")
         if not 0 <= self.gpu_share < math.inf:
-            raise ConfigError(f"--gpu-share must be at least 0, not {self.gpu_share}.")
+            raise RangeError(f"--gpu-share must be at least 0, not {self.gpu_share}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
-            raise ConfigError("--ray-address and --gpu-share are for --engine ray.")
+            raise ConflictError("--ray-address and --gpu-share are for --engine ray.")
         if not 0 < self.participation <= 1:
-            raise ConfigError(f"--participation must be in (0, 1], not {self.participation}.")
+            raise RangeError(f"--participation must be in (0, 1], not {self.participation}.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
-            raise ConfigError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
+            raise ConflictError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
         if self.test == "common" and not self.test_fraction:
-            raise ConfigError("--test common needs test data: --test-fraction must be above 0.")
+            raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
         if not 0 < self.lr < math.inf:
-            raise ConfigError(f"--lr must be above 0 and finite, not {self.lr}.")
+            raise RangeError(f"--lr must be above 0 and finite, not {self.lr}.")
         if not 0 < self.lr_decay < math.inf:
-            raise ConfigError(f"--lr-decay must be above 0 and finite, not {self.lr_decay}.")
+            raise RangeError(f"--lr-decay must be above 0 and finite, not {self.lr_decay}.")
         for name in ("momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(f"{flag(name)} must be at least 0 and finite, not {getattr(self, name)}.")
+                raise RangeError(f"{flag(name)} must be at least 0 and finite, not {getattr(self, name)}.")
 
     def threads_per_worker(self) -> int | None:
         """CPU threads of each process; None leaves torch its own choice."""
@@ -244,7 +244,9 @@ def experiment(
     """
     if isinstance(method, Experiment):
         if config is not None or settings:
-            raise ConfigError("an Experiment is complete: change it with dataclasses.replace, not by further settings.")
+            raise ConflictError(
+                "an Experiment is complete: change it with dataclasses.replace, not by further settings."
+            )
         return method
     written = from_toml(Path(config)) if config is not None else {}
     if isinstance(method, type):
@@ -257,7 +259,9 @@ def experiment(
     if written.pop("method", name) != name:
         written["hyper"] = {}  # another method's
     if shadowed := [key for key in _field_names(cls) if key in known_settings()]:
-        raise ConfigError(f"{name} has a hyper-parameter '{shadowed[0]}', but that is a setting. Give it another name.")
+        raise UserCodeError(
+            f"{name} has a hyper-parameter '{shadowed[0]}', but that is a setting. Give it another name."
+        )
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
@@ -294,7 +298,7 @@ def from_toml(path: Path) -> dict[str, Any]:
     models = written.get("models")
     if isinstance(models, dict):
         if stray := [key for key in models if not key.isdecimal()]:
-            raise ConfigError(f"[models] in {path} gives a model to each client by number, not to '{stray[0]}'.")
+            raise FormatError(f"[models] in {path} gives a model to each client by number, not to '{stray[0]}'.")
         written["models"] = {int(key): name for key, name in models.items()}
     return fitted(Experiment, written)
 

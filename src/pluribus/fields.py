@@ -10,7 +10,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import FormatError, UnknownNameError, unknown
 
 # What a field of a type takes, and what that is called. `bool` would pass for a number.
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -52,7 +52,9 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
     now = FORMER.get((name, value)) if isinstance(value, str) else None
     renamed = f" '{value}' is called '{now}' now." if now else ""
-    raise ConfigError(f"{flag(name)} must be {wanted}, not {value!r}.{renamed}")
+    misnamed = isinstance(value, str) and any(get_origin(choice) is Literal for choice in choices)
+    refusal = UnknownNameError if misnamed else FormatError
+    raise refusal(f"{flag(name)} must be {wanted}, not {value!r}.{renamed}")
 
 
 def _described(choice: Any) -> str:

@@ -6,7 +6,7 @@ import importlib
 from typing import Any
 
 from pluribus.blame import at
-from pluribus.errors import ConfigError
+from pluribus.errors import UserCodeError
 
 
 def imported(path: str, kind: str) -> Any:
@@ -16,6 +16,6 @@ def imported(path: str, kind: str) -> Any:
         with at(f"{kind} {path}"):
             return getattr(importlib.import_module(module), name)
     except ImportError as error:
-        raise ConfigError(f"{kind} '{path}' cannot be imported: {error}.") from error
+        raise UserCodeError(f"{kind} '{path}' cannot be imported: {error}.") from error
     except AttributeError:
-        raise ConfigError(f"{kind} '{path}' is not there: module '{module}' has no '{name}'.") from None
+        raise UserCodeError(f"{kind} '{path}' is not there: module '{module}' has no '{name}'.") from None

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import MessageError
+from pluribus.errors import SchemaError
 from pluribus.message import Dim, Field, Message
 
 Tensors = Mapping[str, Tensor]
@@ -95,7 +95,7 @@ def unpacked(message: Message, like: Tensors, since: Tensors) -> dict[str, Tenso
             found[name] = message.tensor(name)
             continue
         if missing := [f"{name}.{factor}" for factor in Factors._fields if f"{name}.{factor}" not in message]:
-            raise MessageError(f"the message has neither '{name}' nor '{missing[0]}'.")
+            raise SchemaError(f"the message has neither '{name}' nor '{missing[0]}'.")
         matrix = Factors(*(message.tensor(f"{name}.{factor}") for factor in Factors._fields)).matrix()
         begun = since[name].cpu().double() if name in since else 0.0
         found[name] = (begun + matrix.reshape(value.shape)).to(value.dtype)

@@ -17,7 +17,7 @@ import safetensors.torch
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import MessageError, NotFiniteError
+from pluribus.errors import NotFiniteError, SchemaError, UnreadableMessageError
 
 
 @dataclass(frozen=True)
@@ -183,7 +183,7 @@ class Inbox(NamedTuple):
         names = list(messages[ids[0]])
         for name in names:
             if len({messages[k].tensor(name).shape for k in ids}) > 1:
-                raise MessageError(f"'{name}' differs in shape between clients {', '.join(map(str, ids))}.")
+                raise SchemaError(f"'{name}' differs in shape between clients {', '.join(map(str, ids))}.")
         return cls(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]).to(device) for name in names})
 
 
@@ -199,7 +199,7 @@ def encode(message: Message, schema: Schema, who: str) -> bytes:
         if isinstance(value, Rows):
             rows, mask = tuple(value.value.shape), tuple(value.held.shape)
             if mask != rows[:1]:
-                raise MessageError(f"{who}: '{name}' has rows of shape {rows}, but a mask of shape {mask}.")
+                raise SchemaError(f"{who}: '{name}' has rows of shape {rows}, but a mask of shape {mask}.")
             ids = value.held.nonzero().flatten()
             flat[name] = value.value[ids].contiguous().cpu()
             flat[name + IDS] = ids.to(torch.int32).cpu()
@@ -216,9 +216,9 @@ def decode(data: bytes, schema: Schema, who: str) -> Message:
     # not SafetensorError alone: a dtype that torch lacks is a KeyError, a size above 63 bits a TypeError
     except Exception as error:
         reason = str(error).partition("\n")[0]
-        raise MessageError(f"{who}: the message cannot be read ({reason}).") from error
+        raise UnreadableMessageError(f"{who}: the message cannot be read ({reason}).") from error
     if METADATA in _header(data):
-        raise MessageError(f"{who}: the message has undeclared {METADATA!r}.")
+        raise SchemaError(f"{who}: the message has undeclared {METADATA!r}.")
     _check(flat, schema, who)
     fields: dict[str, Value] = {}
     for name, declared in schema.items():
@@ -261,14 +261,14 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
     differences = {"lacks": required - flat.keys(), "has undeclared": flat.keys() - expected.keys()}
     if any(differences.values()):
         parts = [f"{verb} {', '.join(map(repr, sorted(names)))}" for verb, names in differences.items() if names]
-        raise MessageError(f"{who}: the message {' and '.join(parts)}.")
+        raise SchemaError(f"{who}: the message {' and '.join(parts)}.")
     sizes: dict[str, int] = {}
     for name, value in sorted(flat.items()):
         declared = expected[name]
         if value.dtype != declared.dtype:
-            raise MessageError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")
+            raise SchemaError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")
         if not _fits(tuple(value.shape), declared.shape, sizes):
-            raise MessageError(
+            raise SchemaError(
                 f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
             )
         if (value.is_floating_point() or value.is_complex()) and not bool(torch.isfinite(value).all()):
@@ -305,9 +305,9 @@ def _fits(shape: tuple[int, ...], declared: tuple[int | Dim, ...], sizes: dict[s
 def _check_ids(ids: Tensor, declared: Field, what: str) -> None:
     classes = _classes(declared)
     if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= classes):
-        raise MessageError(f"{what} names a class outside 0..{classes - 1}.")
+        raise SchemaError(f"{what} names a class outside 0..{classes - 1}.")
     if len(set(ids.tolist())) != len(ids):
-        raise MessageError(f"{what} names a class twice.")
+        raise SchemaError(f"{what} names a class twice.")
 
 
 def _classes(declared: Field) -> int:

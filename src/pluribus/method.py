@@ -19,7 +19,7 @@ from torch.nn import functional as F
 
 from pluribus.blame import at
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import ConflictError, MismatchError, RangeError, UserCodeError, unknown
 from pluribus.fields import flag
 from pluribus.lookup import imported
 from pluribus.message import Inbox, Message, Wire, payload
@@ -224,7 +224,7 @@ def register(name: str) -> Callable[[M], M]:
     def add(cls: M) -> M:
         known = _registry.get(name, cls)
         if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a module reloaded
-            raise ConfigError(f"method '{name}' is registered already. Choose another name.")
+            raise UserCodeError(f"method '{name}' is registered already. Choose another name.")
         _registry[name] = cls
         return cls
 
@@ -249,7 +249,7 @@ def find(name: str) -> type[Method]:
         raise unknown("method", name, known, "pluribus list methods")
     found = imported(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
-        raise ConfigError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
+        raise UserCodeError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
     return found
 
 
@@ -277,14 +277,14 @@ def at_least(method: Method, **least: float) -> None:
     """Refuse hyper-parameters below these values; one that is not set passes."""
     for name, low in least.items():
         if (value := getattr(method, name)) is not None and not value >= low:
-            raise ConfigError(f"--{name.replace('_', '-')} must be at least {low}, not {value}.")
+            raise RangeError(f"--{name.replace('_', '-')} must be at least {low}, not {value}.")
 
 
 def above(method: Method, **bounds: float) -> None:
     """Refuse hyper-parameters that are not above these values; one that is not set passes."""
     for name, bound in bounds.items():
         if (value := getattr(method, name)) is not None and not value > bound:
-            raise ConfigError(f"--{name.replace('_', '-')} must be above {bound}, not {value}.")
+            raise RangeError(f"--{name.replace('_', '-')} must be above {bound}, not {value}.")
 
 
 def check_needs(
@@ -297,17 +297,17 @@ def check_needs(
     for other in firsts[1:]:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
         if Need.SAME_MODEL in method.needs:
-            raise ConfigError(
+            raise MismatchError(
                 f"{label} averages whole models, but {pair} differ. Use one model (--models {one.model}) or a method "
                 f"for mixed models, such as fedgh, fedproto or local: pluribus list methods shows all."
             )
         if Need.SAME_WIDTH in method.needs and one.width != other.width:
-            raise ConfigError(
+            raise MismatchError(
                 f"{label} needs features of one width, but {pair} have widths {one.width} and {other.width}. "
                 f"Bring them to one width, for example --projector pool --width {min(one.width, other.width)}."
             )
         if Need.SAME_HEAD in method.needs and one.head != other.head:
-            raise ConfigError(
+            raise MismatchError(
                 f"{label} shares the head, but the heads of {pair} differ in shape. "
                 f"Use models with a linear head of one width, or a method that does not share heads."
             )
@@ -315,16 +315,18 @@ def check_needs(
         for card in firsts:
             if not has_weights(card.model, task.weights):
                 own = "." in card.model  # no library has its weights
-                raise ConfigError(
+                raise MismatchError(
                     f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Say "
                     f"where its own come from (--weights {'' if own else 'timm, torchvision, or '}a folder with "
                     f"{card.model}.safetensors)"
                     + (", or set pretrained = True on a builder that loads them itself." if own else ".")
                 )
     if Need.PUBLIC_DATA in method.needs and not task.public:
-        raise ConfigError(f"{label} needs public data: give a share of each client's data with --public-fraction 0.1.")
+        raise MismatchError(
+            f"{label} needs public data: give a share of each client's data with --public-fraction 0.1."
+        )
     if Need.PLAIN_SGD in method.needs and (rule.name != "sgd" or rule.momentum):
-        raise ConfigError(
+        raise ConflictError(
             f"{label} takes the clients' progress for a sum of gradients, which it is under plain SGD alone: use "
             f"--optimizer sgd --momentum 0."
         )

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError
 from pluribus.message import Message, Rows
 from pluribus.server import Server
 from pluribus.steps import Map
@@ -188,7 +188,7 @@ def backward_again(client: Client, value: Tensor, instead: str) -> None:
     except RuntimeError as error:
         if not any(words in str(error) for words in ONLY_ONCE):
             raise
-        raise ConfigError(
+        raise MismatchError(
             f"this method differentiates twice, and '{client.card.model}' has a layer that torch differentiates only "
             f"once ({str(error).strip().splitlines()[0].rstrip('.')}). Use {instead}."
         ) from error

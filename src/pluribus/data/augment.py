@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from pluribus.draws import BITS, uniform_bits
-from pluribus.errors import ConfigError
+from pluribus.errors import FormatError, UnknownNameError
 
 CROP, FLIP, ERASE = AUGMENTATIONS = ("crop", "flip", "erase")
 BORDER = 8  # an image is moved by at most this part of its side: 4 pixels of 32
@@ -76,9 +76,9 @@ def augmentations(given: str | Sequence[str]) -> tuple[str, ...]:
         return ()
     for name in names:
         if name not in AUGMENTATIONS:
-            raise ConfigError(f"--augment must be some of {', '.join(AUGMENTATIONS)}, not {name!r}.")
+            raise UnknownNameError(f"--augment must be some of {', '.join(AUGMENTATIONS)}, not {name!r}.")
         if names.count(name) > 1:
-            raise ConfigError(f"--augment has {name} twice.")
+            raise FormatError(f"--augment has {name} twice.")
     return tuple(name for name in AUGMENTATIONS if name in names)
 
 

@@ -29,7 +29,17 @@ from PIL import Image
 from torch import Tensor
 
 from pluribus.blame import at
-from pluribus.errors import ConfigError, DataError, PluribusError, unknown
+from pluribus.errors import (
+    ConfigError,
+    DamagedDataError,
+    DataError,
+    DeviceError,
+    MissingDataError,
+    PluribusError,
+    RangeError,
+    UserCodeError,
+    unknown,
+)
 from pluribus.lookup import imported
 
 Arrays = dict[str, np.ndarray]
@@ -75,7 +85,7 @@ class Dataset:
             copies: dict[str, Any] = {name: _shared(value) for name, value in columns.items()}
         except RuntimeError as error:
             size = sum(value.nbytes for value in columns.values())
-            raise ConfigError(
+            raise DeviceError(
                 f"worker processes share the data set, but there is no room for its {size >> 20} MiB in shared memory "
                 f"({_one_line(error)}). Make that larger (/dev/shm), or leave out --workers."
             ) from error
@@ -148,7 +158,7 @@ def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
 
     def add(loader: Loader) -> Loader:
         if _spelled(name) in _entries:
-            raise ConfigError(f"a data set '{name}' is registered already: choose another name.")
+            raise UserCodeError(f"a data set '{name}' is registered already: choose another name.")
         _entries[_spelled(name)] = DataEntry(about, loader)
         return loader
 
@@ -174,7 +184,7 @@ def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
     `rotated-mnist`.
     """
     if image_size is not None and image_size < 1:
-        raise ConfigError(f"--image-size must be at least 1, not {image_size}.")
+        raise RangeError(f"--image-size must be at least 1, not {image_size}.")
     return _loaded(name, image_size, seed)[1]
 
 
@@ -187,7 +197,7 @@ def _loaded(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]
     with at(f"data {name}"):
         dataset = loader(**wanted)
     if not isinstance(dataset, Dataset):
-        raise DataError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
+        raise UserCodeError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
     dataset = dataset if image_size is None else resized(dataset, image_size)
     if _at_hand is not None:
         _at_hand[key] = dataset
@@ -227,7 +237,7 @@ def _wanted(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any
         wanted = {key: value for key, value in offered.items() if key in signature.parameters}
         signature.bind(**wanted)
     except (TypeError, ValueError) as reason:
-        raise DataError(f"{name} may take no arguments but image_size and seed ({reason}).") from reason
+        raise UserCodeError(f"{name} may take no arguments but image_size and seed ({reason}).") from reason
     return wanted
 
 
@@ -242,7 +252,9 @@ def _find(name: str) -> Loader:
     if path.suffix == ".npz":
         return partial(read_npz, path)
     if len(path.parts) > 1:
-        raise DataError(f"there is no folder {path}: give a folder, an .npz file or a name of pluribus list data.")
+        raise MissingDataError(
+            f"there is no folder {path}: give a folder, an .npz file or a name of pluribus list data."
+        )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         return _imported(name)
     raise unknown("data set", name, _entries, "pluribus list data")
@@ -251,7 +263,7 @@ def _find(name: str) -> Loader:
 def _imported(dotted: str) -> Loader:
     loader = imported(dotted, "data set")
     if not callable(loader):
-        raise DataError(f"{dotted} is no function that could load a data set.")
+        raise UserCodeError(f"{dotted} is no function that could load a data set.")
     return loader  # type: ignore[no-any-return]
 
 
@@ -291,7 +303,7 @@ def read_npz(file: Path, name: str | None = None) -> Dataset:
     """A data set from a file in the cache format; images are N x H x W or N x H x W x 3."""
     arrays = _opened(file)
     if problem := next(_npz_problems(arrays), None):
-        raise DataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
+        raise DamagedDataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
     train, test = arrays["x_train"], arrays["x_test"]
     try:
         return Dataset(
@@ -302,7 +314,7 @@ def read_npz(file: Path, name: str | None = None) -> Dataset:
             official=len(train) if len(train) and len(test) else None,
         )
     except DataError as refusal:
-        raise DataError(f"{file} cannot be used: {refusal}") from refusal
+        raise type(refusal)(f"{file} cannot be used: {refusal}") from refusal
 
 
 def write_npz(file: Path, arrays: Arrays) -> None:
@@ -322,22 +334,22 @@ def write_npz(file: Path, arrays: Arrays) -> None:
 def _opened(file: Path) -> Arrays:
     arrays = npz_arrays(file, NPZ_KEYS)
     if missing := [key for key in NPZ_KEYS if key not in arrays]:
-        raise DataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
+        raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
     return arrays
 
 
 def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
     """Those of these arrays that a file has."""
     if not file.is_file():
-        raise DataError(f"there is no file {file}.")
+        raise MissingDataError(f"there is no file {file}.")
     if not zipfile.is_zipfile(file):
-        raise DataError(f"{file} is not a whole npz file: write it again or delete it.")
+        raise DamagedDataError(f"{file} is not a whole npz file: write it again or delete it.")
     try:
         with np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in keys if key in archive}
     # a damaged archive raises nearly anything: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
     except Exception as reason:
-        raise DataError(f"{file} cannot be read ({_one_line(reason)}): write it again or delete it.") from reason
+        raise DamagedDataError(f"{file} cannot be read ({_one_line(reason)}): write it again or delete it.") from reason
 
 
 def _npz_problems(arrays: Arrays) -> Iterator[str]:
@@ -396,7 +408,7 @@ def _download(name: str, fetch: Fetch, file: Path) -> None:
     except PluribusError:
         raise
     except Exception as reason:
-        raise DataError(
+        raise MissingDataError(
             f"{name} is not at {file} and could not be downloaded ({_one_line(reason)}). "
             "Put the file there or run where there is internet."
         ) from reason
@@ -496,7 +508,7 @@ def _tiny_imagenet(folder: Path) -> Arrays:
         import datasets
         import huggingface_hub
     except ImportError as missing:
-        raise DataError(
+        raise MissingDataError(
             f"tiny-imagenet is not at {cache_file('tiny-imagenet')} and its download needs a package that is missing: "
             "pip install 'pluribus[hf]'."
         ) from missing

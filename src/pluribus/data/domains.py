@@ -12,7 +12,7 @@ from PIL import Image
 from pluribus.data.datasets import Dataset, data_folder, entries, load, register_data, resized
 from pluribus.data.folders import image_folder
 from pluribus.draws import numpy_rng
-from pluribus.errors import DataError
+from pluribus.errors import DataError, MissingDataError
 
 ANGLES = (0, 20, 40, 60)
 PER_CLASS = 100
@@ -92,7 +92,9 @@ def folder_of(name: str) -> Path | None:
 def _placed_by_hand(name: str, example: str, image_size: int | None) -> Dataset:
     folder = data_folder() / name
     if not folder.is_dir():
-        raise DataError(f"{name} is not at {folder}: put its images there as domain/class/*.jpg, such as {example}.")
+        raise MissingDataError(
+            f"{name} is not at {folder}: put its images there as domain/class/*.jpg, such as {example}."
+        )
     return image_folder(folder, image_size or PRETRAINED_SIZE)
 
 

@@ -19,7 +19,7 @@ from pluribus.data.augment import Augment
 from pluribus.data.datasets import PARTS, Dataset
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError
 
 
 class Store:
@@ -79,7 +79,9 @@ def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray
     if fractions.test_on == "common":
         return _cut_off(dataset, fractions.test, numpy_rng(seed, "common test"))
     if dataset.official is None:
-        raise ConfigError(f"{dataset.name} has no official test set: use --test common, or leave out --test official.")
+        raise MismatchError(
+            f"{dataset.name} has no official test set: use --test common, or leave out --test official."
+        )
     return np.arange(dataset.official, len(dataset.y))
 
 

@@ -14,7 +14,7 @@ import torch
 from pluribus.data.datasets import PARTS, Dataset
 from pluribus.data.images import Found, decoded, find_images, picture_notes, shown, skipped_note
 from pluribus.data.lists import find_lists, read_splits
-from pluribus.errors import DataError
+from pluribus.errors import DataError, MissingDataError
 
 FOLDER_SIZE = 64
 SPLITS = {
@@ -138,7 +138,7 @@ def _at_one_depth(folder: Path, found: Found) -> tuple[list[Path], list[Path]]:
         raise DataError(f"{folder} mixes class/*.jpg ({shallow}) and domain/class/*.jpg ({deep}): keep one of them.")
     depth = next((depth for depth in (1, 2, 3) if depths[depth]), None)
     if depth is None:
-        raise DataError(f"{folder} holds no images: they must lie at {LAYOUTS} in it.")
+        raise MissingDataError(f"{folder} holds no images: they must lie at {LAYOUTS} in it.")
     return depths[depth], [file for other in sorted(depths) if other != depth for file in depths[other]]
 
 
@@ -156,7 +156,7 @@ def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[Place]:
     if not above and all(_split(name) for name in labels):
         raise DataError(f"{folder} has images directly in {labels[0]}: they must lie at {labels[0]}/class/*.jpg.")
     if len(above) == 2 and not any(levels):
-        raise DataError(f"{folder} holds no images at a depth that is known: they must lie at {LAYOUTS} in it.")
+        raise MissingDataError(f"{folder} holds no images at a depth that is known: they must lie at {LAYOUTS} in it.")
     splits = next((level for level in levels if level), [""] * len(folders))
     domains = next((names for names, level in zip(above, levels, strict=True) if not level), [""] * len(folders))
     return [Place(*one) for one in zip(labels, domains, splits, strict=True)]

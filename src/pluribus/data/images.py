@@ -20,7 +20,7 @@ from PIL import ExifTags, Image
 from torch import Tensor
 
 from pluribus.data.datasets import pixels
-from pluribus.errors import DataError
+from pluribus.errors import DamagedDataError, DataError
 
 Shape = tuple[int, int, int]
 
@@ -60,7 +60,7 @@ def find_images(folder: Path) -> Found:
     try:
         files = sorted(_files(folder, (folder.resolve(),)), key=lambda path: path.parts)
     except OSError as error:
-        raise DataError(f"cannot look into {error.filename}: {error.strerror}.") from error
+        raise DamagedDataError(f"cannot look into {error.filename}: {error.strerror}.") from error
     for path in files:
         suffix = path.suffix.lower()
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -134,7 +134,7 @@ def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
         raise
     # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
     except Exception as reason:
-        raise DataError(f"{shown(file)} cannot be read as an image ({reason}): mend or delete it.") from reason
+        raise DamagedDataError(f"{shown(file)} cannot be read as an image ({reason}): mend or delete it.") from reason
 
 
 def _upright(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
@@ -157,7 +157,7 @@ def _further_pictures(image: Image.Image, file: Path) -> int:
     """How many pictures of a camera's file are left out; pages and frames would be images of their own."""
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format != "MPO":  # by that format the first picture is the photo
-        raise DataError(f"{shown(file)} holds {pages} pages or frames: save each as a file of its own.")
+        raise DamagedDataError(f"{shown(file)} holds {pages} pages or frames: save each as a file of its own.")
     return int(pages) - 1
 
 
@@ -200,7 +200,7 @@ def _eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) -> tu
     if image.mode not in (*DEEP, "I", "F"):
         return None, image
     if image.mode == "F" or bits > 16 or (image.mode == "I" and image.format not in ("PNG", "PPM")):
-        raise DataError(
+        raise DamagedDataError(
             f"{shown(file)} has pixels of mode {image.mode} ({bits} bits), and what is white in it is not known: "
             f"save it with 8 or 16 bits per channel, without sign."
         )
@@ -227,7 +227,7 @@ def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]
         found = list(pool.map(decode_into, range(len(files))))
     if refusals := [one for one in found if isinstance(one, DataError)]:
         more = f" {_files_more(len(refusals) - 1)}: pluribus data check names all." if len(refusals) > 1 else ""
-        raise DataError(f"{refusals[0]}{more}") from refusals[0]
+        raise type(refusals[0])(f"{refusals[0]}{more}") from refusals[0]
     return x, [one for one in found if isinstance(one, Picture)]
 
 

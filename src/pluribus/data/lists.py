@@ -11,7 +11,7 @@ from itertools import count
 from pathlib import Path
 from unicodedata import normalize
 
-from pluribus.errors import DataError
+from pluribus.errors import DamagedDataError, DataError, MissingDataError
 
 LISTS = ("train", "crossval", "test")
 Splits = list[str]  # per image: train, val or test; empty where no list has it
@@ -25,7 +25,7 @@ def find_lists(folder: Path, domains: Iterable[str]) -> dict[str, list[Path]]:
     if len(missing) == len(files):
         return {}
     if missing:
-        raise DataError(f"{missing[0]} is missing: add it, or take away the other *_kfold.txt lists.")
+        raise MissingDataError(f"{missing[0]} is missing: add it, or take away the other *_kfold.txt lists.")
     return found
 
 
@@ -64,11 +64,13 @@ def _names(file: Path) -> Iterable[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
-        raise DataError(f"cannot read {file}: {error}.") from error
+        raise DamagedDataError(f"cannot read {file}: {error}.") from error
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue
         name, _, label = line.strip().rpartition(" ")
         if not name or not label.isdecimal():
-            raise DataError(f"line {number} of {file} must be 'domain/class/image.jpg NUMBER', not '{line[:80]}'.")
+            raise DamagedDataError(
+                f"line {number} of {file} must be 'domain/class/image.jpg NUMBER', not '{line[:80]}'."
+            )
         yield normalize("NFC", name.strip())

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from pluribus.data.split import ROUNDING
-from pluribus.errors import ConfigError, DataError, unknown
+from pluribus.errors import DamagedDataError, FormatError, PartitionError, RangeError, unknown
 
 Parts = list[np.ndarray]
 Rng = np.random.Generator
@@ -44,14 +44,14 @@ def pathological(
     """
     classes = rng.permutation(np.unique(labels))
     if not 1 <= classes_per_client <= len(classes):
-        raise ConfigError(f"--classes-per-client must lie in 1..{len(classes)}, not {classes_per_client}.")
+        raise RangeError(f"--classes-per-client must lie in 1..{len(classes)}, not {classes_per_client}.")
     places = np.arange(clients * classes_per_client)
     owner = np.full(len(labels), NOBODY)
     for at, label in enumerate(classes):
         holders = places[at :: len(classes)] // classes_per_client
         rows = rng.permutation(np.flatnonzero(labels == label))
         if len(rows) < len(holders):
-            raise ConfigError(
+            raise PartitionError(
                 f"class {label} has {len(rows)} samples for {len(holders)} clients: "
                 "fewer clients (--clients) or fewer classes for each (--classes-per-client)."
             )
@@ -69,7 +69,7 @@ def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1
     """
     shares, sizes = masses(mass), _class_sizes(labels)
     if len(shares) > len(sizes):
-        raise ConfigError(f"--mass {mass} names {len(shares)} classes, but the data set has {len(sizes)}.")
+        raise PartitionError(f"--mass {mass} names {len(shares)} classes, but the data set has {len(sizes)}.")
     everybody = np.arange(clients)[:, None]
     holds = rng.permutation(len(sizes))[(everybody + np.arange(len(shares))) % len(sizes)]  # clients x classes of each
     demand = np.bincount(holds.ravel(), np.tile(shares / shares.sum(), clients), len(sizes))
@@ -81,7 +81,7 @@ def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1
             break
         rows -= 1
     if counts[holds, everybody].min() < 1:
-        raise ConfigError(
+        raise PartitionError(
             f"{rows} samples for each client do not give every class of --mass {mass} one: "
             "fewer clients (--clients) or a more even --mass."
         )
@@ -95,7 +95,7 @@ def masses(text: str) -> np.ndarray:
     except ValueError:
         found = np.zeros(1)
     if not (np.isfinite(found) & (found > 0)).all():
-        raise ConfigError(f"--mass must be numbers above 0 with colons between, such as 8:1:1, not '{text}'.")
+        raise FormatError(f"--mass must be numbers above 0 with colons between, such as 8:1:1, not '{text}'.")
     return found
 
 
@@ -177,7 +177,7 @@ def by_domain(domain: np.ndarray, clients: int, rng: Rng) -> Parts:
     """Client k holds domain k mod D; clients of one domain cut it evenly."""
     domains = int(domain.max()) + 1
     if clients < domains:
-        raise ConfigError(f"the data set has {domains} domains: at least as many --clients, not {clients}.")
+        raise PartitionError(f"the data set has {domains} domains: at least as many --clients, not {clients}.")
     owner = np.empty(len(domain), np.int64)
     for number in range(domains):
         rows = rng.permutation(np.flatnonzero(domain == number))
@@ -246,7 +246,7 @@ def _cut_above(floor: int, size: int, shares: np.ndarray, min_share: float) -> n
 def _floor(sizes: np.ndarray, clients: int, min_share: float) -> np.ndarray:
     """Fewest rows of each class that everybody holds: whole samples within `min_share` of it."""
     if clients * min_share > 1 + ROUNDING:
-        raise ConfigError(
+        raise PartitionError(
             f"{clients} clients cannot each hold a share of {min_share:g} of every class: "
             f"fewer clients (--clients) or a --min-share of at most 1/{clients}."
         )
@@ -261,14 +261,14 @@ def _until_enough(draw: Callable[[], np.ndarray], rows: int, clients: int, min_s
         counts = draw()
         if counts.sum(axis=0).min() >= min_samples:
             return counts
-    raise ConfigError(
+    raise PartitionError(
         f"{ATTEMPTS} draws left some of {clients} clients with less than {min_samples} samples: "
         "fewer clients (--clients), a smaller --min-samples or a larger --alpha."
     )
 
 
-def _too_many(rows: int, clients: int, min_samples: int) -> ConfigError:
-    return ConfigError(
+def _too_many(rows: int, clients: int, min_samples: int) -> PartitionError:
+    return PartitionError(
         f"{rows} samples do not give {clients} clients {min_samples} each: "
         "fewer clients (--clients) or a smaller --min-samples."
     )
@@ -343,14 +343,14 @@ def partition(
     if kind not in PARTITIONS:
         raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
     if clients < 1:
-        raise ConfigError(f"--clients must be at least 1, not {clients}.")
+        raise RangeError(f"--clients must be at least 1, not {clients}.")
     if alpha is not None and not 0 < alpha < float("inf"):
-        raise ConfigError(f"--alpha must be a number above 0, not {alpha}.")
+        raise RangeError(f"--alpha must be a number above 0, not {alpha}.")
     if min_share is not None and not 0 <= min_share <= 1:
-        raise ConfigError(f"--min-share must be in [0, 1], not {min_share}.")
+        raise RangeError(f"--min-share must be in [0, 1], not {min_share}.")
     if kind == "domain":
         if domain is None:
-            raise ConfigError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
+            raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
         labels = domain
     offered = {
         "classes_per_client": classes_per_client,
@@ -371,7 +371,7 @@ def partition(
 def _refuse_empty(parts: Parts, kind: str) -> None:
     for client, part in enumerate(parts):
         if len(part) == 0:
-            raise ConfigError(
+            raise PartitionError(
                 f"client {client} got no data from partition '{kind}': fewer clients (--clients) or more data."
             )
 
@@ -406,7 +406,7 @@ class Manifest:
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as reason:
-            raise DataError(f"this is not the manifest of a partition ({reason}): write it again.") from reason
+            raise DamagedDataError(f"this is not the manifest of a partition ({reason}): write it again.") from reason
 
 
 def _digest(arrays: Parts) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from pluribus.errors import ConfigError
+from pluribus.errors import ConflictError, RangeError
 
 ROUNDING = 1e-9  # 100 * 0.29 is 28.999999999999996, and 29 is meant
 
@@ -31,9 +31,9 @@ def _shares(fractions: Mapping[str, float]) -> np.ndarray:
     share = np.array(list(fractions.values()), float)
     told = ", ".join(f"{name} {value:g}" for name, value in fractions.items())
     if (share < -ROUNDING).any() or abs(share.sum() - 1) > 1e-6:
-        raise ConfigError(f"the fractions {told} must be positive and sum to 1.")
+        raise RangeError(f"the fractions {told} must be positive and sum to 1.")
     if share[0] <= ROUNDING:
-        raise ConfigError(f"the fractions {told} leave nothing for {next(iter(fractions))}: make the others smaller.")
+        raise ConflictError(f"the fractions {told} leave nothing for {next(iter(fractions))}: make the others smaller.")
     return np.where(share > ROUNDING, share, 0.0)
 
 

@@ -10,7 +10,7 @@ import torch
 
 from pluribus import layerwise
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import ConfigError, MismatchError, RangeError
 from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
@@ -64,16 +64,16 @@ class FedFree(Method):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         if min(self.top_k, self.server_steps, self.bins - 1) < 1 or (self.probes is not None and self.probes < 1):
-            raise ConfigError("--top-k, --server-steps and --probes must be at least 1, --bins at least 2.")
+            raise RangeError("--top-k, --server-steps and --probes must be at least 1, --bins at least 2.")
         if self.server_lr <= 0 or self.tsallis_q <= 0 or self.tsallis_q == 1:
-            raise ConfigError(
+            raise RangeError(
                 "--server-lr and --tsallis-q must be above 0, and q not 1, where --entropy shannon stands."
             )
         try:
             theirs = layers(task, self.global_model)
         except ConfigError as error:
             hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
-            raise ConfigError(f"--global-model: {error}{hint}") from error
+            raise type(error)(f"--global-model: {error}{hint}") from error
         first: dict[str, int] = {}
         for k, card in cards.items():
             first.setdefault(card.model, k)
@@ -84,7 +84,7 @@ class FedFree(Method):
             for at, j in matched.items():
                 shapes.setdefault(j, set()).add(layerwise.dense_shape(mine[at]))
             if not matched:
-                raise ConfigError(
+                raise MismatchError(
                     f"fedfree exchanges layers of one kind, but client {k} ({model}) has {layerwise.kinds(mine)} and "
                     f"the global model {self.global_model} {layerwise.kinds(theirs)}. Choose another --global-model."
                 )
@@ -98,7 +98,7 @@ class FedFree(Method):
             seen = layerwise.inputs(theirs[j].kind, layerwise.dense_shape(theirs[j]), sent)
             probes = self.probes or layerwise.enough_probes(seen)
             if not layerwise.settles(self.server_lr, self.server_steps, seen, probes):
-                raise ConfigError(
+                raise RangeError(
                     f"--server-lr {self.server_lr} diverges on {theirs[j].name} of the global model, which has {seen} "
                     f"inputs to learn from {probes} --probes: use a smaller --server-lr or more --probes."
                 )

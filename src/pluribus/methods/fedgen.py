@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.draws import seeded, uniform_bits
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models.generator import Frozen, Generator, alikeness, label_at
@@ -61,7 +61,7 @@ class FedGen(Method):
         at_least(self, generator_batch=2)  # batch normalisation has no variance of one sample
         above(self, generator_lr=0)
         if not 0 < self.fade <= 1:
-            raise ConfigError(f"--fade must be in (0, 1], not {self.fade}.")
+            raise RangeError(f"--fade must be in (0, 1], not {self.fade}.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         head = schema_of(task.shape_of(card.model).head, "head.")

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client, trainable
 from pluribus.data.federated import Data
-from pluribus.errors import ConfigError, MessageError
+from pluribus.errors import ConflictError, RangeError, SchemaError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
 from pluribus.method import Method, Need, PeerMethod, above, at_least, register
 from pluribus.ops import flatten, project, unflatten
@@ -73,13 +73,14 @@ class FedH2L(PeerMethod):
         at_least(self, every=1)
         above(self, lesson_lr=0)
         if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
-            raise ConfigError(
+            raise ConflictError(
                 "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
             )
         if not self.kl and self.labels == "none":
-            raise ConfigError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
+            raise ConflictError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
         if min(self.margin, self.eps) < 0 or (self.conflict != "project" and max(self.margin, self.eps) > 0):
-            raise ConfigError("--margin and --eps must be at least 0, and above 0 only with --conflict project.")
+            kind = RangeError if min(self.margin, self.eps) < 0 else ConflictError
+            raise kind("--margin and --eps must be at least 0, and above 0 only with --conflict project.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(len(data) for data in task.public.values()))
@@ -172,7 +173,7 @@ def row_by_row(inbox: Inbox, sizes: list[int]) -> Inbox:
     """The teaching signals by public sample, and the share of each in the mean over teachers of means over batches."""
     posterior, accuracy = inbox.got["posterior"], inbox.got["accuracy"]
     if posterior.shape[1] < max(sizes):
-        raise MessageError(f"a teacher of {max(sizes)} public samples teaches {posterior.shape[1]} rows.")
+        raise SchemaError(f"a teacher of {max(sizes)} public samples teaches {posterior.shape[1]} rows.")
     size = torch.tensor(sizes, device=posterior.device)[:, None]
     real = torch.arange(posterior.shape[1], device=posterior.device) < size  # the other rows are padding
     by_teacher = {"accuracy": accuracy[:, None], "share": 1 / (len(sizes) * size)}

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import ConflictError
 from pluribus.message import Dim, Field, Message, Rows, Value, Wire
 from pluribus.method import Method, Need, above, register
 from pluribus.models import Split
@@ -153,7 +153,7 @@ class FedHPL(Method):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         if self.upload == "none" and (self.share_prompts or self.share_head):
-            raise ConfigError("--upload none exchanges nothing: leave out --share-prompts and --share-head.")
+            raise ConflictError("--upload none exchanges nothing: leave out --share-prompts and --share-head.")
         above(self, prompts=0, padding=0, temperature=0)
         for card in _firsts(cards):
             self._prompting().skeleton(task.shape_of(card.model), task.shape, card.model)

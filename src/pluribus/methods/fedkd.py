@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from pluribus import lowrank
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Sizes, Traffic, above, register
 from pluribus.methods.fml import Auxiliary
@@ -65,7 +65,7 @@ class FedKD(Auxiliary):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
         if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
-            raise ConfigError("--energy-start and --energy-end must be above 0 and at most 1.")
+            raise RangeError("--energy-start and --energy-end must be above 0 and at most 1.")
         above(self, mentee_lr=0)
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:

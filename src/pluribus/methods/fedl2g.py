@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
-from pluribus.errors import ConfigError
+from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import Method, Need, Sizes, Traffic, at_least, name_of, register
 from pluribus.ops import backward_again, derivable, onehot, recurrent, rows_mean, turn_into_gradients
@@ -65,7 +65,7 @@ class FedL2G(Method):
             return
         for card in cards.values():
             if card.samples <= self.quiz:
-                raise ConfigError(
+                raise PartitionError(
                     f"client {card.id} has {card.samples} training samples: after a quiz of {self.quiz} none is left "
                     f"to study. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
                 )

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
-from pluribus.errors import ConfigError
+from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Need, at_least, register
 from pluribus.optim import Opt
@@ -48,7 +48,7 @@ class FedMD(Method):
         at_least(self, align=1, digest_epochs=0, digest_steps=0, revisit_steps=0)
         at_least(self, pretrain_public=0, pretrain_private=0)
         if not self._aligned(task):
-            raise ConfigError("no client has enough data to give a public sample: use a larger --public-fraction.")
+            raise PartitionError("no client has enough data to give a public sample: use a larger --public-fraction.")
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
         logits = {"logits": Field((self._aligned(task), task.classes))}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError
 from pluribus.message import Message
 from pluribus.method import at_least, register
 from pluribus.methods.fml import Auxiliary
@@ -51,7 +51,7 @@ class FedMRL(Auxiliary):
             width = self.auxiliary(task).width
         narrowest = min(cards.values(), key=lambda card: card.width)
         if width > narrowest.width:
-            raise ConfigError(
+            raise MismatchError(
                 f"fedmrl cuts the small model's {width} features out of a client's own, but client {narrowest.id} "
                 f"({narrowest.model}) has {narrowest.width}. Use --small-width {narrowest.width} or less."
             )

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import ConfigError, MissingSettingError, RangeError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, register
 from pluribus.models import Split
@@ -33,7 +33,7 @@ class Auxiliary(Method):
     def auxiliary(self, task: Task) -> Split:
         """The shared model as it begins, alike for all parties."""
         if self.aux_model is None:
-            raise ConfigError("no shared model is chosen yet: name one with --aux-model.")
+            raise MissingSettingError("no shared model is chosen yet: name one with --aux-model.")
         return task.build(self.aux_model, "auxiliary")
 
     def schema(self, task: Task, card: Card) -> Wire:
@@ -47,7 +47,7 @@ class Auxiliary(Method):
                 self.auxiliary(task)
         except ConfigError as error:
             hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
-            raise ConfigError(f"--aux-model: {error}{hint}") from error
+            raise type(error)(f"--aux-model: {error}{hint}") from error
 
     def prepare(self, client: Client) -> None:
         client.state.shared = self.auxiliary(client.task)
@@ -86,7 +86,7 @@ class FML(Auxiliary):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         super().check(task, cards)
         if not (0 <= self.label_weight <= 1 and 0 <= self.meme_label_weight <= 1):
-            raise ConfigError("--label-weight and --meme-label-weight must be from 0 to 1.")
+            raise RangeError("--label-weight and --meme-label-weight must be from 0 to 1.")
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "meme": Opt(client.state.shared)}

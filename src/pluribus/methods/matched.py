@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message, Wire, payload
 from pluribus.method import Need, Sizes, Traffic, at_least, register
 from pluribus.methods.fedavg import FedAvg
@@ -42,7 +42,7 @@ class FedAvgMatched(Ind, FedAvg):
         super().check(task, cards)
         at_least(self, matched_batch=1)
         if not self.synchronisations(task, cards[0]):
-            raise ConfigError(
+            raise RangeError(
                 f"what FedH2L sends in {task.rounds} rounds does not pay for one upload of {cards[0].model}: use "
                 f"--rounds {-(-self._model_bytes(task, cards[0]) // self._round_bytes(task))} or more, or a smaller "
                 f"model."

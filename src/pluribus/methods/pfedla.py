@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import DeviceError, RangeError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, above, register
 from pluribus.ops import sgd_step
@@ -131,13 +131,13 @@ class PFedLA(Method):
         model = task.shape_of(cards[0].model).state_dict()
         layers = len({name.rpartition(".")[0] for name in model})
         if not 0 <= self.keep_local <= layers:
-            raise ConfigError(
+            raise RangeError(
                 f"--keep-local must be from 0 to {layers}, the layers of '{cards[0].model}', not {self.keep_local}."
             )
         hypernetwork = 4 * (WIDTH + DEPTH * (WIDTH + 1) * WIDTH + layers * (WIDTH + 1) * task.clients)
         needed = task.clients * (sum(value.nbytes for value in model.values()) + hypernetwork)
         if needed > MOST_BYTES:
-            raise ConfigError(
+            raise DeviceError(
                 f"pfedla keeps a model and a hypernetwork of every client on the server, and {task.clients} of "
                 f"'{cards[0].model}' would take {needed / 2**30:.1f} GiB, above {MOST_BYTES / 2**30:.0f}. "
                 f"Use fewer --clients or a smaller model."

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Method, Need, above, at_least, register
 from pluribus.models import Split
@@ -122,7 +122,7 @@ class PFedPG(Method):
         model = cards[0].model
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):
-            raise ConfigError(
+            raise MismatchError(
                 f"pfedpg puts prompts among the tokens of a transformer with a class token, and '{model}' is none. "
                 f"Use one that is, such as --models tiny-vit-32."
             )

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message
 from pluribus.method import above, at_least, register
 from pluribus.methods.fedavg import FedAvg
@@ -84,7 +84,7 @@ class PFedPT(FedAvg):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         _, height, width = task.shape
         if not 0 < self.border < min(height, width) / 2:
-            raise ConfigError(
+            raise RangeError(
                 f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, so that "
                 f"something is left inside it, not {self.border}."
             )

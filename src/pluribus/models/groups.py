@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import FormatError, MissingSettingError, unknown
 from pluribus.models.zoo import LIST_COMMAND, entries
 
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
@@ -71,20 +71,20 @@ def _listed(models: str | Sequence[str]) -> tuple[str, ...]:
             return GROUPS[models].models
         models = [name.strip() for name in models.split(",")]
     if not models:
-        raise ConfigError(f"the list of models is empty. {LIST_COMMAND} shows what there is.")
+        raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows what there is.")
     return tuple(models)
 
 
 def _from_mapping(models: Mapping[int, str], clients: int) -> tuple[str, ...]:
     for client in range(clients):
         if client not in models:
-            raise ConfigError(f"no model is named for client {client} of {clients}. Name one for every client.")
+            raise MissingSettingError(f"no model is named for client {client} of {clients}. Name one for every client.")
     return tuple(models[client] for client in range(clients))
 
 
 def _check(name: str) -> None:
     known = entries()
     if name in GROUPS:
-        raise ConfigError(f"'{name}' is a group of models and stands alone; name its models one by one to mix them.")
+        raise FormatError(f"'{name}' is a group of models and stands alone; name its models one by one to mix them.")
     if "." not in name and name not in known:
         raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)

@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from pluribus.errors import ConfigError
+from pluribus.errors import WeightsError
 from pluribus.models.probe import Shape, shape_text
 from pluribus.models.split import Split
 
@@ -95,7 +95,7 @@ def _tensors(
         return None
     if origin is None or origin.source != weights:
         other = f"They come from {origin.source}" if origin else "No library has any"
-        raise ConfigError(
+        raise WeightsError(
             f"{weights} has no pretrained weights for '{model}'. {other}; or give --weights a folder with a file "
             f"{model}.safetensors."
         )
@@ -105,11 +105,11 @@ def _tensors(
 def _file(folder: str, model: str) -> Path:
     path = Path(folder).expanduser() / f"{model}.safetensors"
     if not path.parent.is_dir():
-        raise ConfigError(
+        raise WeightsError(
             f"--weights {folder} is not a folder. Use timm, torchvision, or a folder with a file {path.name}."
         )
     if not path.is_file():
-        raise ConfigError(f"--weights {folder} has no file {path.name}. Put one there, or use other --models.")
+        raise WeightsError(f"--weights {folder} has no file {path.name}. Put one there, or use other --models.")
     return path
 
 
@@ -124,7 +124,7 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tensor]:
         with torch.device("cpu"):
             return load_file(path)
     except (SafetensorError, OSError) as error:
-        raise ConfigError(f"{path} cannot be read as safetensors: {error}.") from error
+        raise WeightsError(f"{path} cannot be read as safetensors: {error}.") from error
 
 
 @lru_cache(maxsize=8)
@@ -143,7 +143,7 @@ def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor
                 net = models.get_model(origin.name, weights="IMAGENET1K_V1")
     except Exception as error:  # each library and its downloader fails in a way of its own
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
-        raise ConfigError(
+        raise WeightsError(
             f"the weights of '{model}' could not be fetched through {origin.source}, which needs the internet once "
             f"({reason}). Without it, give --weights a folder with a file {model}.safetensors."
         ) from error
@@ -160,10 +160,10 @@ def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str
     stray = [n for n in tensors if n not in target and not n.startswith(LAST_LAYERS)]
     if missing or stray:
         wrong = f"lack '{missing[0]}'" if missing else f"have an unknown '{stray[0]}'"
-        raise ConfigError(f"the weights for '{model}' ({source}) {wrong}: they belong to another architecture.")
+        raise WeightsError(f"the weights for '{model}' ({source}) {wrong}: they belong to another architecture.")
     for name, value in target.items():
         if name in tensors and value.shape != tensors[name].shape:
-            raise ConfigError(
+            raise WeightsError(
                 f"the weights for '{model}' ({source}) do not fit {shape_text(shape)} images: '{name}' is "
                 f"{tuple(tensors[name].shape)}, not {tuple(value.shape)}. Resize the images with --image-size."
             )

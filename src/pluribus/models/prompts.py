@@ -13,7 +13,7 @@ from typing import Any, Literal, Self
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError
 from pluribus.models.pretrained import layers_before
 from pluribus.models.probe import Shape, output_width
 from pluribus.models.split import Split
@@ -133,13 +133,13 @@ class Prompting:
         return frozen
 
     def skeleton(self, model: Split, shape: Shape, name: str) -> Split:
-        """A model on the meta device with its prompts; ConfigError if it can have none."""
+        """A model on the meta device with its prompts; MismatchError if it can have none."""
         try:
             with torch.device("meta"):
                 self.attach(model, shape)
             output_width(model, shape)
         except (RuntimeError, AttributeError) as error:  # images of another size; no backbone of its own
-            raise ConfigError(
+            raise MismatchError(
                 f"there are no prompts for '{name}': it must be a transformer with a class token, or a backbone that "
                 f"takes images of any size. Use other --models."
             ) from error

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeVar
 from torch import nn
 
 from pluribus.blame import at, own_line
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.lookup import imported
 from pluribus.models.pretrained import Origin, filled
 from pluribus.models.probe import Shape, output_width, shape_text
@@ -55,9 +55,9 @@ def register_model(
 
     def enter(builder: _B) -> _B:
         if "." in name or "," in name:
-            raise ConfigError(f"model name '{name}' may hold neither a dot (own builders) nor a comma (lists).")
+            raise UserCodeError(f"model name '{name}' may hold neither a dot (own builders) nor a comma (lists).")
         if name in _entries:
-            raise ConfigError(f"model '{name}' is registered already. Choose another name.")
+            raise UserCodeError(f"model '{name}' is registered already. Choose another name.")
         _entries[name] = ModelEntry(name, about, builder, head, origin)
         return builder
 
@@ -95,7 +95,7 @@ def build(
     `torch.device("meta")` the model holds no numbers.
     """
     if projector not in PROJECTORS:
-        raise ConfigError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
+        raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
     agreed = None if projector == "none" else width
     entry = _find(name)
     with at(f"model {name}"):
@@ -116,7 +116,7 @@ def _built(
     except RuntimeError as error:
         own = own_line(error)
         why = _first_line(error) + (f" ({own})" if own else "")
-        raise ConfigError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
+        raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
     width = agreed or native
     features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
     return Split(features, _head(entry.head, width, classes), width)
@@ -134,7 +134,9 @@ def _find(name: str) -> ModelEntry:
 def _imported(path: str) -> Any:
     builder = imported(path, "model")
     if not callable(builder):
-        raise ConfigError(f"model '{path}' is no function. Name one that takes an image shape and returns a backbone.")
+        raise UserCodeError(
+            f"model '{path}' is no function. Name one that takes an image shape and returns a backbone."
+        )
     return builder
 
 
@@ -149,13 +151,13 @@ def _checked(model: Split, name: str, shape: Shape, classes: int, agreed: int | 
     """A user's ready model, held to what it claims."""
     missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
     if missing:
-        raise ConfigError(f"model '{name}' is a Split without {missing[0]}. Set it, or call Split.__init__.")
+        raise UserCodeError(f"model '{name}' is a Split without {missing[0]}. Set it, or call Split.__init__.")
     if (given := output_width(model.features, shape)) != model.width:
-        raise ConfigError(f"model '{name}' says that its width is {model.width}, but its features give {given}.")
+        raise UserCodeError(f"model '{name}' says that its width is {model.width}, but its features give {given}.")
     if (given := output_width(model, shape)) != classes:
-        raise ConfigError(f"model '{name}' gives {given} logits where the task has {classes} classes.")
+        raise MismatchError(f"model '{name}' gives {given} logits where the task has {classes} classes.")
     if agreed not in (None, model.width):
-        raise ConfigError(
+        raise MismatchError(
             f"model '{name}' is a ready Split of width {model.width}, but the agreed width is {agreed}. "
             f"Agree on {model.width}, or let its builder return a backbone, which is then projected."
         )
