@@ -13,7 +13,7 @@ import torch
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, ConfigError, HostLostError, NotFiniteError, WorkerError
+from pluribus.errors import CheckpointError, HostLostError, NotFiniteError, OtherRunError, RangeError, WorkerError
 from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder, check_unchanged
@@ -109,7 +109,7 @@ def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
 def check_client(path: str | Path, parts: Assembly, client: int) -> None:
     """Refuse a client that a run does not have."""
     if client not in parts.cards:
-        raise ConfigError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
+        raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
 
 def _label(described: Experiment) -> str:
@@ -134,7 +134,7 @@ def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> R
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:
-        raise WorkerError(f"{error} Go on with: pluribus resume {folder.path}") from error
+        raise type(error)(f"{error} Go on with: pluribus resume {folder.path}") from error
 
 
 def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
@@ -156,7 +156,7 @@ def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -
 def _described(folder: RunFolder) -> Experiment:
     described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
     if described.data == SITES:
-        raise ConfigError(
+        raise OtherRunError(
             f"{folder.path} is a federation of real sites, whose data and models are theirs: pluribus serve goes on "
             f"with it, and pluribus predict works at a site."
         )
@@ -173,7 +173,7 @@ def _check_settings(folder: RunFolder, described: Experiment) -> None:
 def _check_partition(folder: RunFolder, parts: Assembly) -> None:
     """The same experiment on other data would be another experiment."""
     if folder.read_partition().digest != parts.manifest.digest:
-        raise CheckpointError(
+        raise OtherRunError(
             f"{folder.path} was run on other data: its partition.json does not match {parts.experiment.data}."
         )
 

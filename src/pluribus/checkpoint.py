@@ -22,7 +22,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import CheckpointError, DamagedFileError, OtherRunError
 from pluribus.files import write_tensors
 from pluribus.state import restore
 
@@ -65,7 +65,7 @@ class Checkpoint:
         self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
         self._sum = sum(t + 1 for t in self._where.values())
         if self._sum != noted:
-            raise CheckpointError(
+            raise DamagedFileError(
                 f"{self._folder} lacks a file that round {self.latest} rests on. "
                 f"Start again: pluribus run --config {self._folder.parent / 'config.toml'}"
             )
@@ -170,7 +170,7 @@ def put_back(live: Tensors, saved: Tensors, whose: str) -> None:
     try:
         restore(live, saved, whose)
     except (KeyError, ValueError) as error:
-        raise CheckpointError(
+        raise OtherRunError(
             f"the saved state of {whose} does not fit its method and model as they are now ({error.args[0]}). "
             f"Go on with the code that wrote it, or start a new run."
         ) from error
@@ -188,7 +188,7 @@ def _open(path: Path) -> safe_open:
         raise _damaged(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> CheckpointError:
-    return CheckpointError(
+def _damaged(path: Path, error: Exception) -> DamagedFileError:
+    return DamagedFileError(
         f"{path} is damaged ({error}). Delete it and resume again: the run goes on from the commit before."
     )

@@ -70,6 +70,10 @@ class DeviceError(ConfigError):
     """There is no such device, or not enough of it: GPU, cluster, memory or network port."""
 
 
+class CertificateError(ConfigError):
+    """A key or certificate cannot be used: it is missing, damaged, expired, or does not belong to the other files."""
+
+
 # ---- data ----------------------------------------------------------------------------------------------------------
 
 

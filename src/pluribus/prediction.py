@@ -21,7 +21,7 @@ from pluribus.api import check_client, opened
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
 from pluribus.data.images import SUFFIXES, Picture, decoded, find_images, picture_notes, skipped_note
-from pluribus.errors import ConfigError, DataError
+from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.files import write_text
 from pluribus.method import Method
 from pluribus.steps import SWEEP_BATCH
@@ -100,7 +100,7 @@ def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[
     """Files as they are given, and in place of a folder all images in it; and what to say of other files there."""
     given = [images] if isinstance(images, str | Path) else images
     if not given:
-        raise DataError("no images were given: name files, or folders of images.")
+        raise MissingDataError("no images were given: name files, or folders of images.")
     found, notes = [], []
     for path in map(Path, given):
         files, said = _images(path)
@@ -113,10 +113,10 @@ def _images(path: Path) -> tuple[list[Path], list[str]]:
     if path.is_dir():
         found = find_images(path)
         if not found.images:
-            raise DataError(f"{path} holds no images: their names end in {', '.join(sorted(SUFFIXES))}.")
+            raise MissingDataError(f"{path} holds no images: their names end in {', '.join(sorted(SUFFIXES))}.")
         return found.images, skipped_note(found.skipped, path)
     if not path.exists():
-        raise DataError(f"there is no file or folder {path}.")
+        raise MissingDataError(f"there is no file or folder {path}.")
     return [path], []
 
 
@@ -162,11 +162,11 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 
 def _model(place: Path, client: int | None, round: Round) -> Asked:
     if not place.is_dir():
-        raise ConfigError(f"there is no folder {place}: give the folder of a run, or the state folder of a site.")
+        raise FileAccessError(f"there is no folder {place}: give the folder of a run, or the state folder of a site.")
     if (place / "config.toml").exists():
         return _of_run(place, client, round)
     if client is not None:
-        raise ConfigError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
+        raise ConflictError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
     from pluribus.flower.recall import recalled
 
     return recalled(place, round)
@@ -176,7 +176,7 @@ def _model(place: Path, client: int | None, round: Round) -> Asked:
 def _of_run(place: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
     with opened(place) as (parts, folder):
         if client is None:
-            raise ConfigError(
+            raise MissingSettingError(
                 f"{place} has a model for each client: say whose with --client, 0 to {len(parts.cards) - 1}."
             )
         check_client(place, parts, client)

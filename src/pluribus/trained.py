@@ -18,7 +18,7 @@ from pluribus.assembly import Assembly
 from pluribus.checkpoint import READINGS, Checkpoint, put_back
 from pluribus.client import Client
 from pluribus.engines import site_of
-from pluribus.errors import CheckpointError, ConfigError
+from pluribus.errors import CheckpointError, NoModelError, UnknownNameError
 from pluribus.evaluate import choose
 from pluribus.folder import RunFolder
 from pluribus.message import Message, decode, encode
@@ -39,7 +39,7 @@ def load_model(path: str | Path, client: int, round: Round = "selected") -> nn.M
 def check_round(round: str) -> None:
     """Refuse what is neither of the two."""
     if round not in get_args(Round):
-        raise ConfigError(f"the round must be 'selected' or 'last', not '{round}'.")
+        raise UnknownNameError(f"the round must be 'selected' or 'last', not '{round}'.")
 
 
 def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> AbstractContextManager[Client]:
@@ -68,7 +68,7 @@ def _last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[
 
 def _latest(folder: RunFolder) -> int:
     if folder.checkpoint.latest is None:
-        raise CheckpointError(f"{folder.path} holds no trained model: no round was saved, or its state was deleted.")
+        raise NoModelError(f"{folder.path} holds no trained model: no round was saved, or its state was deleted.")
     return folder.checkpoint.latest
 
 
@@ -76,7 +76,7 @@ def _selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextMana
     _latest(folder)
     t = _selected_round(parts, folder, k)
     if (measured := folder.checkpoint.selected(k, t)) is None:
-        raise CheckpointError(
+        raise NoModelError(
             f"{folder.path} lacks the model of client {k} in round {t}, which validation selects: its file was "
             f"deleted, or the run is of a version that kept the last round alone. Ask for the last round."
         )
@@ -89,7 +89,7 @@ def _selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
     history, _ = folder.history(folder.checkpoint.latest)
     chosen = choose(history, parts.method.views[0])
     if k not in chosen:
-        raise CheckpointError(f"client {k} was never evaluated, so no round of it is selected. Ask for the last round.")
+        raise NoModelError(f"client {k} was never evaluated, so no round of it is selected. Ask for the last round.")
     return chosen[k].selected_round
 
 

@@ -27,7 +27,7 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
 from pluribus.engines.spread import Spread
 from pluribus.engines.worker import Answer, Arithmetic, portable
-from pluribus.errors import ConfigError, HostLostError
+from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
 from pluribus.message import Parcel, tensor_bytes
 from pluribus.site import Limits, Reply, Selected, Tensors
@@ -37,7 +37,7 @@ try:
     from ray import ObjectRef, cloudpickle
     from ray.exceptions import RayError
 except ImportError as error:
-    raise ConfigError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
+    raise PackageError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
 
 Job = tuple[int, tuple[Any, ...]]
 Load = Callable[[int], Tensors | None]
@@ -102,7 +102,7 @@ class Ray(Spread):
         needed = {"CPU": cores * number, "GPU": experiment.gpu_share * number}
         for name, amount in needed.items():
             if (there := resources.get(name, 0)) < amount:
-                raise ConfigError(
+                raise DeviceError(
                     f"{number} workers take {amount:g} {name}s, and the cluster has {there:g}: use fewer --workers"
                     f"{', fewer --threads' if name == 'CPU' else ' or a smaller --gpu-share'}, or more machines."
                 )
@@ -263,7 +263,7 @@ def _connect(experiment: Experiment) -> None:
         first = str(error).strip().splitlines()[0].rstrip(".")
         # Ray does not show its token to an address just because somebody names it
         token = "" if AUTH in os.environ else f" If it asks for a token: {AUTH}=token."
-        raise ConfigError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}.{token}") from error
+        raise DeviceError(f"no Ray cluster at {experiment.ray_address or 'this machine'}: {first}.{token}") from error
 
 
 def _knock(address: str) -> None:
@@ -274,4 +274,4 @@ def _knock(address: str) -> None:
     try:
         socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()
     except OSError as error:
-        raise ConfigError(f"no Ray cluster answers at {address} ({error.strerror or error}).") from error
+        raise DeviceError(f"no Ray cluster answers at {address} ({error.strerror or error}).") from error

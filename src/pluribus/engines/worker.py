@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from pluribus.blame import ATTRIBUTE, blame_of
-from pluribus.errors import ConfigError, PluribusError, WorkerError
+from pluribus.errors import PluribusError, UserCodeError, WorkerError
 from pluribus.site import Site, Tensors
 
 NAME = "pluribus worker"
@@ -112,7 +112,7 @@ class Worker:
         self._process.join(SECONDS_TO_END)
         status = self._process.exitcode
         if status == UNGUARDED:
-            return ConfigError(SENTENCE)
+            return UserCodeError(SENTENCE)
         who = f"worker {self._number} (process {self._process.pid})"
         if status == -signal.SIGKILL:
             return WorkerError(f"{who} was killed, perhaps because memory ran out: use fewer --workers.")
@@ -164,7 +164,7 @@ def check_guarded() -> None:
         return
     if process.name.startswith(NAME):
         os._exit(UNGUARDED)  # silently: the parent says it once for all workers
-    raise ConfigError(SENTENCE)
+    raise UserCodeError(SENTENCE)
 
 
 # ---- what travels ----------------------------------------------------------------------------------------------------
@@ -302,7 +302,7 @@ class _Desk:
         try:
             make: Callable[..., Site] = _unpacked(site, self._shared)
         except (AttributeError, ImportError) as error:
-            raise ConfigError(
+            raise UserCodeError(
                 f"a worker process cannot find what this one knows ({error}). Define it in a script or a module of "
                 f"its own, or leave out --workers."
             ) from error

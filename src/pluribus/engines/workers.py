@@ -16,7 +16,7 @@ from typing import Any
 from pluribus.assembly import Assembly
 from pluribus.engines.spread import Spread
 from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed, process_context, without_interrupts
-from pluribus.errors import ConfigError
+from pluribus.errors import ConflictError
 from pluribus.site import Limits, Site, Tensors
 
 AHEAD = 2  # jobs that a worker has at hand: with one it would wait for the parent, with more they would take memory
@@ -62,7 +62,7 @@ class Workers(Spread):
         if self._workers:
             return
         if multiprocessing.current_process().daemon:
-            raise ConfigError("a process of a pool cannot have worker processes of its own: leave out --workers.")
+            raise ConflictError("a process of a pool cannot have worker processes of its own: leave out --workers.")
         site, shared = packed(self._site())
         context = process_context()
         with without_interrupts():

@@ -11,7 +11,7 @@ from typing import Any, get_args
 from pluribus import __version__
 from pluribus.client import Local
 from pluribus.data.augment import AUGMENTATIONS, augmentations
-from pluribus.errors import ConfigError, MessageError, unknown
+from pluribus.errors import AgreementError, SchemaError, unknown
 from pluribus.experiment import Experiment
 from pluribus.fields import fitted
 from pluribus.method import Method, hyperparameters, methods
@@ -84,9 +84,9 @@ class Agreement:
     def of(cls, facts: Any) -> Agreement:
         """From what came, checked."""
         if not isinstance(facts, dict):
-            raise MessageError("the request does not say what the server agrees on.")
+            raise SchemaError("the request does not say what the server agrees on.")
         if (version := facts.get("version")) != __version__:
-            raise MessageError(
+            raise AgreementError(
                 f"the server runs Pluribus {shown(version)}, this site {__version__}: install the same version."
             )
         try:
@@ -107,9 +107,9 @@ class Agreement:
             }
             agreed = cls(**facts | counts | texts | others)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise MessageError(f"what the server agrees on cannot be read ({shown(error)}).") from error
+            raise SchemaError(f"what the server agrees on cannot be read ({shown(error)}).") from error
         if problem := agreed._problem():
-            raise MessageError(f"what the server agrees on makes no sense: {problem}.")
+            raise SchemaError(f"what the server agrees on makes no sense: {problem}.")
         return agreed
 
     def _problem(self) -> str | None:
@@ -137,7 +137,7 @@ class Agreement:
         try:
             return known[self.method](**fitted(known[self.method], dict(self.hyper)))
         except (TypeError, KeyError) as error:
-            raise ConfigError(
+            raise AgreementError(
                 f"{self.method} as the server has it does not fit this site's ({shown(error)})."
             ) from error
 
@@ -163,7 +163,7 @@ class Agreement:
 def known_model(name: Any) -> str:
     """By its registered name alone: what one party says must not decide what another imports."""
     if not isinstance(name, str) or name not in entries():
-        raise MessageError(f"model '{shown(name)}' is none that all parties know: use one of pluribus list models.")
+        raise AgreementError(f"model '{shown(name)}' is none that all parties know: use one of pluribus list models.")
     return name
 
 

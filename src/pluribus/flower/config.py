@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unicodedata import normalize
 
-from pluribus.errors import ConfigError
+from pluribus.errors import ConfigError, FormatError, MissingSettingError, RangeError
 from pluribus.fields import check_names, fitted
 from pluribus.toml import read_toml
 
@@ -49,15 +49,15 @@ class FederationFile:
 
     def __post_init__(self) -> None:
         if len(set(self.sites)) < len(self.sites) or not self.sites:
-            raise ConfigError("federation.toml needs 'sites': their names, each once.")
+            raise FormatError("federation.toml needs 'sites': their names, each once.")
         object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as sites' names
         if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
-            raise ConfigError("federation.toml needs 'classes': at least two names, each once.")
+            raise FormatError("federation.toml needs 'classes': at least two names, each once.")
         if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
-            raise ConfigError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
+            raise FormatError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
         for name in ("deadline", "wait", "largest_message"):
             if getattr(self, name) <= 0:
-                raise ConfigError(f"'{name}' in federation.toml must be above 0, not {getattr(self, name)}.")
+                raise RangeError(f"'{name}' in federation.toml must be above 0, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -112,11 +112,11 @@ def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
     """A file in the form of its dataclass. Places are seen from where the file lies."""
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]
         if one.default is dataclasses.MISSING and one.name not in written:
-            raise ConfigError(f"{path} does not say '{one.name}'. {LOOK} shows a whole one.")
+            raise MissingSettingError(f"{path} does not say '{one.name}'. {LOOK} shows a whole one.")
     try:
         made = cls(**fitted(cls, written))
     except ConfigError as error:
-        raise ConfigError(f"{path}: {str(error).removeprefix('--')}") from error
+        raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
     return dataclasses.replace(made, **_placed(vars(made), path.absolute().parent))  # type: ignore[type-var]
 
 

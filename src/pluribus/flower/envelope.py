@@ -8,7 +8,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from pluribus.errors import MessageError
+from pluribus.errors import UnreadableMessageError
 
 MAGIC = b"pluribus\x01"
 LENGTH = 8  # bytes of the number that says how long the head is
@@ -42,19 +42,19 @@ def unseal(data: bytes) -> Envelope:
     """The content of a blob; anything else is refused with a sentence."""
     start = len(MAGIC) + LENGTH
     if data[: len(MAGIC)] != MAGIC:
-        raise MessageError("this is no message of Pluribus, or one of another version.")
+        raise UnreadableMessageError("this is no message of Pluribus, or one of another version.")
     length = int.from_bytes(data[len(MAGIC) : start], "big")
     if len(data) < start or not 0 < length <= min(MOST_HEAD, len(data) - start):
-        raise MessageError("the message is cut off.")
+        raise UnreadableMessageError("the message is cut off.")
     try:
         said = json.loads(data[start : start + length], parse_float=_finite, parse_constant=_finite, parse_int=_whole)
         head, sizes = said["head"], said["parts"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        raise MessageError(f"the head of the message cannot be read ({type(error).__name__}).") from error
+        raise UnreadableMessageError(f"the head of the message cannot be read ({type(error).__name__}).") from error
     if not (isinstance(head, dict) and isinstance(sizes, dict) and all(_is_size(size) for size in sizes.values())):
-        raise MessageError("the head of the message is not what it should be.")
+        raise UnreadableMessageError("the head of the message is not what it should be.")
     if start + length + sum(sizes.values()) != len(data):
-        raise MessageError("the message has another length than its head says.")
+        raise UnreadableMessageError("the message has another length than its head says.")
     parts, at = {}, start + length
     for name, size in sizes.items():
         parts[name] = data[at : at + size]

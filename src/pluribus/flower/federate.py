@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from pluribus.assembly import Assembly, common_width
-from pluribus.errors import ConfigError, MessageError
+from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
 from pluribus.files import append_lines, read_lines
@@ -67,7 +67,7 @@ def greet(
                 facts[k] = _introduced(answer, names[k], agreement.clients)
                 tell(f"{names[k]} is here: {facts[k]['model']}, {facts[k]['samples']} images to train on")
             elif time.monotonic() >= end:
-                raise ConfigError(f"site {names[k]} did not come within {seconds:.0f} s: {shown(answer.reason)}.")
+                raise WorkerError(f"site {names[k]} did not come within {seconds:.0f} s: {shown(answer.reason)}.")
     return facts
 
 
@@ -75,9 +75,9 @@ def _introduced(answer: bytes, name: str, clients: int) -> dict[str, Any]:
     try:
         head = unseal(answer).head
     except MessageError as error:
-        raise ConfigError(f"site {name}: {error}") from error
+        raise type(error)(f"site {name}: {error}") from error
     if "refused" in head:
-        raise ConfigError(f"site {name}: {shown(head['refused'])}")
+        raise AgreementError(f"site {name}: {shown(head['refused'])}")
     return _checked(head, name, clients)
 
 
@@ -86,11 +86,11 @@ def _checked(head: Mapping[str, Any], name: str, clients: int) -> dict[str, Any]
         sizes = {which: whole(head[which], 0, MOST_ROWS) for which in ("samples", "test")}
         facts = sizes | {"model": known_model(head["model"]), "public": _public(head["public"], clients)}
     except (KeyError, TypeError, ValueError) as error:
-        raise ConfigError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
+        raise SchemaError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
     except MessageError as error:
-        raise ConfigError(f"site {name}: {error}") from error
+        raise type(error)(f"site {name}: {error}") from error
     if not sizes["samples"]:
-        raise ConfigError(f"site {name} has no training data.")
+        raise DataError(f"site {name} has no training data.")
     return facts
 
 
@@ -110,12 +110,12 @@ def _same_public(facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str
     for k, one in facts.items():
         if (one["public"] is None) != (first is None):
             has, lacks = (names[0], names[k]) if one["public"] is None else (names[k], names[0])
-            raise ConfigError(
+            raise AgreementError(
                 f"site {has} has public images, but site {lacks} has none: give all sites the same ones, as 'public' "
                 f"in site.toml."
             )
         if one["public"] != first:
-            raise ConfigError(
+            raise AgreementError(
                 f"the public images of sites {names[0]} and {names[k]} differ: all sites need the same copy."
             )
     return {} if first is None else {"public": tuple(first[0]), "public_digest": first[1]}
@@ -144,7 +144,7 @@ def federation(
     sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
     method, task = agreement.build_method(), replace(agreement.task(), public=sizes)
     if Need.PUBLIC_DATA in method.needs and not sizes:
-        raise ConfigError(
+        raise MismatchError(
             f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
         )
     data: Any = Told(facts, task.classes)

@@ -25,7 +25,7 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pluribus.errors import ConfigError
+from pluribus.errors import CertificateError, ConfigError, DeviceError, FormatError
 from pluribus.flower.programs import be_called
 
 # What a SuperNode that has a key calls. One without a key would also register itself: that is for the server to do.
@@ -198,7 +198,7 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
     its certificate must be signed by `ca` and hold the name or number in `to`.
     """
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with _usable(f"the certificate {certificate} with the key {key}"):
+    with _usable(CertificateError, f"the certificate {certificate} with the key {key}"):
         tls.load_cert_chain(certificate, key, password="")  # without one, OpenSSL may ask the terminal
     superlink = _superlink(to, ca)
     door = bind(listen)
@@ -226,7 +226,7 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
 
 def _superlink(to: str, ca: str) -> httpx.AsyncClient:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with _usable(f"the CA certificate {ca}"):
+    with _usable(CertificateError, f"the CA certificate {ca}"):
         tls.load_verify_locations(ca)
     host, port = _address("--to", to)
     return httpx.AsyncClient(
@@ -244,7 +244,7 @@ def bind(listen: str) -> socket.socket:
     """A socket for sites at this address, which must be free."""
     host, port = _address("--listen", listen)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with _usable(f"--listen {listen}"):
+    with _usable(DeviceError, f"--listen {listen}"):
         door = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
     # asyncio does not do it for a socket that it has not made, and then every answer waits 40 ms for the kernel
     door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -254,16 +254,16 @@ def bind(listen: str) -> socket.socket:
 def _address(flag: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isdecimal() or int(port) > 65535:
-        raise ConfigError(f"{flag} must be HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092, not '{text}'.")
+        raise FormatError(f"{flag} must be HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092, not '{text}'.")
     return host, int(port)
 
 
 @contextlib.contextmanager
-def _usable(what: str) -> Iterator[None]:
+def _usable(kind: type[ConfigError], what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise ConfigError(f"{what} cannot be used: {error.strerror or error}.") from error
+        raise kind(f"{what} cannot be used: {error.strerror or error}.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

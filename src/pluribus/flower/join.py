@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
 
-from pluribus.errors import CheckpointError, ConfigError, WorkerError
+from pluribus.errors import CertificateError, DeviceError, FileAccessError, FormatError, OtherRunError, WorkerError
 from pluribus.flower.config import SiteFile, read_site
 from pluribus.flower.keys import check_authority, check_node_key
 from pluribus.flower.programs import Program, flower, free_port, module
@@ -142,7 +142,7 @@ class Node:
             return
         self._refused_since = self._refused_since or now
         if now - self._refused_since > REFUSED_FOR:
-            raise ConfigError(
+            raise CertificateError(
                 f"{self._site.server} refuses this site: it does not know the key {self._key}. Does its sites.toml "
                 f"have the public half, and its federation.toml the name '{self._site.name}'?"
             )
@@ -162,11 +162,11 @@ def wait_for_server(site: SiteFile, ca: Path, tell: Callable[[str], None]) -> No
                 context.wrap_socket(line, server_hostname=host).close()
             return
         except ssl.SSLCertVerificationError as error:
-            raise ConfigError(f"{site.server} is not who {ca} says: {error.verify_message}.") from error
+            raise CertificateError(f"{site.server} is not who {ca} says: {error.verify_message}.") from error
         except OSError as error:
             reason = error.strerror or str(error)
             if time.monotonic() > end:
-                raise ConfigError(f"cannot reach the server at {site.server}: {reason}.") from error
+                raise DeviceError(f"cannot reach the server at {site.server}: {reason}.") from error
             if not told:
                 tell(f"cannot reach the server at {site.server} yet ({reason}); trying for {site.wait:.0f} s")
                 told = True
@@ -176,7 +176,7 @@ def wait_for_server(site: SiteFile, ca: Path, tell: Callable[[str], None]) -> No
 def _address(site: SiteFile) -> tuple[str, int]:
     host, _, port = site.server.rpartition(":")
     if not host or not port.isdecimal():
-        raise ConfigError(f"'server' in site.toml must be HOST:PORT, such as fl.example.org:9092, not '{site.server}'.")
+        raise FormatError(f"'server' in site.toml must be HOST:PORT, such as fl.example.org:9092, not '{site.server}'.")
     return host.strip("[]"), int(port)
 
 
@@ -188,8 +188,8 @@ def _alone(state: Path) -> Iterator[None]:
         lock = (state / ".lock").open("w")
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        raise CheckpointError(f"{state} is in use by another process: this site has joined already.") from None
+        raise OtherRunError(f"{state} is in use by another process: this site has joined already.") from None
     except OSError as error:
-        raise CheckpointError(f"cannot write to {state}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot write to {state}: {error.strerror}.") from error
     with lock:
         yield

@@ -22,7 +22,15 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from pluribus.errors import ConfigError
+from pluribus.errors import (
+    CertificateError,
+    DamagedFileError,
+    FileAccessError,
+    FormatError,
+    MissingSettingError,
+    PackageError,
+    RangeError,
+)
 
 try:
     from cryptography import x509
@@ -41,7 +49,7 @@ try:
     )
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
-    raise ConfigError("keys and certificates need Flower's packages: pip install 'pluribus[flower]'.") from error
+    raise PackageError("keys and certificates need Flower's packages: pip install 'pluribus[flower]'.") from error
 
 CA_DAYS = 3650
 CLOCKS_DIFFER = timedelta(hours=1)  # certificates begin in the past, for sites whose clock is behind
@@ -67,7 +75,7 @@ class Item:
 def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: int, now: datetime) -> list[Item]:
     """Make what is not there yet. `server` may be empty where the server has its certificate."""
     if days < 1:
-        raise ConfigError(f"--days must be at least 1, not {days}.")
+        raise RangeError(f"--days must be at least 1, not {days}.")
     names = list(dict.fromkeys(_server_name(name) for name in server))
     _check_site_names(sites)
     _check_server(folder, names)
@@ -77,7 +85,7 @@ def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: i
             items = [_make_authority(folder, now), _make_server(folder, names, days, now)]
             return items + [_make_site(folder, site, known) for site in sites]
     except OSError as error:
-        raise ConfigError(f"cannot write to {folder}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot write to {folder}: {error.strerror}.") from error
 
 
 def _server_name(name: str) -> x509.GeneralName:
@@ -85,7 +93,7 @@ def _server_name(name: str) -> x509.GeneralName:
         return x509.IPAddress(ipaddress.ip_address(name))
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(LABEL.fullmatch(label) for label in labels):
-        raise ConfigError(
+        raise FormatError(
             f"{name!r} cannot be a name of the server: give host names such as fl.example.org, or IP addresses, "
             "without a port."
         )
@@ -95,12 +103,12 @@ def _server_name(name: str) -> x509.GeneralName:
 def _check_site_names(sites: Sequence[str]) -> None:
     for site in sites:
         if not SITE.fullmatch(site):
-            raise ConfigError(
+            raise FormatError(
                 f"{site!r} cannot be the name of a site: use up to 64 letters, digits, dashes and underscores, "
                 "with dots only inside."
             )
         if sites.count(site) > 1:
-            raise ConfigError(f"site '{site}' is given twice.")
+            raise FormatError(f"site '{site}' is given twice.")
 
 
 def _check_server(folder: Path, names: list[x509.GeneralName]) -> None:
@@ -108,11 +116,11 @@ def _check_server(folder: Path, names: list[x509.GeneralName]) -> None:
     place = folder / "server"
     if not place.exists():
         if not names:
-            raise ConfigError("--server is needed: the names or addresses by which sites reach the server.")
+            raise MissingSettingError("--server is needed: the names or addresses by which sites reach the server.")
         return
     has = _names_of(_certificate(place / "server.pem"))
     if names and set(names) != set(has):
-        raise ConfigError(
+        raise CertificateError(
             f"the certificate in {place} is for {_listed(has)}, not for {_listed(names)}. "
             f"Remove {place} and run this again: the same CA then issues a new one."
         )
@@ -123,7 +131,7 @@ def _make_authority(folder: Path, now: datetime) -> Item:
     made = not file.exists()
     if made:
         if (folder / "server").exists() or (folder / "sites").exists():
-            raise ConfigError(f"{folder} holds keys, but no ca.crt: bring it back, or begin in another folder.")
+            raise CertificateError(f"{folder} holds keys, but no ca.crt: bring it back, or begin in another folder.")
         if not key_file.exists():
             _write(key_file, _pem(_new_key()), PRIVATE)
         _write(file, _authority(_signing_key(key_file), now), PUBLIC)
@@ -185,7 +193,7 @@ def _signed(
     _check_pair(ca, folder / "ca.crt", ca_key, folder / "ca.key")
     left = (ca.not_valid_after_utc - now).days
     if days > left:
-        raise ConfigError(
+        raise RangeError(
             f"--days {days} is longer than {folder / 'ca.crt'} is valid, until {_day(ca.not_valid_after_utc)}: "
             f"{left} days are left."
         )
@@ -249,10 +257,10 @@ def check_certificate(ca_file: Path, cert_file: Path, key_file: Path, name: str 
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
-        raise ConfigError(f"{cert_file} is not signed by the CA of {ca_file}.") from error
+        raise CertificateError(f"{cert_file} is not signed by the CA of {ca_file}.") from error
     names = _names_of(certificate)
     if name is not None and _server_name(name) not in names:
-        raise ConfigError(f"{cert_file} is for {_listed(names) or 'no name at all'}, not for {name}.")
+        raise CertificateError(f"{cert_file} is for {_listed(names) or 'no name at all'}, not for {name}.")
 
 
 def check_authority(ca_file: Path, now: datetime) -> x509.Certificate:
@@ -266,7 +274,7 @@ def check_node_key(file: Path) -> None:
     """Refuse a site's private key that Flower could not use, or that others can read."""
     _node_key(file)
     if file.stat().st_mode & 0o077:
-        raise ConfigError(f"{file} is a private key, but others may read it: chmod 600 {file}.")
+        raise CertificateError(f"{file} is a private key, but others may read it: chmod 600 {file}.")
 
 
 def public_key_of(private_key_file: Path) -> str:
@@ -279,16 +287,18 @@ def site_keys(file: Path) -> dict[str, str]:
     try:
         keys = tomllib.loads(_read(file).decode())
     except ValueError as error:
-        raise ConfigError(f"{file} is not valid TOML: {error}.") from error
+        raise DamagedFileError(f"{file} is not valid TOML: {error}.") from error
     _check_site_names(list(keys))
     for site, key in keys.items():
         if not isinstance(key, str) or not _is_public_key(key):
-            raise ConfigError(f"what {file} has for site '{site}' is not an OpenSSH public key of ECDSA P-384.")
+            raise CertificateError(f"what {file} has for site '{site}' is not an OpenSSH public key of ECDSA P-384.")
     owners: dict[str, str] = {}
     for site, key in keys.items():
         first = owners.setdefault(" ".join(key.split()[:2]), site)  # without the comment
         if first != site:
-            raise ConfigError(f"sites '{first}' and '{site}' have the same public key in {file}: each needs its own.")
+            raise CertificateError(
+                f"sites '{first}' and '{site}' have the same public key in {file}: each needs its own."
+            )
     return keys
 
 
@@ -304,9 +314,9 @@ def _node_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
         key = load_ssh_private_key(_read(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{file} is not an OpenSSH private key without a passphrase.") from error
+        raise CertificateError(f"{file} is not an OpenSSH private key without a passphrase.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise ConfigError(f"{file} is not an ECDSA P-384 key, such as pluribus keys makes.")
+        raise CertificateError(f"{file} is not an ECDSA P-384 key, such as pluribus keys makes.")
     return key
 
 
@@ -315,7 +325,7 @@ def _certificate(file: Path) -> x509.Certificate:
         certificate = x509.load_pem_x509_certificate(_read(file))
         _ = certificate.extensions  # read only now, and as likely to be damaged
     except ValueError as error:
-        raise ConfigError(f"{file} is not a certificate in PEM.") from error
+        raise CertificateError(f"{file} is not a certificate in PEM.") from error
     return certificate
 
 
@@ -323,13 +333,13 @@ def _private_key(file: Path) -> PrivateKeyTypes:
     try:
         return load_pem_private_key(_read(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
-        raise ConfigError(f"{file} is not a private key in PEM without a passphrase.") from error
+        raise CertificateError(f"{file} is not a private key in PEM without a passphrase.") from error
 
 
 def _signing_key(file: Path) -> ec.EllipticCurvePrivateKey:
     key = _private_key(file)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise ConfigError(f"{file} is not an EC key, such as pluribus keys makes.")
+        raise CertificateError(f"{file} is not an EC key, such as pluribus keys makes.")
     return key
 
 
@@ -337,20 +347,20 @@ def _read(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
-        raise ConfigError(f"cannot read {file}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot read {file}: {error.strerror}.") from error
 
 
 def _check_dates(certificate: x509.Certificate, file: Path, now: datetime) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        raise ConfigError(f"{file} has expired on {_day(end)}.")
+        raise CertificateError(f"{file} has expired on {_day(end)}.")
     if now < begin:
-        raise ConfigError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} here.")
+        raise CertificateError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} here.")
 
 
 def _check_pair(certificate: x509.Certificate, cert_file: Path, key: PrivateKeyTypes, key_file: Path) -> None:
     if key.public_key() != certificate.public_key():
-        raise ConfigError(f"{key_file} is not the key of {cert_file}.")
+        raise CertificateError(f"{key_file} is not the key of {cert_file}.")
 
 
 def _names_of(certificate: x509.Certificate) -> list[x509.GeneralName]:

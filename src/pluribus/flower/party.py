@@ -19,7 +19,7 @@ from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
 from pluribus.data.folders import same_name
-from pluribus.errors import CheckpointError, MessageError
+from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
 from pluribus.evaluate import Selection
 from pluribus.files import write_tensors
 from pluribus.flower.agreement import Agreement, known_model, shown, whole
@@ -101,7 +101,7 @@ class Party:
         self._check(agreement)
         sizes, digest = self._public(agreement) or ((), "")
         if (agreement.public, agreement.public_digest) != (sizes, digest):
-            raise MessageError("the public images of this site are not those of the federation.")
+            raise AgreementError("the public images of this site are not those of the federation.")
         self._agreed, self._site = (agreement, k), None
 
     def _facts(self, agreement: Agreement, k: int) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class Party:
         assert self._agreed is not None
         agreement, k = self._agreed
         if not senders or not isinstance(teachers, dict) or teachers.keys() != set(senders):
-            raise MessageError("the teachers that the server names are not those whose messages it sends.")
+            raise SchemaError("the teachers that the server names are not those whose messages it sends.")
         others = {str(j): j for j in range(agreement.clients) if j != k}
         for name, model in teachers.items():
             if name not in others:
-                raise MessageError(f"the server names a teacher '{shown(name)}' that cannot be.")
+                raise SchemaError(f"the server names a teacher '{shown(name)}' that cannot be.")
             self._cards[others[name]] = _card(agreement, others[name], known_model(model), samples=0)
 
     # ---- work --------------------------------------------------------------------------------------------------------
@@ -141,7 +141,7 @@ class Party:
         later = [one for one in saved if one >= step]
         if later:  # the server fell back, and so does this site
             if len(later) == len(saved) and saved[min(saved)].before:
-                raise MessageError(f"this site cannot go back to round {step.t}: what it was then is no longer here.")
+                raise AgreementError(f"this site cannot go back to round {step.t}: what it was then is no longer here.")
             self._site = None
             for one in later:
                 saved.pop(one).path.unlink()
@@ -200,7 +200,7 @@ class Party:
     def _put_back(self, site: Site, k: int, kept: Tensors) -> None:
         live = all_tensors(site.client(k))
         if {n: (v.shape, v.dtype) for n, v in live.items()} != {n: (v.shape, v.dtype) for n, v in kept.items()}:
-            raise CheckpointError(
+            raise OtherRunError(
                 f"what {self._folder()} holds is of another model or method: give the run another name, or move that "
                 f"folder away to start afresh."
             )
@@ -251,7 +251,7 @@ class _Saved:
                 facts = file.metadata()
             return cls(path, Step(*json.loads(facts["step"])), facts["digest"], int(facts["before"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(
+            raise DamagedFileError(
                 f"{path} is damaged ({error}). Delete it: the site goes on from what it knew before."
             ) from error
 
@@ -273,13 +273,13 @@ def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None
     # a site may lack classes, but know none that others do not; public images have the same labels everywhere
     ours, theirs = (tuple(map(same_name, names)) for names in (dataset.classes, agreement.classes))
     if not (ours == theirs if which else set(ours) <= set(theirs)):
-        raise MessageError(
+        raise AgreementError(
             f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
             f"{', '.join(dataset.classes)}{which and ' in its public images'}."
         )
     if tuple(dataset.x.shape[1:]) != agreement.shape:
         there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(dataset.x.shape[1:])))
-        raise MessageError(f"the federation has images of {there}; this site's {which}are {here}.")
+        raise AgreementError(f"the federation has images of {there}; this site's {which}are {here}.")
 
 
 def _copies(tensors: Tensors) -> Tensors:
@@ -293,7 +293,7 @@ def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:
         return Step(ENROLMENT, 0)
     stages = ("teach", "learn") if isinstance(method, PeerMethod) else ("work",)
     if verb not in stages:
-        raise MessageError(f"{agreement.method} knows no '{shown(verb)}'.")
+        raise SchemaError(f"{agreement.method} knows no '{shown(verb)}'.")
     t = _number(head, "t", agreement.task().rounds)
     return Step(t, _number(head, "stage", len(method.exchanges)) if verb == "work" else stages.index(verb))
 
@@ -304,7 +304,7 @@ def _best(said: Any, agreement: Agreement) -> Selection | None:
         return None
     val = said.get("val") if isinstance(said, dict) else math.nan
     if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
-        raise MessageError("the request has a 'best' that cannot be.")
+        raise SchemaError("the request has a 'best' that cannot be.")
     return Selection(_number(said, "round", agreement.task().rounds), val)
 
 
@@ -312,7 +312,7 @@ def _number(head: Mapping[str, Any], name: str, end: int) -> int:
     try:
         return whole(head.get(name), 0, end - 1)
     except ValueError as error:
-        raise MessageError(f"the request has a '{name}' that cannot be: {error}.") from error
+        raise SchemaError(f"the request has a '{name}' that cannot be: {error}.") from error
 
 
 def _sealed(reply: Reply) -> bytes:

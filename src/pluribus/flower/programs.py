@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import ConfigError, WorkerError
+from pluribus.errors import PackageError, WorkerError
 
 BIN = Path(sys.executable).parent  # Flower starts its own programs by their bare names
 GRACE = 10  # seconds for a program to end when asked to
@@ -72,7 +72,7 @@ def flower(program: str) -> Path:
     """One of Flower's programs."""
     found = BIN / program
     if not found.exists():
-        raise ConfigError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
+        raise PackageError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
     return found
 
 

@@ -16,7 +16,7 @@ from pluribus import __version__
 from pluribus.checkpoint import put_back
 from pluribus.client import OPTIMISERS, Client
 from pluribus.data.federated import Data, Store
-from pluribus.errors import CheckpointError, PluribusError
+from pluribus.errors import DamagedFileError, NoModelError, PluribusError
 from pluribus.flower.agreement import Agreement
 from pluribus.flower.holdings import OWN
 from pluribus.flower.party import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
@@ -40,7 +40,7 @@ def _memory(run: Path, round: Round) -> _Memory:
     """The model of the round that validation selects, of the last evaluation, or of the last training."""
     trained = _Memory.at(max(run.glob(STEPS)))
     if trained.t == ENROLMENT:
-        raise CheckpointError(f"{run} holds no trained model: the site has enrolled, but not trained.")
+        raise NoModelError(f"{run} holds no trained model: the site has enrolled, but not trained.")
     if round == "selected":
         return _Memory.at(max(run.glob(SELECTED), default=run / SELECTED))
     return trained if trained.method.views[0] == "after" else _Memory.at(run / EVALUATED)
@@ -49,7 +49,7 @@ def _memory(run: Path, round: Round) -> _Memory:
 def _newest_run(folder: Path) -> Path:
     files = [*folder.glob(STEPS), *folder.glob(f"*/{STEPS}")]
     if not files:
-        raise CheckpointError(
+        raise NoModelError(
             f"{folder} holds no trained model: it is neither the folder of a run nor the state folder of a site that "
             f"has trained."
         )
@@ -70,7 +70,7 @@ class _Memory:
     @classmethod
     def at(cls, path: Path) -> _Memory:
         if not path.exists():  # only what evaluation keeps can be missing
-            raise CheckpointError(f"{path.parent} holds no measured model: the site was not evaluated yet.")
+            raise NoModelError(f"{path.parent} holds no measured model: the site was not evaluated yet.")
         try:
             with safe_open(path, framework="pt") as file:
                 facts = file.metadata()
@@ -83,7 +83,7 @@ class _Memory:
                 raise ValueError(f"there is no client {k}")
             return cls(agreement, agreement.build_method(), k, facts["model"], t, tensors)
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, PluribusError) as error:
-            raise CheckpointError(f"{path} cannot be read as the state of a site ({error}).") from error
+            raise DamagedFileError(f"{path} cannot be read as the state of a site ({error}).") from error
 
     @property
     def measured(self) -> Tensors:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
-from pluribus.errors import MessageError
+from pluribus.errors import MessageError, SchemaError
 from pluribus.flower.agreement import Agreement, shown, whole
 from pluribus.flower.envelope import Envelope, seal, unseal
 from pluribus.message import decode
@@ -136,18 +136,18 @@ class Remote:
 def _figures(said: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
     """Of every view every figure, as means over clients need them."""
     if not isinstance(said, dict) or said.keys() != set(views):
-        raise MessageError("its figures cannot be read.")
+        raise SchemaError("its figures cannot be read.")
     return {view: _row(said[view]) for view in views}
 
 
 def _row(said: Any) -> dict[str, float | None]:
     if not isinstance(said, dict) or said.keys() != FIGURES.keys():
-        raise MessageError("its figures cannot be read.")
+        raise SchemaError("its figures cannot be read.")
     row = {name: _number(said[name]) for name in FIGURES}
     for name, value in row.items():
         least, most = FIGURES[name]
         if value is not None and not least <= value <= most:
-            raise MessageError(f"its figure '{name}' cannot be {value}.")
+            raise SchemaError(f"its figure '{name}' cannot be {value}.")
     return row
 
 
@@ -155,7 +155,7 @@ def _steps(said: Any) -> int:
     try:
         return whole(said, 0, MOST_STEPS)
     except ValueError as error:
-        raise MessageError(f"its number of steps cannot be: {error}.") from error
+        raise SchemaError(f"its number of steps cannot be: {error}.") from error
 
 
 def _number(value: Any) -> float | None:

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import CheckpointError, ConfigError, PluribusError
+from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.fields import check_names
@@ -72,7 +72,7 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
     hyper = list(hyperparameters(find(method)()))
     own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
     if simulated := [name for name in written if name in names_of(Experiment) and name not in SETTINGS]:
-        raise ConfigError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
+        raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
     check_names(written, [*names_of(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
     file = made_of(FederationFile, own, path)
     return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
@@ -81,7 +81,7 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
 def _keys(file: FederationFile) -> dict[str, str]:
     keys = site_keys(file.keys / "sites.toml")
     if missing := [site for site in file.sites if site not in keys]:
-        raise ConfigError(
+        raise CertificateError(
             f"site '{missing[0]}' has no key in {file.keys / 'sites.toml'}: "
             f"pluribus keys {file.keys} --sites {missing[0]} makes one."
         )
@@ -94,7 +94,7 @@ def _door(file: FederationFile) -> Door:
     try:
         bind(file.listen).close()  # the gate does it again, but only once the SuperLink runs
     except ConfigError as error:
-        raise ConfigError(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
+        raise type(error)(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
     return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 
@@ -107,7 +107,7 @@ def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
     folder = RunFolder.open(out)
     if folder.finished:
         folder.close()
-        raise CheckpointError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
+        raise OtherRunError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
     try:
         check_unchanged(folder.path, described.decisive(), config)
     except PluribusError:
@@ -137,7 +137,7 @@ def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Ag
     now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
     before = {"sites": saved["sites"]} | saved["agreement"]
     if changed := [name for name in now if now[name] != before.get(name)]:
-        raise ConfigError(
+        raise OtherRunError(
             f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
             f"begun. Set it back, or begin a new run with another --out."
         )

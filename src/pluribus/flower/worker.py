@@ -18,7 +18,7 @@ from pluribus.data import Dataset, load
 from pluribus.data.datasets import PARTS
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
-from pluribus.errors import ConfigError, PluribusError, unknown
+from pluribus.errors import DeviceError, MissingSettingError, PluribusError, UnknownNameError, unknown
 from pluribus.flower.config import SiteFile, read_site
 from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.holdings import Public
@@ -48,9 +48,9 @@ def _device(site: SiteFile) -> torch.device:
     try:
         device = torch.device(site.device)
     except RuntimeError as error:
-        raise ConfigError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.") from error
+        raise UnknownNameError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.") from error
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError("'device' in site.toml is cuda, but this torch sees no GPU: use cpu.")
+        raise DeviceError("'device' in site.toml is cuda, but this torch sees no GPU: use cpu.")
     return device
 
 
@@ -58,7 +58,7 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
     if site.data is None:
         given = {"train": site.train, "val": site.val, "test": site.test}
         if missing := [name for name, place in given.items() if place is None]:
-            raise ConfigError(f"site.toml names neither 'data' nor '{missing[0]}': say where the images lie.")
+            raise MissingSettingError(f"site.toml names neither 'data' nor '{missing[0]}': say where the images lie.")
         return {name: _read(str(place), site) for name, place in given.items()}
     whole = _read(site.data, site)
     shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
