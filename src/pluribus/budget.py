@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pluribus.api import run
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.errors import ConflictError, PluribusError
 from pluribus.experiment import Experiment
 
 ROUNDS = 2  # that are measured: a client's first one may hold training that no other has
@@ -61,13 +61,13 @@ def _measured(described: Experiment, place: Path) -> Budget:
     try:
         history = run(short, progress=False).history
     except PluribusError as error:
-        raise ConfigError(
+        raise type(error)(
             f"--equal-steps measures {ROUNDS} rounds of {described.method}, and cannot: {error}"
         ) from error
     warmup = sum(sum(record["steps"].values()) for record in history[:-ROUNDS]) / described.clients
     (first, _), (later, _) = means = [_mean(record["steps"]) for record in history[-ROUNDS:]]
     if not later:
-        raise ConfigError(
+        raise ConflictError(
             f"{described.method} takes no gradient step after its first round, so more rounds would not give it more: "
             f"leave out --equal-steps."
         )

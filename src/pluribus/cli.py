@@ -17,7 +17,16 @@ from functools import cache
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
-from pluribus.errors import CheckpointError, ConfigError, PluribusError, UnfinishedError, same_thing, unknown
+from pluribus.errors import (
+    CheckpointError,
+    FormatError,
+    MissingSettingError,
+    PluribusError,
+    UnfinishedError,
+    UnknownNameError,
+    same_thing,
+    unknown,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -409,7 +418,7 @@ def _check_flags(form: type, command: str, args: list[str]) -> None:
     known = {"--help", *_flag_names(form)}
     for (name, former), now in FORMER.items():
         if flag(name) in known and _take(args, flag(name))[0] == former:
-            raise ConfigError(f"{flag(name)} {former} is called {flag(name)} {now} now.")
+            raise UnknownNameError(f"{flag(name)} {former} is called {flag(name)} {now} now.")
     for word in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
         if word.replace("_", "-") not in known and same_thing(word, known):
             raise unknown("flag", word, known, f"{command} --help")
@@ -598,7 +607,7 @@ def _resumable(greeter: _Greeter) -> Any:
     except CheckpointError as error:
         if greeter.folder is None:
             raise
-        raise CheckpointError(f"{error} {_kept(greeter.saved())} pluribus resume {greeter.folder}") from error
+        raise type(error)(f"{error} {_kept(greeter.saved())} pluribus resume {greeter.folder}") from error
 
 
 def _kept(latest: int | None) -> str:
@@ -723,7 +732,7 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         where, equals, value = text.partition("=")
         method, dot, name = where.rpartition(".")
         if not (equals and dot):
-            raise ConfigError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
+            raise FormatError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
         try:
             read = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
@@ -1006,7 +1015,8 @@ def _one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str
         if flag != "--json":
             raise unknown("flag", flag, ["--json", "--help"], f"pluribus {command} --help")
     if len(words) != 1:
-        raise ConfigError(f"{len(words)} arguments where one is needed: {usage}.")
+        kind = FormatError if words else MissingSettingError
+        raise kind(f"{len(words)} arguments where one is needed: {usage}.")
     return words[0], bool(flags)
 
 
@@ -1048,7 +1058,7 @@ def _serve(args: list[str]) -> None:
         {"server": [_flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
     )
     if method is None:
-        raise ConfigError(
+        raise MissingSettingError(
             "which method? pluribus serve fedgh --config federation.toml; pluribus list methods shows all."
         )
     from pluribus.flower.serve import serve

@@ -23,7 +23,17 @@ from pluribus.budget import equal_rounds
 from pluribus.data.datasets import loaded_once
 from pluribus.engines import site_of
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, ConfigError, UnfinishedError, unknown
+from pluribus.errors import (
+    ConflictError,
+    FileAccessError,
+    FormatError,
+    MissingSettingError,
+    OtherRunError,
+    RangeError,
+    UnfinishedError,
+    UnknownNameError,
+    unknown,
+)
 from pluribus.experiment import Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.fields import flag
 from pluribus.files import read_json, write_json
@@ -121,11 +131,11 @@ def name_of_any(method: AnyMethod) -> str:
 def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | None, target: float | None) -> None:
     for given, value in (("seeds", seeds), ("jobs", jobs)):
         if value is not None and value < 1:
-            raise ConfigError(f"{flag(given)} must be at least 1, not {value}.")
+            raise RangeError(f"{flag(given)} must be at least 1, not {value}.")
     if baseline is not None and baseline not in names:
-        raise ConfigError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
+        raise UnknownNameError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
     if target is not None and not 0 <= target <= 1:
-        raise ConfigError(f"--target must be an accuracy in [0, 1], not {target}.")
+        raise RangeError(f"--target must be an accuracy in [0, 1], not {target}.")
 
 
 def common_settings(config: str | Path | None) -> dict[str, Any]:
@@ -145,17 +155,17 @@ def described_by(
     """The experiment of each method: what is common to all, and what is its own."""
     names = [name_of_any(method) for method in methods]
     if not names:
-        raise ConfigError("which methods? pluribus list methods shows all.")
+        raise MissingSettingError("which methods? pluribus list methods shows all.")
     for name in names:
         find(name)
         if names.count(name) > 1:
-            raise ConfigError(f"{name} is named twice.")
+            raise ConflictError(f"{name} is named twice.")
     for name in own:
         if name not in names:
             raise unknown("method of this comparison", name, names, "pluribus compare --help")
     common, written = {**common_settings(config), **settings}, _written_hyper(config)
     if common["test"] == "own" and not common["test_fraction"]:
-        raise ConfigError("a comparison needs test data: --test-fraction must be above 0.")
+        raise RangeError("a comparison needs test data: --test-fraction must be above 0.")
     if callable(common["models"]):
         common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
     described, usual = {}, {name: getattr(Experiment, name) for name in OWN}
@@ -165,7 +175,7 @@ def described_by(
         alone = {**embedded, **written.get(name, {}), **own.get(name, {})}
         for setting in alone:
             if setting in known_settings() and setting not in OWN:
-                raise ConfigError(f"{setting} is the same for all methods: use {flag(setting)}.")
+                raise ConflictError(f"{setting} is the same for all methods: use {flag(setting)}.")
         described[name] = experiment(method, **usual | common | alone)  # no method's own defaults
         described[name].build_method()  # what is wrong with its hyper-parameters shows here
     return described
@@ -194,7 +204,7 @@ def _written_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
         return {written["method"]: hyper}
     for name, table in hyper.items():
         if not isinstance(table, dict):
-            raise ConfigError(f"[hyper] in {config} is of no method: write [hyper.METHOD] above {name}.")
+            raise FormatError(f"[hyper] in {config} is of no method: write [hyper.METHOD] above {name}.")
         find(name)
     return dict(hyper)
 
@@ -242,7 +252,7 @@ def check_settings(described: Experiment) -> None:
     for name in {**there, **wanted}:
         if there.get(name) != wanted.get(name):
             was, now = (_spelled(settings.get(name)) for settings in (there, wanted))
-            raise CheckpointError(f"{described.out} was run with {flag(name)} {was}, not {now}. Choose another --out.")
+            raise OtherRunError(f"{described.out} was run with {flag(name)} {was}, not {now}. Choose another --out.")
 
 
 def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -258,7 +268,7 @@ def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+        raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
     todo = [one for one in grid if not _finished(one)]
     try:
         with Board(grid, shown=progress) as board:
@@ -291,7 +301,7 @@ def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:
     for theirs in others:
         for one, other in zip(first, theirs, strict=True):
             if _digest(one) != _digest(other):
-                raise CheckpointError(
+                raise OtherRunError(
                     f"{one.folder} and {other.folder} were run on other data: their partitions differ. "
                     f"Choose another --out."
                 )

@@ -14,13 +14,13 @@ import safetensors.torch
 from safetensors import SafetensorError
 from torch import Tensor
 
-from pluribus.errors import CheckpointError, ConfigError
+from pluribus.errors import DamagedFileError, FileAccessError
 
 
 def check_place(path: Path) -> None:
     """Refuse, before anything runs, a file that could not be written for want of its folder."""
     if not path.parent.is_dir():
-        raise ConfigError(f"cannot write {path}: {path.parent} is not a folder.")
+        raise FileAccessError(f"cannot write {path}: {path.parent} is not a folder.")
 
 
 def write_text(path: Path, text: str) -> None:
@@ -51,9 +51,9 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
     except ValueError as error:
-        raise CheckpointError(f"{path} is damaged: {error}.") from error
+        raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
@@ -105,6 +105,6 @@ def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
         raise _cannot_write(path, error) from error
 
 
-def _cannot_write(path: Path, error: Exception) -> CheckpointError:
+def _cannot_write(path: Path, error: Exception) -> FileAccessError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-    return CheckpointError(f"cannot write {path}: {reason}.")
+    return FileAccessError(f"cannot write {path}: {reason}.")

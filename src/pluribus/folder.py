@@ -19,7 +19,7 @@ from typing import IO, Any
 
 from pluribus.checkpoint import Checkpoint
 from pluribus.data import Manifest
-from pluribus.errors import CheckpointError, ConfigError, DataError
+from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
 from pluribus.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
 from pluribus.result import RESULT
 from pluribus.toml import read_toml, to_toml
@@ -47,7 +47,7 @@ class RunFolder:
         try:
             (path / "state").mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise CheckpointError(
+            raise FileAccessError(
                 f"cannot write to {path}: {error.strerror}. Choose another folder with --out."
             ) from error
         return cls(path)
@@ -56,7 +56,7 @@ class RunFolder:
     def check_free(out: str | None) -> None:
         """Refuse a folder that holds a run already."""
         if out and (Path(out) / "config.toml").exists():
-            raise CheckpointError(
+            raise OtherRunError(
                 f"{out} already holds a run. Go on with it (pluribus resume {out}) or choose another --out."
             )
 
@@ -64,7 +64,7 @@ class RunFolder:
     def open(cls, path: str | Path, read_only: bool = False) -> RunFolder:
         """A run folder that is there already. To read it takes no lock: another process may write to it."""
         if not (Path(path) / "config.toml").exists():
-            raise CheckpointError(f"{path} is not a run folder: it has no config.toml.")
+            raise FileAccessError(f"{path} is not a run folder: it has no config.toml.")
         return cls(Path(path), read_only)
 
     def _acquire(self) -> IO[str]:
@@ -72,9 +72,9 @@ class RunFolder:
             lock = (self.path / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            raise CheckpointError(f"{self.path} is in use by another process.") from None
+            raise OtherRunError(f"{self.path} is in use by another process.") from None
         except OSError as error:
-            raise CheckpointError(f"cannot write to {self.path}: {error.strerror}.") from error
+            raise FileAccessError(f"cannot write to {self.path}: {error.strerror}.") from error
         return lock
 
     def close(self) -> None:
@@ -109,9 +109,9 @@ class RunFolder:
         try:
             return Manifest.from_json(path.read_text(encoding="utf-8"))
         except OSError as error:
-            raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+            raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
         except (DataError, UnicodeDecodeError) as error:
-            raise CheckpointError(f"{path} is damaged: {error}") from error
+            raise DamagedFileError(f"{path} is damaged: {error}") from error
 
     def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
         """Add a round."""
@@ -133,7 +133,7 @@ class RunFolder:
             return metrics, traffic
         metrics, traffic = _upto(metrics, until), _upto(traffic, until)
         if until is not None and len(metrics) != until + 1:
-            raise CheckpointError(
+            raise DamagedFileError(
                 f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
                 f"Start again: pluribus run --config {self.path / 'config.toml'}"
             )
@@ -161,7 +161,7 @@ def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
     now = json.loads(to_json(decisive))
     changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
     if changed:
-        raise ConfigError(
+        raise OtherRunError(
             f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {folder} was started. "
             f"Set that back in {file}, or start a new run with another --out."
         )

@@ -22,7 +22,7 @@ from pluribus.blame import sentence_of
 from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_shared, loaded_once
 from pluribus.engines.worker import NAME, UNGUARDED, process_context, without_interrupts
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.errors import PluribusError, UserCodeError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.files import write_text
@@ -186,7 +186,7 @@ def _heard(connection: Connection, process: BaseProcess) -> Progress | Failure |
     except (EOFError, OSError):
         process.join()
         if process.exitcode == UNGUARDED:
-            raise ConfigError(SENTENCE) from None
+            raise UserCodeError(SENTENCE) from None
         return Failure(_how_it_ended(process))
     return said
 

@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import DamagedFileError
 from pluribus.evaluate import Chosen, Exams, Figures, choose, summarise
 from pluribus.files import read_json, read_lines
 from pluribus.ledger import Ledger
@@ -75,7 +75,7 @@ class Result:
             about |= {"warmup": said.get("warmup", 0), "views": tuple(said["summary"])}
             return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
-            raise CheckpointError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
+            raise DamagedFileError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
 
     @property
     def accuracy(self) -> float | None:

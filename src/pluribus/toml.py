@@ -8,7 +8,7 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import DamagedFileError, FileAccessError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
@@ -16,9 +16,9 @@ def read_toml(path: Path) -> dict[str, Any]:
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise CheckpointError(f"cannot read {path}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"{path} is not valid TOML: {error}.") from error
+        raise DamagedFileError(f"{path} is not valid TOML: {error}.") from error
 
 
 def to_toml(settings: dict[str, Any]) -> str:

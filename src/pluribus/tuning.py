@@ -20,7 +20,15 @@ from pluribus.comparison import AnyMethod, described_by, name_of_any, overruled_
 from pluribus.data.datasets import loaded_once
 from pluribus.draws import number
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, ConfigError, NotFiniteError, unknown
+from pluribus.errors import (
+    FileAccessError,
+    FormatError,
+    NotFiniteError,
+    OtherRunError,
+    PackageError,
+    RangeError,
+    unknown,
+)
 from pluribus.experiment import Experiment, flags
 from pluribus.fields import fitted
 from pluribus.files import append_lines, read_json, read_lines, write_json, write_text
@@ -57,7 +65,7 @@ class Range:
         except ValueError:
             found = cls()
         if scale not in ("", "log") or not found.low < found.high or (found.log and found.low <= 0):
-            raise ConfigError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
+            raise FormatError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
         return found
 
     def suggest(self, trial: Trial, name: str, whole: bool) -> Any:
@@ -101,7 +109,7 @@ def parse_space(text: str) -> dict[str, Range]:
     for part in text.split(","):
         name, equals, values = part.strip().partition("=")
         if not equals:
-            raise ConfigError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
+            raise FormatError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
         space[name.replace("-", "_")] = Range.of(name, values)
     return space
 
@@ -130,14 +138,14 @@ def tune(
     _need_optuna()
     check_guarded()
     if trials < 1:
-        raise ConfigError(f"--trials must be at least 1, not {trials}.")
+        raise RangeError(f"--trials must be at least 1, not {trials}.")
     check_view(view)
     described = described_by(methods, config, own or {}, {**settings, "seed": seed})
     ranges = {name: _ranges(parse_space(space), one) for name, one in described.items()}
     _check_known(parse_space(space), described)
     first = described[name_of_any(methods[0])]
     if not first.val_fraction:
-        raise ConfigError("a search is decided by validation data: --val-fraction must be above 0.")
+        raise RangeError("a search is decided by validation data: --val-fraction must be above 0.")
     folder = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-tune-{Path(first.data).stem}")
     for one in described.values():
         assemble(one)  # what is wrong with a later method should not show after the first was searched
@@ -154,7 +162,7 @@ def _need_optuna() -> None:
     try:
         import optuna
     except ImportError:
-        raise ConfigError("a search needs Optuna: pip install 'pluribus[tune]'.") from None
+        raise PackageError("a search needs Optuna: pip install 'pluribus[tune]'.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
@@ -178,12 +186,12 @@ def _check_search(folder: Path, described: Experiment, space: str, view: str) ->
     wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
     if path.exists():
         if read_json(path) != wanted:
-            raise CheckpointError(f"{folder} holds a search with other settings. Choose another --out.")
+            raise OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
         return
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+        raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
     write_json(path, wanted)
 
 

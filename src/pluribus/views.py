@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal, get_args
 
-from pluribus.errors import ConfigError
+from pluribus.errors import UnknownNameError
 
 View = Literal["after", "before", "own"]
 AFTER: View = "after"
@@ -15,7 +15,7 @@ ABOUT = "The model that is asked: after local training, before it, or each metho
 def check_view(wanted: str) -> None:
     """Refuse a view that cannot be asked for."""
     if wanted not in get_args(View):
-        raise ConfigError(f"--view must be one of {', '.join(get_args(View))}, not {wanted!r}.")
+        raise UnknownNameError(f"--view must be one of {', '.join(get_args(View))}, not {wanted!r}.")
 
 
 def shown(views: Iterable[str], wanted: str) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pluribus.errors import ConfigError
+from pluribus.errors import PackageError
 
 if TYPE_CHECKING:
     from pluribus.report.embeddings import How
@@ -54,4 +54,4 @@ def check_packages(*names: str) -> None:
     from importlib.util import find_spec
 
     if missing := [name for name in names if find_spec(name) is None]:
-        raise ConfigError(f"reports need {' and '.join(missing)}: pip install 'pluribus[report]'.")
+        raise PackageError(f"reports need {' and '.join(missing)}: pip install 'pluribus[report]'.")

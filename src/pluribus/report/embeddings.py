@@ -14,7 +14,7 @@ from pluribus.assembly import Assembly
 from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.engines import site_of
-from pluribus.errors import CheckpointError, PluribusError
+from pluribus.errors import CheckpointError, NoModelError, PluribusError
 from pluribus.report.numbers import Run
 from pluribus.site import Site
 
@@ -56,7 +56,7 @@ def _of_run(run: Run, how: How) -> Iterator[Embedding]:
     with opened(run.path) as (parts, folder):
         latest = folder.checkpoint.latest
         if latest is None:
-            raise CheckpointError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")
+            raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")
         site = site_of(parts, folder.checkpoint.client)
         seen = [_features(site, parts, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
     says = _sentence(parts, how)

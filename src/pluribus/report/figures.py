@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import EngFormatter, MaxNLocator
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import FileAccessError
 from pluribus.report.page import MOST_TICKS, PALETTE
 from pluribus.report.plots import Plot, Section, Series
 
@@ -30,7 +30,7 @@ def write_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
         folder.mkdir(parents=True, exist_ok=True)
         return [path for name, plot in _names(sections) for path in _write(plot, folder / name)]
     except OSError as error:
-        raise CheckpointError(f"cannot write to {folder}: {error.strerror}.") from error
+        raise FileAccessError(f"cannot write to {folder}: {error.strerror}.") from error
 
 
 def _names(sections: Sequence[Section]) -> Iterator[tuple[str, Plot]]:

@@ -20,7 +20,7 @@ from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.engines import site_of
-from pluribus.errors import CheckpointError, ConfigError, DataError, PluribusError
+from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
 from pluribus.evaluate import Chosen, Figures, choose, over_clients
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.files import read_json, to_json
@@ -115,19 +115,19 @@ def read_runs(places: Iterable[str | Path], known: Known | None = None) -> list[
     known = {} if known is None else known
     folders = dict.fromkeys(folder for place in places for folder in run_folders(Path(place)))
     if not folders:
-        raise ConfigError("which run? Give the folder of a run, or a folder that holds some.")
+        raise MissingSettingError("which run? Give the folder of a run, or a folder that holds some.")
     return _named([_read(folder, known) for folder in folders])
 
 
 def run_folders(place: Path) -> list[Path]:
     """The folder itself if it is one of a run, or else all run folders below it."""
     if not place.is_dir():
-        raise ConfigError(f"there is no folder {place}: give the folder of a run.")
+        raise FileAccessError(f"there is no folder {place}: give the folder of a run.")
     if (place / "config.toml").exists():
         return [place]
     found = [path.parent for path in sorted(place.glob("**/config.toml"))]
     if not found:
-        raise ConfigError(f"{place} holds no run: neither it nor a folder below it has a config.toml.")
+        raise FileAccessError(f"{place} holds no run: neither it nor a folder below it has a config.toml.")
     return found
 
 
@@ -264,7 +264,7 @@ def _partition(path: Path) -> Held:
     try:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except DataError as error:
-        raise CheckpointError(f"{path} is damaged: {error}") from error
+        raise DamagedFileError(f"{path} is damaged: {error}") from error
     return [[int(count) for count in row] for row in manifest.counts], str(manifest.digest)
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from pluribus.errors import ConfigError, PluribusError
+from pluribus.errors import DeviceError, PluribusError, RangeError
 from pluribus.files import to_json
 from pluribus.report import check_packages
 
@@ -41,9 +41,9 @@ def server_of(run: Path, port: int = 0) -> Watching:
     try:
         return Watching(pages, port)
     except OverflowError:
-        raise ConfigError(f"--port must lie in 0..65535, not {port}.") from None
+        raise RangeError(f"--port must lie in 0..65535, not {port}.") from None
     except OSError as error:
-        raise ConfigError(
+        raise DeviceError(
             f"cannot listen on {LOOPBACK}:{port}: {error.strerror}. Leave out --port for a free one."
         ) from error
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from pluribus.errors import ConfigError
+from pluribus.errors import UnknownNameError
 from pluribus.reproduce.summary import Finished
 
 KB = 1024
@@ -32,7 +32,7 @@ def figure(name: str, one: Finished) -> float | None:
     if name == "KB per client and round":
         travelled = one.run.result["bytes"]["up"] + one.run.result["bytes"]["down"]
         return travelled / len(one.run.result["clients"]) / one.all_rounds / KB  # type: ignore[no-any-return]
-    raise ConfigError(f"there is no figure '{name}'.")
+    raise UnknownNameError(f"there is no figure '{name}'.")
 
 
 def has_view(name: str, one: Finished) -> bool:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import UnknownNameError, unknown
 from pluribus.experiment import Experiment, experiment
 from pluribus.toml import read_toml
 
@@ -137,5 +137,5 @@ def parsed(name: str, written: Mapping[str, Any]) -> PaperTable:
     )
     table = PaperTable(name=name, **{**written, "rows": rows, "notes": tuple(written.get("notes", ()))})
     if table.baseline and table.baseline not in [row.name for row in rows]:
-        raise ConfigError(f"the baseline of {name}, {table.baseline}, is none of its rows.")
+        raise UnknownNameError(f"the baseline of {name}, {table.baseline}, is none of its rows.")
     return table

@@ -15,7 +15,7 @@ from pluribus.benchmark import device_name
 from pluribus.comparison import check_settings, default_jobs, finish
 from pluribus.data.datasets import loaded_once
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.experiment import Experiment
 from pluribus.fields import flag
 from pluribus.files import check_place
@@ -57,7 +57,7 @@ def reproduce(
     rows = table.chosen(only)
     for given, value in (("seeds", seeds), ("jobs", jobs), ("rounds", rounds)):
         if value is not None and value < 1:
-            raise ConfigError(f"{flag(given)} must be at least 1, not {value}.")
+            raise RangeError(f"{flag(given)} must be at least 1, not {value}.")
     if table.counted:
         return counted(table)
     folder, rounds = Path(out), rounds or table.rounds

@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import CheckpointError
+from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.evaluate import Chosen, choose
 from pluribus.experiment import EXECUTION, Experiment, experiment
 from pluribus.files import read_json, to_json, write_text
@@ -123,14 +123,14 @@ def write(path: Path, name: str, found: Iterable[Finished]) -> None:
 def read(place: Path) -> dict[Key, Finished]:
     """The runs of a file, or of all summaries in a folder. One that several files have counts once."""
     if not place.exists():
-        raise CheckpointError(f"cannot read {place}: there is no such file or folder.")
+        raise FileAccessError(f"cannot read {place}: there is no such file or folder.")
     if place.is_dir():
         told = [(path, read_json(path)) for path in sorted(place.glob("*.json"))]
         files = [(path, written) for path, written in told if _is_summary(written)]
     else:
         files = [(place, read_json(place))]
         if not _is_summary(files[0][1]):
-            raise CheckpointError(f"{place} is no summary of runs: pluribus reproduce writes one.")
+            raise DamagedFileError(f"{place} is no summary of runs: pluribus reproduce writes one.")
     found: dict[Key, Finished] = {}
     for one in (one for path, written in files for one in _runs(path, written)):
         there = found.get(one.key, one)  # one table may have asked for accuracies that another did not
@@ -152,7 +152,7 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
                 # what settings there are may have grown since
                 yield Finished(decisive(described), run, told["reached"], told["device"], told["pluribus"])
     except (KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} is damaged: what it says of a run lacks {error}.") from error
+        raise DamagedFileError(f"{path} is damaged: what it says of a run lacks {error}.") from error
 
 
 def _rounded(value: Any) -> Any:

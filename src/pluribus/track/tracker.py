@@ -9,7 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
-from pluribus.errors import ConfigError, unknown
+from pluribus.errors import PackageError, unknown
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.files import read_json, write_json
@@ -38,7 +38,7 @@ class Tracker(ABC):
 
     def __init__(self) -> None:
         if find_spec(self.name) is None:
-            raise ConfigError(f"{type(self).__name__} is not installed: pip install 'pluribus[{self.name}]'.")
+            raise PackageError(f"{type(self).__name__} is not installed: pip install 'pluribus[{self.name}]'.")
         self._open = False
         self._failed = False
 
