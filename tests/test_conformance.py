@@ -37,7 +37,7 @@ from pluribus.assembly import Assembly
 from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.data.datasets import write_npz
-from pluribus.errors import MessageError
+from pluribus.errors import MismatchError, SchemaError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.folder import RunFolder
@@ -46,6 +46,7 @@ from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
 from pluribus.method import Method, Need, PeerMethod, Sizes, find, hyperparameters, methods, name_of
 from pluribus.result import Result
 from pluribus.site import Site
+from refusals import refused
 from toys import TOYS, Constant, Deaf, Misnamed, Overlooked, Uninstalled, Unmerged, Unread
 
 NAMES = [*methods(), *(name_of(toy) for toy in TOYS)]
@@ -285,7 +286,7 @@ def test_less_data_than_one_batch(name):
 @every_method
 def test_mixed_architectures_unless_the_method_refuses_them(name):
     if Need.SAME_MODEL in find(name).needs:
-        with pytest.raises(pluribus.PluribusError, match="one model"):
+        with refused(MismatchError, name, "clients 0 ", "--models"):
             run(name, models="small")
         return
     result = run(name, models="small", rounds=1)
@@ -434,7 +435,7 @@ def test_what_is_not_declared_never_leaves_a_client(name):
     for function in functions + ["enrol"] * cls.enrols:
         parts = assemble_tiny(name, **fitting(name))
         hand = ByHand(dataclasses.replace(parts, method=leaking(cls, function)(**hyperparameters(parts.method))))
-        with pytest.raises(MessageError, match="has undeclared 'secret'"):
+        with refused(SchemaError, "'secret'"):
             hand.round(0, parts.cards)
 
 
@@ -445,7 +446,7 @@ def test_what_is_not_declared_never_leaves_the_server(name):
         parts = assemble_tiny(name, **fitting(name))
         folder = RunFolder.create(new_folder(), name)
         leaky = dataclasses.replace(parts, method=leaking(cls, function)(**hyperparameters(parts.method)))
-        with pytest.raises(MessageError, match="has undeclared 'secret'"):
+        with refused(SchemaError, "'secret'"):
             Federation(leaky, folder).run()
         folder.close()
 

@@ -20,8 +20,9 @@ from pluribus.assembly import assemble
 from pluribus.data import Dataset, datasets, entries, load, register_data
 from pluribus.data.datasets import cache_file, read_npz, write_npz
 from pluribus.data.domains import rotated
-from pluribus.errors import ConfigError, DataError
+from pluribus.errors import DamagedDataError, DataError, MissingDataError, RangeError, UnknownNameError, UserCodeError
 from pluribus.experiment import experiment
+from refusals import refused
 
 
 def small(**changes) -> Dataset:
@@ -57,34 +58,32 @@ class TestDataset:
         assert whole.official == 3
 
     @pytest.mark.parametrize(
-        ("changes", "sentence"),
+        ("changes", "facts"),
         [
+            ({"x": torch.zeros(4, 1, 2, 2)}, ("x ", "uint8", "float32 (4, 1, 2, 2)")),
+            ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, ("x ", "uint8 (4, 2, 2)")),
             (
-                {"x": torch.zeros(4, 1, 2, 2)},
-                "x must be a tensor, uint8 (N, channels, height, width), not float32 (4, 1, 2, 2)",
+                {"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)},
+                ("no images", "uint8 (0, 1, 2, 2)"),
             ),
-            ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, "not uint8 (4, 2, 2)"),
-            ({"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)}, "no images"),
-            ({"x": np.zeros((4, 1, 2, 2), np.uint8)}, "x must be a tensor, uint8"),
-            ({"y": [0, 1, 0, 1]}, "one number per image, not list"),
-            ({"y": torch.tensor([0, 1, 0])}, "y must be a tensor, int64 (4,), one number per image, not int64 (3,)"),
-            ({"y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, "not int32 (4,)"),
-            ({"y": torch.tensor([0, 1, 0, 2])}, "y must lie in 0..1, but runs from 0 to 2"),
-            ({"y": torch.tensor([-1, 1, 0, 1])}, "y must lie in 0..1, but runs from -1 to 1"),
-            ({"classes": (), "y": torch.zeros(4, dtype=torch.int64)}, "it names no classes"),
-            ({"official": 4}, "official must leave rows on both sides"),
-            ({"official": 0}, "official must leave rows on both sides"),
-            ({"domains": ("p",)}, "domain and domains go together"),
-            ({"domain": torch.zeros(4, dtype=torch.int64)}, "domain and domains go together"),
-            ({"domain": torch.full((4,), 2), "domains": ("p", "q")}, "domain must lie in 0..1"),
-            ({"identity": torch.zeros(3, dtype=torch.int64)}, "identity must be a tensor, int64 (4,)"),
+            ({"x": np.zeros((4, 1, 2, 2), np.uint8)}, ("x ", "uint8", "ndarray")),
+            ({"y": [0, 1, 0, 1]}, ("y ", "int64 (4,)", "list")),
+            ({"y": torch.tensor([0, 1, 0])}, ("y ", "int64 (4,)", "int64 (3,)")),
+            ({"y": torch.tensor([0, 1, 0, 1], dtype=torch.int32)}, ("y ", "int64 (4,)", "int32 (4,)")),
+            ({"y": torch.tensor([0, 1, 0, 2])}, ("y ", "0..1", "0 to 2")),
+            ({"y": torch.tensor([-1, 1, 0, 1])}, ("y ", "0..1", "-1 to 1")),
+            ({"classes": (), "y": torch.zeros(4, dtype=torch.int64)}, ("no classes",)),
+            ({"official": 4}, ("official", "4 of 4")),
+            ({"official": 0}, ("official", "0 of 4")),
+            ({"domains": ("p",)}, ("domain and domains",)),
+            ({"domain": torch.zeros(4, dtype=torch.int64)}, ("domain and domains",)),
+            ({"domain": torch.full((4,), 2), "domains": ("p", "q")}, ("domain ", "0..1", "2 to 2")),
+            ({"identity": torch.zeros(3, dtype=torch.int64)}, ("identity ", "int64 (4,)", "int64 (3,)")),
         ],
     )
-    def test_an_unsound_one_is_refused_by_name(self, changes, sentence):
-        with pytest.raises(DataError) as refusal:
+    def test_an_unsound_one_is_refused_by_name(self, changes, facts):
+        with refused(DataError, "data set small", *facts):
             small(**changes)
-        assert str(refusal.value).startswith("data set small: ")
-        assert sentence in str(refusal.value)
 
 
 class TestNames:
@@ -105,11 +104,11 @@ class TestNames:
         assert float(digits.x.float().mean()) == pytest.approx(float(load("digits").x.float().mean()), rel=0.02)
 
     def test_image_size_must_be_positive(self):
-        with pytest.raises(ConfigError, match="--image-size must be at least 1, not 0"):
+        with refused(RangeError, "--image-size", 1, 0):
             load("digits", image_size=0)
 
     def test_a_mistyped_name_gets_a_hint(self):
-        with pytest.raises(ConfigError, match=r"unknown data set 'digit'\. Did you mean 'digits'"):
+        with refused(UnknownNameError, "'digit'", "'digits'", "pluribus list data"):
             load("digit")
 
     def test_every_entry_says_what_it_is(self):
@@ -129,7 +128,7 @@ class TestNames:
 
         assert load("my-set", seed=5).name == "small"
         assert asked == {"seed": 5}
-        with pytest.raises(ConfigError, match="'my-set' is registered already"):
+        with refused(UserCodeError, "'my-set'", "registered"):
             register_data("my-set", "again")(mine)
 
     def test_a_users_own_function(self, tmp_path, monkeypatch):
@@ -144,16 +143,15 @@ class TestNames:
         )
         monkeypatch.syspath_prepend(tmp_path)
         assert load("own_loaders.good", image_size=8).x.shape == (2, 1, 8, 8)
-        for name, sentence in {
-            "own_loaders.bad": "must return a pluribus.data.Dataset, but returned int",
-            "own_loaders.needy": "may take no arguments but image_size and seed (missing a required argument: 'path')",
-            "own_loaders.thing": "own_loaders.thing is no function",
-            "own_loaders.absent": "module 'own_loaders' has no 'absent'",
-            "no_such_module.load": "cannot be imported: No module named 'no_such_module'",
+        for name, facts in {
+            "own_loaders.bad": ("pluribus.data.Dataset", "int"),
+            "own_loaders.needy": ("image_size", "seed", "'path'"),
+            "own_loaders.thing": ("function",),
+            "own_loaders.absent": ("'own_loaders'", "'absent'"),
+            "no_such_module.load": ("No module named 'no_such_module'",),
         }.items():
-            with pytest.raises((ConfigError, DataError)) as refusal:
+            with refused(UserCodeError, name, *facts):
                 load(name)
-            assert sentence in str(refusal.value)
 
 
 def arrays(**changes) -> dict[str, np.ndarray]:
@@ -212,43 +210,45 @@ class TestCache:
         assert load("fashion-mnist").name == load("fashion_mnist").name == "fashion-mnist"
 
     @pytest.mark.parametrize(
-        ("changes", "sentence"),
+        ("changes", "kind", "facts"),
         [
-            ({"x_test": None}, "lacks x_test: it must hold x_train, y_train, x_test, y_test, classes"),
-            ({"classes": None, "y_train": None}, "lacks y_train, classes"),
-            ({"x_train": np.zeros((6, 5, 4, 3))}, "x_train must be uint8 N x H x W or N x H x W x 3, not float64"),
-            ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, "x_train must be uint8"),
-            ({"y_train": np.zeros(6)}, "y_train must be a row of integers, not float64 (6,)"),
-            ({"y_test": np.zeros((3, 1), int)}, "y_test must be a row of integers, not int64 (3, 1)"),
-            ({"y_train": np.zeros(5, int)}, "x_train has 6 images but y_train has 5 labels"),
-            ({"x_test": np.zeros((3, 9, 9, 3), np.uint8)}, "differ in shape"),
-            ({"x_train": np.zeros((6, 0, 4), np.uint8), "x_test": np.zeros((3, 0, 4), np.uint8)}, "it holds no images"),
-            ({"y_test": np.array([0, 1, 3])}, "y must lie in 0..2, but runs from 0 to 3"),
-            ({"y_test": np.array([0, 1, -1])}, "y must lie in 0..2, but runs from -1 to 2"),
-            ({"classes": np.array("abc")}, "classes must be a row of names"),
-            ({"classes": np.array(["a", None, "c"], object)}, "cannot be read (Object arrays cannot be loaded"),
+            ({"x_test": None}, DamagedDataError, ("lacks x_test:", "x_train, y_train, x_test, y_test, classes")),
+            ({"classes": None, "y_train": None}, DamagedDataError, ("lacks y_train, classes:",)),
+            ({"x_train": np.zeros((6, 5, 4, 3))}, DamagedDataError, ("x_train", "uint8", "float64 (6, 5, 4, 3)")),
+            ({"x_train": np.zeros((6, 5, 4, 2), np.uint8)}, DamagedDataError, ("x_train", "uint8 (6, 5, 4, 2)")),
+            ({"y_train": np.zeros(6)}, DamagedDataError, ("y_train", "float64 (6,)")),
+            ({"y_test": np.zeros((3, 1), int)}, DamagedDataError, ("y_test", "int64 (3, 1)")),
+            ({"y_train": np.zeros(5, int)}, DamagedDataError, ("x_train", "6 images", "y_train", "5 labels")),
+            ({"x_test": np.zeros((3, 9, 9, 3), np.uint8)}, DamagedDataError, ("x_train", "x_test", "shape")),
+            (
+                {"x_train": np.zeros((6, 0, 4), np.uint8), "x_test": np.zeros((3, 0, 4), np.uint8)},
+                DataError,
+                ("no images",),
+            ),
+            ({"y_test": np.array([0, 1, 3])}, DataError, ("y ", "0..2", "0 to 3")),
+            ({"y_test": np.array([0, 1, -1])}, DataError, ("y ", "0..2", "-1 to 2")),
+            ({"classes": np.array("abc")}, DamagedDataError, ("classes", "names")),
+            ({"classes": np.array(["a", None, "c"], object)}, DamagedDataError, ("Object arrays",)),
         ],
     )
-    def test_wrong_content_is_told_with_the_file(self, tmp_path, changes, sentence):
+    def test_wrong_content_is_told_with_the_file(self, tmp_path, changes, kind, facts):
         file = tmp_path / "bad.npz"
         np.savez(file, **arrays(**changes))
-        with pytest.raises(DataError) as refusal:
+        with refused(kind, file, *facts):
             load(str(file))
-        assert str(file) in str(refusal.value)
-        assert sentence in str(refusal.value)
 
     @pytest.mark.parametrize("content", [b"", b"not a zip", b"PK\x03\x04 nor this"])
     def test_something_else_under_that_name(self, tmp_path, content):
         file = tmp_path / "bad.npz"
         file.write_bytes(content)
-        with pytest.raises(DataError, match=r"bad\.npz is not a whole npz file: write it again or delete it"):
+        with refused(DamagedDataError, file, "npz"):
             load(str(file))
 
     def test_a_truncated_file(self, tmp_path):
         file = tmp_path / "cut.npz"
         np.savez(file, **arrays())
         file.write_bytes(file.read_bytes()[:-100])
-        with pytest.raises(DataError, match="not a whole npz file"):
+        with refused(DamagedDataError, file, "npz"):
             load(str(file))
 
     def test_no_flipped_byte_passes_as_good_data_or_ends_in_another_error(self, tmp_path):
@@ -269,13 +269,13 @@ class TestCache:
     def test_a_zip_without_arrays(self, tmp_path):
         with zipfile.ZipFile(tmp_path / "z.npz", "w") as archive:
             archive.writestr("readme", "hello")
-        with pytest.raises(DataError, match="lacks x_train, y_train, x_test, y_test, classes"):
+        with refused(DamagedDataError, tmp_path / "z.npz", "lacks x_train, y_train, x_test, y_test, classes:"):
             load(str(tmp_path / "z.npz"))
 
     def test_a_missing_file_or_folder(self, tmp_path):
-        with pytest.raises(DataError, match="there is no file"):
+        with refused(MissingDataError, tmp_path / "none.npz"):
             load(str(tmp_path / "none.npz"))
-        with pytest.raises(DataError, match="there is no folder"):
+        with refused(MissingDataError, tmp_path / "none", "pluribus list data"):
             load(str(tmp_path / "none"))
 
     def test_a_failed_write_leaves_the_old_file_and_no_rest(self, tmp_path, monkeypatch):
@@ -369,23 +369,17 @@ class TestDownloads:
 
     def test_tiny_imagenet_names_the_missing_package(self, cache, monkeypatch):
         monkeypatch.setitem(sys.modules, "datasets", None)
-        with pytest.raises(DataError) as refusal:
+        with refused(MissingDataError, cache / "tiny_imagenet.npz", "pip install 'pluribus[hf]'"):
             load("tiny-imagenet")
-        assert str(cache / "tiny_imagenet.npz") in str(refusal.value)
-        assert "pip install 'pluribus[hf]'" in str(refusal.value)
 
     @pytest.mark.parametrize("name", ["mnist", "fashion-mnist", "cifar10", "cifar100", "svhn", "flowers102"])
     def test_offline_fails_fast_with_one_sentence(self, cache, offline, name):
         datasets._torchvision_datasets()
         start = time.monotonic()
-        with pytest.raises(DataError) as refusal:
+        with refused(MissingDataError, name, cache_file(name), "Name or service not known") as refusal:
             load(name)
         assert time.monotonic() - start < 5
-        said = str(refusal.value)
-        assert said.startswith(f"{name} is not at {cache_file(name)} and could not be downloaded (")
-        assert said.endswith("Put the file there or run where there is internet.")
-        assert "Name or service not known" in said
-        assert "\n" not in said
+        assert "\n" not in str(refusal.value)
         assert list(cache.iterdir()) == []
         assert socket.getdefaulttimeout() is None
 
@@ -430,13 +424,13 @@ class TestFolders:
         assert load(str(tmp_path), image_size=4).x[:, :, 0, 0].tolist() == [[77, 77, 77], [5, 6, 7]]
 
     def test_an_empty_folder(self, tmp_path):
-        with pytest.raises(DataError, match=r"holds no images: they must lie at class/\*\.jpg"):
+        with refused(MissingDataError, tmp_path, "no images", "class/*.jpg"):
             load(str(tmp_path))
 
     def test_mixed_depths(self, tmp_path):
         paint(tmp_path / "dog" / "1.png")
         paint(tmp_path / "photo" / "dog" / "1.png")
-        with pytest.raises(DataError, match="mixes"):
+        with refused(DataError, tmp_path, "dog/1.png", "photo/dog/1.png"):
             load(str(tmp_path))
 
     def test_images_at_another_depth_are_counted(self, tmp_path):
@@ -491,24 +485,27 @@ class TestFolders:
         assert pets.x[:, 0, 5, 5].tolist() == [0] * 4 + [100] * 4
 
     @pytest.mark.parametrize(
-        ("files", "facts"),
+        ("files", "kind", "facts"),
         [
-            (("train/cat/1.png", "photo/cat/1.png"), ("'train'", "'photo'")),
-            (("train/1.png", "test/1.png"), ("test/class",)),
-            (("a/b/c/1.png", "a/b/d/1.png"), ("class/*.jpg",)),
-            (("dog/1.png", "Dog/1.png"), ("'Dog'", "'dog'")),
-            (("art/dog/1.png", "photo/Dog/1.png"), ("'Dog'", "'dog'")),
-            (("train/\u00c9t\u00e9/1.png", "test/e\u0301te\u0301/1.png"), ("'\u00c9t\u00e9'", "'\u00e9t\u00e9'")),
-            (("art/dog/1.png", "ART/cat/1.png"), ("'art'", "'ART'")),
+            (("train/cat/1.png", "photo/cat/1.png"), DataError, ("'train'", "'photo'")),
+            (("train/1.png", "test/1.png"), DataError, ("test/class",)),
+            (("a/b/c/1.png", "a/b/d/1.png"), MissingDataError, ("class/*.jpg",)),
+            (("dog/1.png", "Dog/1.png"), DataError, ("'Dog'", "'dog'")),
+            (("art/dog/1.png", "photo/Dog/1.png"), DataError, ("'Dog'", "'dog'")),
+            (
+                ("train/\u00c9t\u00e9/1.png", "test/e\u0301te\u0301/1.png"),
+                DataError,
+                ("'\u00c9t\u00e9'", "'\u00e9t\u00e9'"),
+            ),
+            (("art/dog/1.png", "ART/cat/1.png"), DataError, ("'art'", "'ART'")),
         ],
         ids=["split and domain", "no classes", "too deep", "case", "case across domains", "case and accent", "domains"],
     )
-    def test_folders_that_could_mean_two_things_are_refused(self, tmp_path, files, facts):
+    def test_folders_that_could_mean_two_things_are_refused(self, tmp_path, files, kind, facts):
         for file in files:
             paint(tmp_path / file)
-        with pytest.raises(DataError) as refusal:
+        with refused(kind, tmp_path, *facts):
             load(str(tmp_path))
-        assert all(fact in str(refusal.value) for fact in facts)
 
     def test_spellings_of_one_name_are_one_class(self, tmp_path):
         """Decomposed in one domain, composed in the other, as two file systems have it."""
@@ -517,7 +514,7 @@ class TestFolders:
         seasons = load(str(tmp_path))
         assert seasons.classes == ("zoo", "\u00e9t\u00e9")
         assert seasons.y.tolist() == [1, 0, 1]
-        assert [note.startswith("2 spellings of '\u00e9t\u00e9'") for note in seasons.notes] == [True]
+        assert ["2 spellings" in note and "'\u00e9t\u00e9'" in note for note in seasons.notes] == [True]
 
     def test_a_name_that_is_no_text_is_refused_for_a_class_and_shown_for_a_file(self, tmp_path):
         for name in ("cat", "dog"):
@@ -527,7 +524,7 @@ class TestFolders:
         assert "caf" in note
         assert note.encode()
         paint(tmp_path / os.fsdecode(b"caf\xe9") / "1.png")
-        with pytest.raises(DataError, match="caf") as refusal:
+        with refused(DataError, "caf") as refusal:
             load(str(tmp_path))
         assert str(refusal.value).encode()
 
@@ -551,7 +548,7 @@ class TestFolders:
     def test_one_class_is_enough_for_a_site_but_not_for_a_simulation(self, tmp_path):
         paint(tmp_path / "dog" / "1.png")
         assert load(str(tmp_path)).classes == ("dog",)
-        with pytest.raises(DataError, match="at least 2 classes, not 1"):
+        with refused(DataError, tmp_path.name, "2 classes", 1):
             assemble(experiment("local", data=str(tmp_path), device="cpu"))
 
     @pytest.mark.parametrize("keep", [0, 20, 60])
@@ -560,15 +557,13 @@ class TestFolders:
         paint(tmp_path / "dog" / "1.png", size=(64, 64))
         broken = tmp_path / "dog" / "1.png"
         broken.write_bytes(broken.read_bytes()[:keep])
-        with pytest.raises(DataError) as refusal:
+        with refused(DamagedDataError, broken):
             load(str(tmp_path))
-        assert str(broken) in str(refusal.value)
 
     @pytest.mark.parametrize("name", ["pacs", "office-home"])
     def test_sets_placed_by_hand(self, cache, name):
-        with pytest.raises(DataError) as refusal:
+        with refused(MissingDataError, name, cache / name, "domain/class/*.jpg"):
             load(name)
-        assert f"{name} is not at {cache / name}: put its images there as domain/class/*.jpg" in str(refusal.value)
         for file in ("art/dog/1.png", "art/cat/1.png", "photo/dog/1.png"):
             paint(cache / name / file)
         assert load(name).x.shape == (3, 3, 224, 224)
@@ -629,7 +624,7 @@ class TestRotations:
         assert turned.x[0].nonzero().tolist() == [[1, 2, 4]]
 
     def test_too_few_images(self):
-        with pytest.raises(DataError, match="tops has only 3 training images of class a: 4 are too many"):
+        with refused(DataError, "tops", "3 training images", "class a", 4):
             rotated(self.base(official=6), 4, (0,), 0, independent=False)
 
     def test_rotated_digits(self):

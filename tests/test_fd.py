@@ -10,11 +10,12 @@ from conftest import assemble_tiny, run_tiny
 from kit import ByHand
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message, Rows
 from pluribus.methods.fd import FD
 from pluribus.models import Split
 from pluribus.optim import Rule
+from refusals import refused
 
 C = 10
 
@@ -312,5 +313,5 @@ class TestRun:
             assert set(result.ledger.by("tensor", way)) == {"logits", "logits.ids", "(header)"}
 
     def test_a_negative_weight_is_refused(self):
-        with pytest.raises(ConfigError, match=r"--gamma must be at least 0, not -1"):
+        with refused(RangeError, "--gamma", 0, -1):
             assemble_tiny("fd", gamma=-1.0)

@@ -8,11 +8,12 @@ from torch import nn
 
 from conftest import assemble_tiny, run_tiny, site_of
 from parties import equal, federation_of, run_through, server_of, task_of
-from pluribus.errors import ConfigError
+from pluribus.errors import UnknownNameError
 from pluribus.evaluate import figures
 from pluribus.message import Message, encode
 from pluribus.method import Method, methods
 from pluribus.methods.fedavg import FedAvg
+from refusals import refused
 
 
 def small_model(seed: int) -> nn.Module:
@@ -68,12 +69,12 @@ class TestWeighting:
         assert losses[0][1] != losses[1][1]
 
     def test_nothing_else(self):
-        with pytest.raises(ConfigError, match="--weighting must be one of samples, uniform"):
+        with refused(UnknownNameError, "--weighting", "samples", "uniform", "size"):
             assemble_tiny("fedavg", weighting="size")
 
     def test_scaffold_has_no_choice(self):
         """c is the mean of the c_i, each counted once, whatever their samples; x must follow the same mean."""
-        with pytest.raises(ConfigError, match="weighting"):
+        with refused(UnknownNameError, "weighting", "scaffold"):
             assemble_tiny("scaffold", weighting="samples")
 
 

@@ -14,11 +14,12 @@ from kit import ByHand, differing, kept
 from parties import client_of, copies, data_of, equal, noise
 from pluribus.client import Client
 from pluribus.engines.stacked import stackable
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fedbabu import FedBABU
 from pluribus.models import Split
 from pluribus.optim import Rule
+from refusals import refused
 
 LABELS = [0, 1, 2, 1, 0]
 LR = 0.3
@@ -132,14 +133,14 @@ class TestFineTuning:
 
 
 @pytest.mark.parametrize(
-    ("wrong", "sentence"),
+    ("wrong", "kind", "facts"),
     [
-        ({"finetune_epochs": -1}, "--finetune-epochs must be at least 0, not -1"),
-        ({"finetune": "body"}, "--finetune must be one of model, head"),
+        ({"finetune_epochs": -1}, RangeError, ("--finetune-epochs", 0, -1)),
+        ({"finetune": "body"}, UnknownNameError, ("--finetune", "model", "head", "body")),
     ],
 )
-def test_refusals(wrong, sentence):
-    with pytest.raises(ConfigError, match=sentence):
+def test_refusals(wrong, kind, facts):
+    with refused(kind, *facts):
         assemble_tiny("fedbabu", **wrong)
 
 

@@ -11,13 +11,14 @@ from torch import nn
 
 from conftest import assemble_tiny, run_tiny, site_of
 from parties import client_of, copies, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError, UnknownNameError
 from pluribus.folder import RunFolder
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedgh import FedGH
 from pluribus.models import Split
 from pluribus.ops import class_means
 from pluribus.optim import Rule
+from refusals import refused
 
 K = 64  # width of the small group
 C = 10
@@ -326,11 +327,11 @@ def narrow(shape) -> nn.Module:
 
 class TestRefusals:
     def test_heads_of_two_shapes(self):
-        with pytest.raises(ConfigError, match=r"heads of clients 0 \(mlp-64\) and 1 \(test_fedgh.deep_head\) differ"):
+        with refused(MismatchError, "fedgh", "head", "clients 0 (mlp-64) and 1 (test_fedgh.deep_head)"):
             assemble_tiny("fedgh", models="mlp-64,test_fedgh.deep_head")
 
     def test_features_of_two_widths(self):
-        with pytest.raises(ConfigError, match="widths 64 and 32"):
+        with refused(MismatchError, "widths 64 and 32", "--projector pool --width 32"):
             assemble_tiny("fedgh", models="mlp-64,test_fedgh.narrow", projector="none")
 
     def test_a_common_head_that_is_not_linear(self):
@@ -338,5 +339,5 @@ class TestRefusals:
         assert run_tiny("fedgh", models="test_fedgh.deep_head", rounds=1).accuracy is not None
 
     def test_no_other_server_step(self):
-        with pytest.raises(ConfigError, match="--server-step must be one of class, client"):
+        with refused(UnknownNameError, "--server-step", "class", "client", "epoch"):
             assemble_tiny("fedgh", server_step="epoch")

@@ -10,10 +10,11 @@ from conftest import assemble_tiny, new_folder, run_tiny
 from kit import StopAfter, StoppedError, assert_same, checked_steps
 from parties import equal, federation_of, run_through
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError, UnknownNameError
 from pluribus.methods.fd import FD
 from pluribus.methods.fedhe import FedHe
 from pluribus.optim import Rule
+from refusals import refused
 from test_fd import Told, gradient, party, upload, whole
 
 C = 10
@@ -171,13 +172,13 @@ class TestTurns:
 
 class TestRefusals:
     def test_a_negative_weight(self):
-        with pytest.raises(ConfigError, match=r"--pull must be at least 0, not -1"):
+        with refused(RangeError, "--pull", 0, -1):
             assemble_tiny("fedhe", pull=-1.0)
 
     def test_an_empty_turn(self):
-        with pytest.raises(ConfigError, match=r"--turn-batches must be at least 1, not 0"):
+        with refused(RangeError, "--turn-batches", 1, 0):
             assemble_tiny("fedhe", turn_batches=0)
 
     def test_no_other_mode(self):
-        with pytest.raises(ConfigError, match="--mode must be one of sync, async"):
+        with refused(UnknownNameError, "--mode", "sync", "async", "later"):
             assemble_tiny("fedhe", mode="later")

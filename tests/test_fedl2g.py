@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -23,7 +24,7 @@ from pluribus.budget import equal_rounds
 from pluribus.client import Batch, Client, Local
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
-from pluribus.errors import CheckpointError, ConfigError, MessageError
+from pluribus.errors import MismatchError, NoModelError, NotFiniteError, PartitionError, RangeError
 from pluribus.experiment import experiment
 from pluribus.folder import RunFolder
 from pluribus.message import Kept, Message, Rows, decode, encode
@@ -33,6 +34,7 @@ from pluribus.models.dropout import Dropout
 from pluribus.optim import Rule
 from pluribus.result import Result
 from pluribus.track.console import Progress
+from refusals import refused
 from toys import RowReader
 
 C, K = 10, 64  # of the small group on digits
@@ -507,7 +509,7 @@ class TestReports:
         up = method.schema(client.task, client.card).up
         message = method.local_update(client)
         single = {n: Rows(r.value.float(), r.held) for n, r in message.items()}
-        with pytest.raises(MessageError, match="client 0: 'gradient' holds NaN"):
+        with refused(NotFiniteError, "client 0", "'gradient'"):
             encode(Message(single), up, "client 0")
 
     @both_names
@@ -585,9 +587,9 @@ class TestWarmUp:
 
     @both_names
     def test_none_is_an_ablation_that_the_run_tells_of(self, name):
-        assert any("--warmup is 0" in warning for warning in assemble_tiny(name, warmup=0).warnings)
+        assert any("--warmup" in warning for warning in assemble_tiny(name, warmup=0).warnings)
         assert not any("--warmup" in warning for warning in assemble_tiny(name, warmup=1).warnings)
-        with pytest.raises(ConfigError, match="--warmup must be at least 0, not -1"):
+        with refused(RangeError, "--warmup", 0, -1):
             assemble_tiny(name, warmup=-1)
 
     def test_the_learning_rate_decays_from_the_first_round_of_training_on(self):
@@ -615,7 +617,7 @@ class TestWarmUp:
         folder = new_folder()
         with pytest.raises(StoppedError):
             run_tiny("fedl2g-l", folder, warmup=2, checkpoint_every=1, observers=[StopAfter(0)])
-        with pytest.raises(CheckpointError, match="never evaluated"):
+        with refused(NoModelError, "client 0", "last"):
             pluribus.load_model(folder, 0)
         assert pluribus.load_model(folder, 0, "last") is not None
 
@@ -633,7 +635,7 @@ class TestWarmUp:
         assert seen[1:3] == ["", ""]
         assert float(seen[3]) > 0
         result.table()
-        assert "2 rounds of warm-up, then 3 of training" in capsys.readouterr().out
+        assert re.search(r"\b2 rounds\D*warm-up\D*3\b", capsys.readouterr().out)
 
     def test_equal_steps_count_its_reports(self):
         """A report is one step; twenty of them in the warm-up, and one in each round of training."""
@@ -746,13 +748,13 @@ class TestQuiz:
     @both_names
     def test_one_that_leaves_nothing_to_study_is_refused_before_round_0(self, name):
         settings = {"partition": "iid", "clients": 16}  # 20 images each, 14 of them to train on
-        with pytest.raises(ConfigError, match="client 0 has 14 training samples: after a quiz of 14 none is left"):
+        with refused(PartitionError, "client 0", "14 training samples", "quiz of 14", "--quiz"):
             assemble_tiny(name, quiz=14, **settings)
         assemble_tiny(name, quiz=13, **settings)
 
     @both_names
     def test_of_one_sample_is_refused(self, name):
-        with pytest.raises(ConfigError, match="--quiz must be at least 2, not 1"):
+        with refused(RangeError, "--quiz", 2, 1):
             assemble_tiny(name, quiz=1)
 
 
@@ -901,7 +903,7 @@ class TestModels:
         assert {e.bytes for e in result.ledger.entries() if e.tensor == "guides"} == {4 * C * C}
 
     def test_features_do(self):
-        with pytest.raises(ConfigError, match=r"fedl2g-f needs features of one width, but .* widths 64 and 32"):
+        with refused(MismatchError, "fedl2g-f", "widths 64 and 32"):
             assemble_tiny("fedl2g-f", models="mlp-64,test_fedl2g.narrow", projector="none")
         assert run_tiny("fedl2g-f", models="mlp-64,test_fedl2g.narrow", width=16, rounds=1).accuracy is not None
 

@@ -9,11 +9,12 @@ from torch import Tensor, nn
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError, RangeError, UnknownNameError
 from pluribus.message import Message, Rows
 from pluribus.methods.fedproto import FedProto
 from pluribus.models import Split
 from pluribus.optim import Rule
+from refusals import refused
 
 K, C = 64, 10
 
@@ -260,13 +261,13 @@ class TestRun:
 
 class TestRefusals:
     def test_a_negative_weight(self):
-        with pytest.raises(ConfigError, match=r"--pull must be at least 0, not -1"):
+        with refused(RangeError, "--pull", 0, -1):
             assemble_tiny("fedproto", pull=-1.0)
 
     def test_no_other_weighting(self):
-        with pytest.raises(ConfigError, match="--weighting must be one of uniform, samples"):
+        with refused(UnknownNameError, "--weighting", "uniform", "samples", "size"):
             assemble_tiny("fedproto", weighting="size")
 
     def test_features_of_two_widths(self):
-        with pytest.raises(ConfigError, match="needs features of one width"):
+        with refused(MismatchError, "fedproto", "widths 64 and 32"):
             assemble_tiny("fedproto", models="mlp-64,test_fedgh.narrow", projector="none")

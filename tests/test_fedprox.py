@@ -15,11 +15,12 @@ from parties import client_of, data_of, flat_split, signs
 from pluribus.batches import Batch
 from pluribus.client import Client
 from pluribus.engines.stacked import Gang, stackable
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message, decode, encode, schema_of
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedprox import FedProx
 from pluribus.optim import Rule
+from refusals import refused
 from test_stacked import OneThread
 
 PIXELS, LABELS = [[1, -1], [1, 1]], [0, 1]
@@ -130,7 +131,7 @@ def test_the_anchor_is_what_came_down_last():
 
 
 def test_a_pull_below_zero_is_refused():
-    with pytest.raises(ConfigError, match="--mu must be at least 0, not -1"):
+    with refused(RangeError, "--mu", 0, -1):
         assemble_tiny("fedprox", mu=-1.0)
 
 

@@ -13,11 +13,12 @@ from conftest import assemble_tiny, run_tiny
 from kit import ByHand, kept
 from parties import client_of, data_of, equal, noise
 from pluribus.client import Client
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message
 from pluribus.methods.fedrep import FedRep
 from pluribus.models import Split
 from pluribus.optim import Rule
+from refusals import refused
 
 LABELS = [0, 1, 2, 1, 0]
 LR = 0.3
@@ -109,7 +110,7 @@ class TestRun:
 
 
 def test_a_round_without_the_head_is_refused():
-    with pytest.raises(ConfigError, match="--head-epochs must be at least 1, not 0"):
+    with refused(RangeError, "--head-epochs", 1, 0):
         assemble_tiny("fedrep", head_epochs=0)
 
 

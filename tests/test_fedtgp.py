@@ -8,10 +8,11 @@ from torch.nn import functional as F
 
 from conftest import assemble_tiny, run_tiny, site_of
 from parties import copies, equal, federation_of, run_through, server_of, task_of
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedtgp import FedTGP, distances, margined
 from pluribus.server import Server
+from refusals import refused
 from test_fedproto import linear_model, party, rows, upload, whole
 
 K, C = 64, 10
@@ -249,5 +250,5 @@ class TestRun:
     ("option", "least"), [("threshold", 0), ("server_epochs", 0), ("server_batch", 1), ("pull", 0)]
 )
 def test_values_that_cannot_be_are_refused(option, least):
-    with pytest.raises(ConfigError, match=f"--{option.replace('_', '-')} must be at least {least}, not {least - 1}"):
+    with refused(RangeError, f"--{option.replace('_', '-')}", least, least - 1):
         assemble_tiny("fedtgp", **{option: least - 1})

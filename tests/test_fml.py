@@ -13,12 +13,13 @@ from torch import nn
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.client import Batch
-from pluribus.errors import ConfigError
+from pluribus.errors import MismatchError, MissingSettingError, RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fml import FML
 from pluribus.models import Split
 from pluribus.optim import Rule
 from pluribus.traffic import bytes_per_round
+from refusals import assert_facts, refused
 
 LN3 = math.log(3)
 
@@ -161,7 +162,8 @@ class TestSmallest:
     def test_it_is_that_of_the_clients(self, method, models, expected):
         parts = assemble_tiny(method, models=models)
         assert parts.method.aux_model == expected
-        assert parts.warnings == [f"--aux-model is not set: {method} takes {expected}."]
+        (warning,) = parts.warnings
+        assert_facts(warning, "--aux-model", method, expected)
         named = assemble_tiny(method, models=models, aux_model=expected)
         assert named.warnings == []
         assert bytes_per_round(named) == bytes_per_round(parts)
@@ -187,7 +189,7 @@ class TestSmallest:
         assert [text for text in own.warnings if "--aux-model" in text and "mlp-64" in text]
 
     def test_nobody_builds_what_nobody_chose(self):
-        with pytest.raises(ConfigError, match="--aux-model"):
+        with refused(MissingSettingError, "--aux-model"):
             FML().auxiliary(task_of(2, 2))
 
 
@@ -221,18 +223,18 @@ class TestRefusals:
     @pytest.mark.parametrize("name", ["label_weight", "meme_label_weight"])
     @pytest.mark.parametrize("value", [-0.1, 1.5])
     def test_shares(self, name, value):
-        with pytest.raises(ConfigError, match="--label-weight and --meme-label-weight must be from 0 to 1"):
+        with refused(RangeError, f"--{name.replace('_', '-')}", 0, 1):
             assemble_tiny("fml", **{name: value})
 
     @pytest.mark.parametrize(
-        ("aux", "said"),
+        ("aux", "kind", "facts"),
         [
-            ("cnn-17", "--aux-model: unknown model 'cnn-17'"),
-            ("cnn4", "--aux-model: model 'cnn4' cannot take .* Enlarge them, for example --image-size 32"),
-            ("test_fml.ready", "--aux-model: model 'test_fml.ready' is a ready Split of width 32"),
+            ("cnn-17", UnknownNameError, ("'cnn-17'",)),
+            ("cnn4", MismatchError, ("'cnn4'", "1x8x8", "--image-size 32")),
+            ("test_fml.ready", MismatchError, ("'test_fml.ready'", "width 32")),
         ],
     )
     @pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])
-    def test_a_model_that_cannot_be_built(self, method, aux, said):
-        with pytest.raises(ConfigError, match=said):
+    def test_a_model_that_cannot_be_built(self, method, aux, kind, facts):
+        with refused(kind, "--aux-model", *facts):
             assemble_tiny(method, aux_model=aux)

@@ -12,7 +12,7 @@ from conftest import assemble_tiny, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, numbers
 from parties import card_of, equal, federation_of, run_through, task_of
 from pluribus.assembly import assemble
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.evaluate import figures
 from pluribus.experiment import experiment
 from pluribus.message import Message
@@ -21,6 +21,7 @@ from pluribus.methods.fedh2l import own_and_public
 from pluribus.methods.matched import FedAvgMatched, FedProxMatched
 from pluribus.optim import Opt
 from pluribus.traffic import bytes_per_round
+from refusals import refused
 
 P = 64 * 64 + 64 + 64 * 10 + 10  # floats of mlp-64 on digits
 # 121 samples of 10 classes and an accuracy: in 12 rounds 14,532 floats, that is 3 models of 4,810
@@ -239,14 +240,14 @@ class TestRefusals:
     @BOTH
     def test_a_run_too_short_for_one_model(self, name):
         """4,810 floats at 321 a round take 15 rounds."""
-        with pytest.raises(ConfigError, match="in 14 rounds does not pay for one upload of mlp-64: use --rounds 15 or"):
+        with refused(RangeError, "14", "mlp-64", "--rounds 15"):
             tiny(name, rounds=14, matched_batch=32)
         assert tiny(name, rounds=15, matched_batch=32).method.matched_batch == 32
 
     def test_no_batch(self):
-        with pytest.raises(ConfigError, match="--matched-batch must be at least 1, not 0"):
+        with refused(RangeError, "--matched-batch", 1, 0):
             tiny(matched_batch=0)
 
     def test_a_pull_below_zero(self):
-        with pytest.raises(ConfigError, match="--mu must be at least 0, not -1"):
+        with refused(RangeError, "--mu", 0, -1):
             tiny("fedprox-matched", mu=-1.0)

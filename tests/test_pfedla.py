@@ -14,13 +14,14 @@ from kit import ByHand
 from parties import equal, federation_of, run_through, server_of, task_of
 from pluribus.assembly import assemble
 from pluribus.data import Dataset, load
-from pluribus.errors import ConfigError
+from pluribus.errors import DeviceError, RangeError
 from pluribus.experiment import experiment
 from pluribus.federation import Federation
 from pluribus.message import Message
 from pluribus.methods.pfedla import HyperNetwork, PFedLA, _layers
 from pluribus.result import Result
 from pluribus.state import State
+from refusals import refused
 
 
 def net_of(client: int, scores: list[list[float]]) -> HyperNetwork:
@@ -323,16 +324,14 @@ class TestKeepLocal:
 
 class TestRefusals:
     def test_values(self):
-        with pytest.raises(ConfigError, match="--hyper-lr must be above 0"):
+        with refused(RangeError, "--hyper-lr", 0):
             assemble_tiny("pfedla", hyper_lr=0)
         for wrong in (-1, 4):
-            with pytest.raises(ConfigError, match="--keep-local must be from 0 to 3, the layers of 'cnn-16'"):
+            with refused(RangeError, "--keep-local", 0, 3, "'cnn-16'", wrong):
                 assemble_tiny("pfedla", keep_local=wrong)
 
     def test_more_models_than_fit_into_memory(self):
         parts = assemble_tiny("pfedla")
         many = replace(parts.task, clients=20_000)
-        with pytest.raises(
-            ConfigError, match=r"20000 of 'cnn-16' would take \d+\.\d GiB, above 4. Use fewer --clients"
-        ):
+        with refused(DeviceError, "pfedla", 20_000, "'cnn-16'", "GiB", 4, "--clients"):
             parts.method.check(many, parts.cards)

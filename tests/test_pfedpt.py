@@ -13,11 +13,12 @@ from conftest import assemble_tiny, few_digits, run_tiny, site_of
 from kit import ByHand
 from parties import client_of, copies, data_of, flat_split, noise
 from pluribus.client import Batch
-from pluribus.errors import ConfigError
+from pluribus.errors import RangeError
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.pfedpt import Border, PFedPT
 from pluribus.models import Split
 from pluribus.optim import Opt, Rule
+from refusals import refused
 
 SHAPE = (1, 4, 5)
 METHOD = PFedPT(border=1, prompt_lr=0.5)
@@ -178,7 +179,7 @@ class TestRun:
 class TestRefusals:
     @pytest.mark.parametrize("border", [0, -1, 4, 5])
     def test_a_border_that_leaves_nothing_inside(self, border):
-        with pytest.raises(ConfigError, match=f"--border must be from 1 to 3 for images of 8x8.*not {border}"):
+        with refused(RangeError, "--border", 1, 3, "8x8", border):
             assemble_tiny("pfedpt", border=border)
 
     def test_the_widest_border(self):
@@ -186,7 +187,7 @@ class TestRefusals:
         assemble_tiny("pfedpt", border=4, image_size=9)
 
     def test_values(self):
-        with pytest.raises(ConfigError, match="--prompt-lr must be above 0"):
+        with refused(RangeError, "--prompt-lr", 0):
             assemble_tiny("pfedpt", prompt_lr=0)
-        with pytest.raises(ConfigError, match="--prompt-epochs must be at least 0"):
+        with refused(RangeError, "--prompt-epochs", 0, -1):
             assemble_tiny("pfedpt", prompt_epochs=-1)
