@@ -14,10 +14,11 @@ from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, flat_split, signs
 from pluribus.assembly import assemble
 from pluribus.data import Dataset
-from pluribus.errors import ConfigError
+from pluribus.errors import PartitionError
 from pluribus.evaluate import choose, exam_sizes, figures, figures_over_clients, over_clients, score, summarise
 from pluribus.experiment import experiment
 from pluribus.methods.local import Local
+from refusals import refused
 
 LIKELY = math.log1p(math.exp(-2))  # cross-entropy where the logits are 1 and -1 and the label is the first
 UNLIKELY = 2 + LIKELY
@@ -269,17 +270,20 @@ class TestDomains:
             found = views["after"]
             assert found["bwt"] > 0.9 > 0.3 > found["fwt"]
 
-    @pytest.mark.parametrize(("official", "domain"), [(40, [0] * 20 + [1] * 20 + [0] * 10), (20, [0] * 20 + [1] * 30)])
-    def test_an_official_set_that_lacks_a_domain_is_refused(self, official, domain):
+    @pytest.mark.parametrize(
+        ("official", "domain", "part"),
+        [(40, [0] * 20 + [1] * 20 + [0] * 10, "test set"), (20, [0] * 20 + [1] * 30, "training set")],
+    )
+    def test_an_official_set_that_lacks_a_domain_is_refused(self, official, domain, part):
         lacking = dataclasses.replace(plain(), official=official, domain=torch.tensor(domain), domains=("p", "q"))
         described = experiment("local", data="x", clients=2, partition="domain", test="official", device="cpu")
-        with pytest.raises(ConfigError, match=r"domain '[pq]'"):
+        with refused(PartitionError, part, "domain 'q'", "--test official"):
             assemble(described, lacking)
         assemble(dataclasses.replace(described, test="own"), lacking)
 
     def test_a_domain_without_images_is_refused(self):
         lacking = dataclasses.replace(plain(), domain=torch.arange(50) % 2, domains=("p", "q", "r"))
-        with pytest.raises(ConfigError, match="domain 'r'"):
+        with refused(PartitionError, "domain 'r'"):
             assemble(experiment("local", data="x", clients=3, partition="domain", device="cpu"), lacking)
 
 

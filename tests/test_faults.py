@@ -28,6 +28,7 @@ from pluribus.flower.envelope import seal, unseal
 from pluribus.flower.keys import make_keys
 from pluribus.flower.programs import environment, flower, flwr, free_port
 from pluribus.toml import to_toml
+from refusals import assert_facts
 
 pytest.importorskip("flwr")
 
@@ -68,10 +69,10 @@ def changed(change: Callable[[dict[str, torch.Tensor]], Any]) -> Callable[[bytes
     return falsify
 
 
-LIES = {
-    2: (changed(lambda sent: sent["means"].fill_(torch.nan)), "'means' holds NaN or infinity"),
-    3: (changed(lambda sent: sent.update(means=sent["means"][:, :3].contiguous())), "'means' has shape (10, 3)"),
-    4: (lambda answer: answer[:-7], "another length than its head says"),
+LIES: dict[int, tuple[Any, ...]] = {
+    2: (changed(lambda sent: sent["means"].fill_(torch.nan)), "'means'", "NaN"),
+    3: (changed(lambda sent: sent.update(means=sent["means"][:, :3].contiguous())), "'means'", "(10, 3)"),
+    4: (lambda answer: answer[:-7], "length"),
 }
 
 
@@ -99,7 +100,7 @@ class Story:
 
     def missing(self, name: str) -> dict[int, str]:
         """In which rounds a site was missing, and why, as the result says it."""
-        told = [re.fullmatch(rf"site {name} is missing in round (\d+): (.*)", one) for one in self.result()["warnings"]]
+        told = [re.fullmatch(rf"site {name} .*?round (\d+): (.*)", one) for one in self.result()["warnings"]]
         return {int(one[1]): one[2] for one in told if one}
 
     def kept(self, name: str) -> list[int]:
@@ -120,7 +121,7 @@ def story(tmp_path_factory: pytest.TempPathFactory, killed: Future[Story]) -> It
         network.until(lambda: "listening on" in network.said("server"))
         south = network.join("south")
         network.join("north")
-        with Puppet(network, "west", {t: lie for t, (lie, _) in LIES.items()}) as west:
+        with Puppet(network, "west", {t: lie for t, (lie, *_) in LIES.items()}) as west:
             network.until(told.ended(0))
             for name in ("north", "south"):
                 network.signal(name, WORKER, signal.SIGSTOP)
@@ -169,7 +170,7 @@ def counted(story: Story, name: str) -> list[int]:
 
 
 def test_a_site_that_is_late_is_missing_but_learns(story: Story) -> None:
-    assert story.missing("south")[1] == "no answer by the deadline"
+    assert "deadline" in story.missing("south")[1]
     assert 1 in story.kept("south")
     assert counted(story, "south") == list(range(len(story.kept("south"))))
 
@@ -178,15 +179,15 @@ def test_a_site_that_is_cut_off_comes_back(story: Story) -> None:
     missing = list(story.missing("south"))
     assert missing[:2] == [1, 2]
     assert missing == list(range(1, 1 + len(missing)))
-    assert "broke off; it is tried again" in story.network.said("south")
+    assert "broke off" in story.network.said("south")
     assert ROUNDS - 1 in story.kept("south")
 
 
 def test_a_site_that_sends_nonsense_did_not_answer(story: Story) -> None:
     missing = story.missing("west")
     assert missing.keys() == LIES.keys()
-    for t, (_, reason) in LIES.items():
-        assert reason in missing[t]
+    for t, (_, *facts) in LIES.items():
+        assert_facts(missing[t], *facts)
 
 
 # ---- intruders -----------------------------------------------------------------------------------------------------
@@ -267,7 +268,7 @@ def test_whatever_is_killed_the_numbers_are_the_same(killed: Future[Story]) -> N
     network, folder = told.network, told.network.folder / "federation"
     assert [timeless(record) for record in network.rounds()] == numbers(simulated)
     assert told.result()["warnings"] == []
-    assert "the worker died (status -9); it is started again" in network.said("south")
+    assert "status -9" in network.said("south")
     found = {f"server {name}": value for name, value in Checkpoint(folder / "state").server().items()}
     for k in PAIR:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}

@@ -16,13 +16,14 @@ from kit import assert_same
 from pluribus import checkpoint
 from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
-from pluribus.errors import CheckpointError
+from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
 from pluribus.folder import RunFolder
 from pluribus.report.numbers import read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import per_client
 from processes import start
+from refusals import refused
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 
@@ -78,7 +79,7 @@ def test_older_files_go_with_the_commit_that_no_longer_needs_them(tmp_path: Path
 def test_who_was_never_evaluated_has_no_selected_round() -> None:
     result = run_tiny("fedgh", clients=6, participation=0.2, evaluate="participants")
     away = next(k for k in range(6) if k not in result.clients)
-    with pytest.raises(CheckpointError, match=f"client {away} was never evaluated"):
+    with refused(NoModelError, f"client {away}", "evaluated"):
         result.model(away)
     assert len(pluribus.predict(result.folder, NOTHING, away, "last")) == 1
 
@@ -109,7 +110,7 @@ def test_a_run_is_read_while_it_is_written() -> None:
             assert len(pluribus.predict(folder, NOTHING, 1, "last")) == 1
             assert len(pluribus.predict(folder, NOTHING, 1)) == 1
         assert writer.poll() is None, writer.err
-        with pytest.raises(CheckpointError, match="in use"):
+        with refused(OtherRunError, folder, "in use"):
             RunFolder.open(folder)
     finally:
         writer.kill()
@@ -160,11 +161,11 @@ def test_a_finished_result_needs_neither_the_code_nor_the_data(
 
 
 def test_what_is_not_finished_or_damaged_is_a_sentence(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match=r"result\.json"):
+    with refused(FileAccessError, tmp_path, "result.json", "pluribus resume"):
         pluribus.load_result(tmp_path)
     for content in ("{}", "[1]", "{", '{"clients": {"a": {}}}'):
         (tmp_path / "result.json").write_text(content)
-        with pytest.raises(CheckpointError, match=r"result\.json"):
+        with refused(DamagedFileError, tmp_path / "result.json"):
             pluribus.load_result(tmp_path)
 
 

@@ -13,7 +13,7 @@ import torch
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.engines.worker import check_guarded
-from pluribus.errors import CheckpointError, HostLostError, NotFiniteError, OtherRunError, RangeError, WorkerError
+from pluribus.errors import FileAccessError, HostLostError, NotFiniteError, OtherRunError, RangeError, WorkerError
 from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
 from pluribus.folder import RunFolder, check_unchanged
@@ -82,7 +82,7 @@ def load_result(path: str | Path) -> Result:
     """The result of a finished run. Neither its data nor the code of its method is needed."""
     folder, config = Path(path), Path(path) / "config.toml"
     if not (folder / RESULT).exists():
-        raise CheckpointError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
+        raise FileAccessError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
     if config.exists():
         written = read_toml(config)
         hyper = written.pop("hyper", {})

@@ -159,7 +159,7 @@ def described_by(
     for name in names:
         find(name)
         if names.count(name) > 1:
-            raise ConflictError(f"{name} is named twice.")
+            raise FormatError(f"{name} is named twice.")
     for name in own:
         if name not in names:
             raise unknown("method of this comparison", name, names, "pluribus compare --help")

@@ -15,7 +15,7 @@ from pluribus.data import Dataset, load
 from pluribus.data.datasets import npz_arrays
 from pluribus.data.federated import Data, Store
 from pluribus.data.folders import same_name
-from pluribus.errors import DataError
+from pluribus.errors import DamagedDataError, DataError
 
 OWN = ("train", "val", "test")
 OWNER = "owner"  # the column of an npz file
@@ -38,7 +38,7 @@ class Public:
             return cls(dataset)
         column, rows = columns[OWNER], len(dataset.y)
         if column.shape != (rows,) or not np.issubdtype(column.dtype, np.integer):
-            raise DataError(
+            raise DamagedDataError(
                 f"{file} cannot be used: {OWNER} must be a row of {rows} integers, one client number per image, "
                 f"not {column.dtype} {column.shape}."
             )
