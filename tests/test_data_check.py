@@ -13,7 +13,8 @@ import pluribus
 from conftest import few_digits
 from pluribus.data.datasets import write_npz
 from pluribus.data.folders import Place
-from pluribus.errors import ConfigError, DataError
+from pluribus.errors import DamagedDataError, MissingDataError, UnknownNameError
+from refusals import assert_facts, refused
 from terminal import Terminal
 
 
@@ -78,14 +79,14 @@ def test_all_files_that_cannot_be_read_are_listed(messy: Path, terminal: Termina
     assert (found.images, list(found.unreadable)) == (6, [str(file) for file in broken])
     answer = terminal("data", "check", messy)
     assert answer.code == 2
-    assert answer.err.startswith("error: 2 of 8 images")
+    assert_facts(answer.err, "2 of 8 images")
     assert "unreadable" in answer.out
     told = terminal("data", "check", messy, "--json")
     assert told.code == 2
     assert list(told.json["unreadable"]) == [str(file) for file in broken]
     assert told.json["error"] == found.problem
     assert f"error: {found.problem}\n" == told.err
-    with pytest.raises(DataError, match="1 more file"):
+    with refused(DamagedDataError, "1 more file"):
         pluribus.data.load(str(messy))
 
 
@@ -136,7 +137,7 @@ def test_a_file_and_a_name(tmp_path: Path, terminal: Terminal) -> None:
 
 def test_sets_placed_by_hand_are_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PLURIBUS_DATA", str(tmp_path))
-    with pytest.raises(DataError, match="pacs is not at"):
+    with refused(MissingDataError, "pacs", tmp_path / "pacs"):
         pluribus.check_data("pacs")
     for number, name in enumerate(("art/dog/1.png", "photo/cat/1.png")):
         shade(tmp_path / "pacs" / name, number, deep=True)
@@ -157,12 +158,12 @@ def test_spellings_and_single_classes(tmp_path: Path) -> None:
 
 
 def test_mistakes_get_one_sentence(tmp_path: Path, terminal: Terminal) -> None:
-    assert terminal.refused("data", "check", tmp_path / "nowhere").startswith("there is no folder")
-    assert terminal.refused("data", "check", tmp_path).startswith(f"{tmp_path} holds no images")
-    assert terminal.refused("data", "check", "digit").startswith("unknown data set 'digit'")
-    assert terminal.refused("data", "chek", "digits").startswith("unknown command 'data chek'")
+    terminal.refused("data", "check", tmp_path / "nowhere").check(MissingDataError, tmp_path / "nowhere")
+    terminal.refused("data", "check", tmp_path).check(MissingDataError, tmp_path, "images")
+    terminal.refused("data", "check", "digit").check(UnknownNameError, "'digit'", "'digits'")
+    terminal.refused("data", "chek", "digits").check(UnknownNameError, "'data chek'", "'data check'")
     told = terminal("data", "check", tmp_path, "--json")
     assert (told.code, list(told.json)) == (2, ["error", "kind"])
     assert terminal("data", "--help").out.startswith("usage: pluribus data check")
-    with pytest.raises(ConfigError):
+    with refused(UnknownNameError, "'digit'", "'digits'"):
         pluribus.check_data("digit")

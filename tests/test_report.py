@@ -27,7 +27,14 @@ from sklearn.decomposition import PCA
 
 import pluribus
 from conftest import few_digits, new_folder, run_tiny
-from pluribus.errors import ConfigError
+from pluribus.errors import (
+    DamagedFileError,
+    DeviceError,
+    FileAccessError,
+    MissingSettingError,
+    PackageError,
+    RangeError,
+)
 from pluribus.folder import RunFolder
 from pluribus.report import write_report
 from pluribus.report.embeddings import embed
@@ -38,6 +45,7 @@ from pluribus.report.plots import Plot, Section, sections
 from pluribus.report.watch import Watching, server_of
 from pluribus.result import Result
 from processes import start
+from refusals import assert_facts, refused
 from terminal import Terminal
 
 pytestmark = pytest.mark.xdist_group("report")  # the runs that tests look at are made once
@@ -238,7 +246,9 @@ def test_features_by_tsne_and_of_several_widths() -> None:
 def test_the_page_says_why_there_are_no_features() -> None:
     folder = copy_of(ran())
     run = read_runs([folder])[0]
-    assert embed([run], "none") == ([], "Features were not asked for: --embeddings pca or tsne shows them.")
+    shown, why = embed([run], "none")
+    assert shown == []
+    assert_facts(why, "--embeddings", "pca", "tsne")
     held = RunFolder.open(folder)
     assert embed([run], "pca")[0]  # to read it takes no lock
     held.close()
@@ -292,7 +302,8 @@ def test_what_stands_before_a_damaged_line_is_shown() -> None:
     (folder / "metrics.jsonl").write_text(f"{first}\n{second[:40]}\n{third}\n")
     (run,) = read_runs([folder])
     assert [record["round"] for record in run.history] == [0]
-    assert run.problems == (f"{folder / 'metrics.jsonl'} is damaged in line 2: it and what follows are left out.",)
+    (problem,) = run.problems
+    assert_facts(problem, folder / "metrics.jsonl", "line 2")
     (folder / "metrics.jsonl").write_text(f"{first}\n{second[:40]}")  # being written just now
     assert read_runs([folder])[0].problems == ()
 
@@ -312,10 +323,10 @@ def test_folders_are_looked_into_and_named_by_what_differs(tmp_path: Path) -> No
     for name in ("one", "two"):
         shutil.copytree(ran().folder, tmp_path / "deep" / name)
     assert [run.name for run in read_runs([tmp_path])] == ["one", "two"]
-    with pytest.raises(ConfigError, match="there is no folder"):
+    with refused(FileAccessError, tmp_path / "three"):
         read_runs([tmp_path / "three"])
     (tmp_path / "three").mkdir()
-    with pytest.raises(ConfigError, match="holds no run"):
+    with refused(FileAccessError, tmp_path / "three", "config.toml"):
         read_runs([tmp_path / "three"])
 
 
@@ -398,20 +409,21 @@ def test_the_command_writes_a_page(terminal: Terminal, tmp_path: Path) -> None:
 
 
 def test_mistakes_get_a_sentence(terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert "which run?" in terminal.refused("report")
-    assert "there is no folder" in terminal.refused("report", tmp_path / "a")
-    assert "there is no folder" in terminal.refused("watch", tmp_path / "a")
-    assert "cannot write" in terminal.refused("report", ran().folder, "--out", tmp_path / "no" / "page.html")
+    terminal.refused("report").check(MissingSettingError, "run")
+    terminal.refused("report", tmp_path / "a").check(FileAccessError, tmp_path / "a")
+    terminal.refused("watch", tmp_path / "a").check(FileAccessError, tmp_path / "a")
+    page = tmp_path / "no" / "page.html"
+    terminal.refused("report", ran().folder, "--out", page).check(FileAccessError, page)
     (tmp_path / "file").touch()
     flags = ("--embeddings", "none", "--out", tmp_path / "page.html", "--figures", tmp_path / "file")
-    assert "cannot write" in terminal.refused("report", ran().folder, *flags)
-    assert "--port must lie in 0..65535" in terminal.refused("watch", ran().folder, "--port", 70000)
+    terminal.refused("report", ran().folder, *flags).check(FileAccessError, tmp_path / "file", "File exists")
+    terminal.refused("watch", ran().folder, "--port", 70000).check(RangeError, "--port", "0..65535", 70000)
     folder = copy_of(ran())
     (folder / "config.toml").write_text("no = [toml")
-    assert f"{folder / 'config.toml'} is not valid TOML" in terminal.refused("report", folder)
+    terminal.refused("report", folder).check(DamagedFileError, folder / "config.toml", "TOML")
     monkeypatch.setitem(sys.modules, "plotly", None)
-    assert terminal.refused("report", ran().folder) == "reports need plotly: pip install 'pluribus[report]'."
-    assert terminal.refused("watch", ran().folder) == "reports need plotly: pip install 'pluribus[report]'."
+    for command in ("report", "watch"):
+        terminal.refused(command, ran().folder).check(PackageError, "plotly", "pip install 'pluribus[report]'")
 
 
 # ---- watch -----------------------------------------------------------------------------------------------------------
@@ -460,12 +472,14 @@ def test_data_follows_the_folder(served: tuple[Watching, Path]) -> None:
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
     assert json.loads(asked(server, "/data.json")[1])["sections"][0]["plots"][0]["data"][0]["x"] == [1, 2]
     shutil.rmtree(folder)
-    assert asked(server, "/data.json") == (503, f"there is no folder {folder}: give the folder of a run.")
+    status, sentence = asked(server, "/data.json")
+    assert status == 503
+    assert_facts(sentence, "no folder", folder)
 
 
 def test_a_port_that_is_taken_is_refused(served: tuple[Watching, Path]) -> None:
     server, folder = served
-    with pytest.raises(ConfigError, match=f"cannot listen on 127.0.0.1:{server.server_port}: Address already in use"):
+    with refused(DeviceError, f"127.0.0.1:{server.server_port}", "in use", "--port"):
         server_of(folder, server.server_port)
 
 
