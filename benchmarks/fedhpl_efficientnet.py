@@ -37,11 +37,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import pluribus
-from pluribus.benchmark import device_name
 from pluribus.data.datasets import cache_file, write_npz
 from pluribus.models.probe import Shape
-from pluribus.paired import Difference, difference
 from pluribus.result import Result
+from pluribus.study.bench import device_name
+from pluribus.study.significance import Difference, difference
 
 LITE = (0, 1, 2)
 RESULTS = Path(__file__).parent / "results" / "fedhpl_efficientnet.json"
@@ -52,7 +52,7 @@ MOMENTS = ("selected", "last")
 
 
 def architecture(number: int) -> nn.Module:
-    from pluribus.models import _torchvision  # noqa: F401  timm imports torchvision, which may need its cure
+    from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need its cure
 
     import timm  # isort: skip
 

@@ -23,13 +23,13 @@ from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import Experiment
-from pluribus.fields import flag
-from pluribus.flower.config import FederationFile, SiteFile
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build
 from pluribus.models import entries as model_entries
-from pluribus.reproduce import paper
-from pluribus.reproduce.run import shown
+from pluribus.settings import flag
+from pluribus.sites.config import FederationFile, SiteFile
+from pluribus.study.reproduce import paper
+from pluribus.study.reproduce.run import shown
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

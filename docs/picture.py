@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from rich.console import Console
 
 import pluribus
-from pluribus.track.console import Progress, print_partition, print_table
+from pluribus.terminal import Progress, print_partition, print_table
 
 LR, ROUNDS = 0.1, 50
 COMMAND = f"pluribus run fedgh --against local --lr {LR} --rounds {ROUNDS}"

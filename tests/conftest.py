@@ -1,6 +1,6 @@
 """What tests share: one thread, no data cache of the user's, and experiments small enough to run by the hundred.
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, run_tiny, make_host
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import pluribus
 from pluribus.assembly import Assembly, assemble
 from pluribus.data.datasets import write_npz
 from pluribus.experiment import experiment
+from pluribus.host import Host, Tensors
 from pluribus.method import Method, find
 from pluribus.result import Result
-from pluribus.site import Site, Tensors
 from terminal import Terminal
 
 AnyMethod = str | Method | type[Method]
@@ -103,7 +103,7 @@ def assemble_tiny(method: AnyMethod = "fedgh", **settings: Any) -> Assembly:
     return assemble(experiment(method, **tiny(**enlarged(method, **settings))))
 
 
-def site_of(parts: Assembly, load: Callable[[int], Tensors | None] = lambda k: None) -> Site:
-    """A site that hosts its clients; what was saved of them comes from `load`."""
+def make_host(parts: Assembly, load: Callable[[int], Tensors | None] = lambda k: None) -> Host:
+    """A host that hosts its clients; what was saved of them comes from `load`."""
     same_init = parts.experiment.same_init
-    return Site(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)
+    return Host(parts.method, parts.task, parts.cards, parts.data, parts.local, parts.device, load, same_init)

@@ -20,20 +20,20 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_leaves, tree_unflatten
 
-from conftest import site_of
+from conftest import make_host
 from pluribus import draws
 from pluribus.assembly import Assembly
-from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client, Step
 from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
 from pluribus.federation import Federation
-from pluribus.ledger import Ledger
+from pluribus.internal.ledger import Ledger
 from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
 from pluribus.method import Method, PeerMethod
 from pluribus.optim import Optimiser, Rule
 from pluribus.result import Result
 from pluribus.server import Server
+from pluribus.storage.checkpoint import Checkpoint
 
 REPLAYS = 6
 # Adam counts its steps on the host unless an engine says otherwise, so steps are checked under SGD, with momentum.
@@ -399,7 +399,7 @@ class ByHand:
     """
 
     def __init__(self, parts: Assembly, listening: int | None = None) -> None:
-        self.parts, self.method, self.site = parts, parts.method, site_of(parts)
+        self.parts, self.method, self.host = parts, parts.method, make_host(parts)
         self.server = Server(parts.task, parts.cards)
         self.method.setup(self.server)
         self._listening = listening
@@ -416,8 +416,8 @@ class ByHand:
         self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
         if self.method.enrols and t == 0:
             for k in order:
-                once = self.site.wires(k)[0].once
-                self.parts.cards.enrolled[k] = self._watched(decode(self.site.enrol(k).up, once, "enrolment"), "enrol")
+                once = self.host.wires(k)[0].once
+                self.parts.cards.enrolled[k] = self._watched(decode(self.host.enrol(k).up, once, "enrolment"), "enrol")
         return self._peers(self.method, t, order) if isinstance(self.method, PeerMethod) else self._server(t, order)
 
     def _server(self, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
@@ -425,10 +425,10 @@ class ByHand:
         for stage, exchange in enumerate(self.method.exchanges):
             uploads = {}
             for k in order:
-                down, wire = self.download(stage, k), self.site.wires(k)[stage]
+                down, wire = self.download(stage, k), self.host.wires(k)[stage]
                 if down is not None and t == self._listening:
                     self._listen(t, stage, k, decode(down, wire.down, "download"))
-                up = self.site.work(t, stage, k, down).up
+                up = self.host.work(t, stage, k, down).up
                 answers[stage, k] = up
                 if up is not None:
                     uploads[k] = self._watched(decode(up, wire.up, "upload"), stage)
@@ -437,18 +437,18 @@ class ByHand:
         return answers
 
     def _peers(self, method: PeerMethod, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
-        sent = {k: self.site.teach(t, k).up for k in order}
+        sent = {k: self.host.teach(t, k).up for k in order}
         teachers = method.topology(self.parts.task, t, tuple(sorted(order)))
         for k in order:
             inbox = {j: data for j in teachers.get(k, ()) if (data := sent[j]) is not None}
             if inbox and t == self._listening:
                 self._listen_to_peers(t, k, inbox)
             if inbox:
-                self.site.learn(t, k, inbox)
+                self.host.learn(t, k, inbox)
         return {(0, k): data for k, data in sent.items()}
 
     def download(self, stage: int, k: int) -> bytes | None:
-        name, schema = self.method.exchanges[stage].down, self.site.wires(k)[stage].down
+        name, schema = self.method.exchanges[stage].down, self.host.wires(k)[stage].down
         message = getattr(self.method, name)(self.server, k) if name and schema else None
         return None if message is None else encode(message, schema, "download")
 
@@ -457,20 +457,20 @@ class ByHand:
         return Read(upload, ("up", stage), self.heeded)
 
     def _listen(self, t: int, stage: int, k: int, down: Message) -> None:
-        schema = self.site.wires(k)[stage].down
+        schema = self.host.wires(k)[stage].down
 
         def work(message: Message) -> Any:
-            return self.site.work(t, stage, k, encode(message, schema, "download")).up
+            return self.host.work(t, stage, k, encode(message, schema, "download")).up
 
         self._try_others(("down", stage), k, list(down), lambda name: work(with_other(down, name) if name else down))
 
     def _listen_to_peers(self, t: int, k: int, inbox: Mapping[int, bytes]) -> None:
-        schemas = {j: self.site.wires(j)[0].up for j in inbox}
+        schemas = {j: self.host.wires(j)[0].up for j in inbox}
         messages = {j: decode(data, schemas[j], "peer") for j, data in inbox.items()}
 
         def learn(name: str | None) -> Any:
             heard = {j: with_other(m, name) if name else m for j, m in messages.items()}
-            return self.site.learn(t, k, {j: encode(m, schemas[j], "peer") for j, m in heard.items()}).up
+            return self.host.learn(t, k, {j: encode(m, schemas[j], "peer") for j, m in heard.items()}).up
 
         self._try_others(("down", 0), k, list(messages[min(messages)]), learn)
 
@@ -485,7 +485,7 @@ class ByHand:
         self.heeded.update((where, name) for name in new if self._outcome(k, lambda n=name: work(n)) != usual)
 
     def _outcome(self, k: int, work: Callable[[], Any]) -> Any:
-        client = self.site.client(k)
+        client = self.host.client(k)
         with _unchanged(client):
             try:
                 answer = work()
@@ -504,12 +504,12 @@ class ByHand:
         return max(self._classes(t, k, view) for k in self.parts.cards for view in self.method.views)
 
     def _classes(self, t: int, k: int, view: str) -> int:
-        with self.site.viewed(t, k, view, self.download(0, k)) as client:
+        with self.host.viewed(t, k, view, self.download(0, k)) as client:
             whole = Data(client.data["train"].store, torch.arange(len(self.parts.dataset.y)))
             return len(client.sweep(self.method.predict, whole).argmax(1).unique())
 
     def tensors(self) -> dict[str, Tensor]:
         found = {f"server {name}": value.clone() for name, value in self.server.state.state_dict().items()}
         for k in self.parts.cards:
-            found |= {f"client {k} {name}": value.clone() for name, value in self.site.client(k).tensors().items()}
+            found |= {f"client {k} {name}": value.clone() for name, value in self.host.client(k).tensors().items()}
         return found

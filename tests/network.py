@@ -23,16 +23,16 @@ from safetensors import safe_open
 import pluribus
 from pluribus.assembly import Assembly
 from pluribus.data.datasets import write_npz
-from pluribus.files import read_lines
-from pluribus.flower.config import read_site
-from pluribus.flower.envelope import unseal
-from pluribus.flower.join import Node
-from pluribus.flower.keys import make_keys
-from pluribus.flower.party import Party
-from pluribus.flower.programs import free_port
-from pluribus.flower.wire import serve
-from pluribus.flower.worker import Desk, means_of
-from pluribus.toml import to_toml
+from pluribus.sites.config import read_site
+from pluribus.sites.envelope import unseal
+from pluribus.sites.flower.programs import free_port
+from pluribus.sites.flower.wire import serve
+from pluribus.sites.join import Node
+from pluribus.sites.keys import make_keys
+from pluribus.sites.party import Party
+from pluribus.sites.trainer import Desk, means_of
+from pluribus.storage.files import read_lines
+from pluribus.storage.toml import to_toml
 
 PATIENCE = 240  # seconds until a test gives up; only one that fails waits so long
 

@@ -12,16 +12,16 @@ from torch import Tensor, nn
 
 from conftest import new_folder
 from pluribus.assembly import Assembly
-from pluribus.batches import least_rows
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.federation import Federation
-from pluribus.folder import RunFolder
+from pluribus.internal.batches import least_rows
 from pluribus.message import Schema
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Life, Opt, Rule
 from pluribus.result import Result
 from pluribus.server import Server
+from pluribus.storage.folder import RunFolder
 from pluribus.task import Card, Task
 
 CPU = torch.device("cpu")
@@ -50,15 +50,15 @@ def noise(samples: int, shape=(1, 4, 4), seed: int = 0) -> Tensor:
     return torch.randint(0, 256, (samples, *shape), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
 
 
-def flat_split(pixels: int, classes: int, seed: int = 0, *before: nn.Module) -> Split:
+def flat_split(pixels: int, classes: int, seed: int = 0, *before: nn.Module) -> TwoPartModel:
     """A linear model: the features are the pixels, after what stands before the flattening."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return Split(nn.Sequential(*before, nn.Flatten()), nn.Linear(pixels, classes), pixels)
+        return TwoPartModel(nn.Sequential(*before, nn.Flatten()), nn.Linear(pixels, classes), pixels)
 
 
 def client_of(
-    model: Split,
+    model: TwoPartModel,
     data: Data | Mapping[str, Data],
     *,
     k: int = 0,

@@ -19,13 +19,13 @@ from torch import nn
 import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import assert_same, timeless
-from pluribus.batches import batch_sizes
-from pluribus.checkpoint import Checkpoint
 from pluribus.engines.serial import Serial
 from pluribus.errors import ConflictError, HostLostError, NotFiniteError, RangeError, UnknownNameError
 from pluribus.experiment import experiment
+from pluribus.internal.batches import batch_sizes
 from pluribus.methods.fedgh import FedGH
 from pluribus.result import Result
+from pluribus.storage.checkpoint import Checkpoint
 from refusals import assert_facts, refused
 
 Models = str | list[str] | dict[int, str] | Callable[[int], str]

@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional as F
 
 import pluribus
-from conftest import assemble_tiny, run_tiny, site_of
-from pluribus.checkpoint import Checkpoint
+from conftest import assemble_tiny, make_host, run_tiny
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError, UnknownNameError
 from pluribus.optim import Rule
+from pluribus.storage.checkpoint import Checkpoint
 from refusals import refused
 
 
@@ -21,7 +21,7 @@ class TestLearningRate:
         assert Rule(lr=0.3).rate(1000) == 0.3
 
     def test_a_step_in_round_t_uses_the_rate_of_round_t(self):
-        client = site_of(assemble_tiny("local", models="mlp-64", lr=0.8, lr_decay=0.5)).client(0)
+        client = make_host(assemble_tiny("local", models="mlp-64", lr=0.8, lr_decay=0.5)).client(0)
         x, y = client.data["train"].take(torch.arange(8))
         for t in (0, 1, 3):
             client.begin(t, 0, {})
@@ -34,7 +34,7 @@ class TestLearningRate:
     def test_fedl2g_looks_ahead_by_the_rate_of_the_round(self):
         """Its gradient has the rate as a factor, and depends on it a little besides."""
         method = assemble_tiny("fedl2g-l", lr=1e-5, lr_decay=0.5, warmup=0)
-        client = site_of(method).client(0)
+        client = make_host(method).client(0)
         found = []
         for t in (0, 1):
             client.begin(t, 0, {})
@@ -70,7 +70,7 @@ class TestLayout:
             torch.testing.assert_close(other[name], value, rtol=1e-3, atol=1e-5)
 
     def test_images_and_filters_lie_so(self):
-        client = site_of(assemble_tiny("local", models="cnn-16-32", channels_last=True)).client(0)
+        client = make_host(assemble_tiny("local", models="cnn-16-32", channels_last=True)).client(0)
         x, _ = client.data["train"].take(torch.arange(2))
         assert x.is_contiguous(memory_format=torch.channels_last)
         weights = client.model.features.backbone.conv2.weight
@@ -78,7 +78,7 @@ class TestLayout:
         assert not weights.is_contiguous()
 
     def test_a_cpu_keeps_torchs_layout_unless_asked(self):
-        client = site_of(assemble_tiny("local", models="cnn-16-32")).client(0)
+        client = make_host(assemble_tiny("local", models="cnn-16-32")).client(0)
         assert client.model.features.backbone.conv2.weight.is_contiguous()
 
 
@@ -91,7 +91,7 @@ class TestPrecision:
         assert {value.dtype for value in state.values() if value.is_floating_point()} == {torch.float32}
 
     def test_sweeps_too(self):
-        client = site_of(assemble_tiny("local", precision="bfloat16")).client(0)
+        client = make_host(assemble_tiny("local", precision="bfloat16")).client(0)
         features = client.sweep(Client.features)
         assert features.dtype == torch.float32
         assert torch.equal(features, features.bfloat16().float())

@@ -14,15 +14,15 @@ from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import pluribus
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from kit import StopAfter, StoppedError, assert_same, numbers
 from pluribus.client import Batch, Client
 from pluribus.data.augment import AUGMENTATIONS, DRAWS, Augment, augmentations
 from pluribus.data.federated import Store
 from pluribus.errors import FormatError, SchemaError, UnknownNameError
 from pluribus.experiment import Experiment, experiment, flags
-from pluribus.flower.agreement import Agreement
-from pluribus.steps import Eager, Fit
+from pluribus.internal.steps import Eager, Fit
+from pluribus.sites.agreement import Agreement
 from refusals import refused
 from test_dropout import python_bits
 
@@ -161,24 +161,24 @@ class Seen(Eager):
 
 
 def watched(method: str = "local", client: int = 0, **settings: Any) -> tuple[Client, Seen, Any]:
-    site = site_of(assemble_tiny(method, **{"augment": ALL, "models": "mlp-64"} | settings))
-    seen = site.client(client).runner = Seen()
-    return site.client(client), seen, site
+    host = make_host(assemble_tiny(method, **{"augment": ALL, "models": "mlp-64"} | settings))
+    seen = host.client(client).runner = Seen()
+    return host.client(client), seen, host
 
 
 def test_off_is_off():
-    _, seen, site = watched(augment="")
-    site.work(0, 0, 0, None)
+    _, seen, host = watched(augment="")
+    host.work(0, 0, 0, None)
     assert seen.fits[0].augment is None
     assert all(map(torch.equal, seen.images, seen.plain))
 
 
 def test_training_images_are_changed_anew_in_every_epoch_round_and_client():
-    client, seen, site = watched(epochs=2, batch_size=1000)
-    site.work(0, 0, 0, None)
-    site.work(1, 0, 0, None)
-    other, seen_too, site = watched(client=1)
-    site.work(0, 0, 1, None)
+    client, seen, host = watched(epochs=2, batch_size=1000)
+    host.work(0, 0, 0, None)
+    host.work(1, 0, 0, None)
+    other, seen_too, host = watched(client=1)
+    host.work(0, 0, 1, None)
     keys = torch.cat([fit.augment.keys for fit in (*seen.fits, *seen_too.fits) if fit.augment is not None])
     assert len(keys) == 4 * client.card.samples + other.card.samples
     assert len(keys.unique()) == len(keys)
@@ -193,20 +193,20 @@ def _in_order(seen: Seen) -> list[tuple[Tensor, Tensor]]:
 
 
 def test_how_many_batches_are_gathered_at_once_decides_nothing(monkeypatch):
-    _, many, site = watched(epochs=2)
-    site.work(0, 0, 0, None)
-    monkeypatch.setattr("pluribus.batches.CHUNK", 1)
-    _, one, site = watched(epochs=2)
-    site.work(0, 0, 0, None)
+    _, many, host = watched(epochs=2)
+    host.work(0, 0, 0, None)
+    monkeypatch.setattr("pluribus.internal.batches.CHUNK", 1)
+    _, one, host = watched(epochs=2)
+    host.work(0, 0, 0, None)
     assert len(one.images) > 2
     assert all(map(torch.equal, one.images, many.images))
 
 
 def test_sweeps_and_evaluation_see_images_as_they_are():
-    client, _, site = watched()
+    client, _, host = watched()
     plain = watched(augment="")[0]
     assert torch.equal(client.sweep(Client.features), plain.sweep(Client.features))
-    assert site.evaluate(0, 0, None) == watched(augment="")[2].evaluate(0, 0, None)
+    assert host.evaluate(0, 0, None) == watched(augment="")[2].evaluate(0, 0, None)
 
 
 @pytest.mark.parametrize("names", [("crop",), ("flip",), ("erase",), AUGMENTATIONS])

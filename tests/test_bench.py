@@ -24,9 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import pluribus
 from conftest import assemble_tiny, few_digits, run_tiny, tiny
 from kit import assert_same
-from pluribus import benchmark, cli
-from pluribus.bare import BareLoop
-from pluribus.benchmark import Bench, bench
+from pluribus import cli
 from pluribus.errors import (
     ConflictError,
     FileAccessError,
@@ -37,7 +35,10 @@ from pluribus.errors import (
     UnknownNameError,
 )
 from pluribus.experiment import Experiment, experiment, flags
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
+from pluribus.study import bench as benchmark
+from pluribus.study.bare import BareLoop
+from pluribus.study.bench import Bench, bench
 from refusals import Kind, refused
 from terminal import Terminal
 
@@ -136,7 +137,7 @@ def counted() -> Iterator[Counter[tuple[Any, ...]]]:
     found: Counter[tuple[Any, ...]] = Counter()
 
     def forward(module: nn.Module, args: tuple[Any, ...]) -> None:
-        if isinstance(module, Split) and args[0].any():
+        if isinstance(module, TwoPartModel) and args[0].any():
             found["forward", module.training, torch.is_grad_enabled(), len(args[0])] += 1
 
     def step(optimiser: torch.optim.Optimizer, *_: Any) -> None:

@@ -16,8 +16,8 @@ import torch
 import pluribus
 from conftest import few_digits, run_tiny
 from pluribus import Message, Method
-from pluribus.blame import at, blame_of, own_line, sentence_of
 from pluribus.errors import MismatchError
+from pluribus.internal.blame import at, blame_of, own_line, sentence_of
 from pluribus.message import Field, Wire
 from refusals import refused
 

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 import pluribus
-from conftest import assemble_tiny, run_tiny, site_of
-from pluribus.checkpoint import Checkpoint, Tensors
+from conftest import assemble_tiny, make_host, run_tiny
 from pluribus.errors import DamagedFileError, OtherRunError
+from pluribus.storage.checkpoint import Checkpoint, Tensors
 from refusals import refused
 
 CLIENTS = 5
@@ -194,9 +194,9 @@ def test_a_file_of_another_program_is_no_commit(tmp_path: Path) -> None:
 
 def test_state_of_another_model_is_a_sentence_not_a_traceback() -> None:
     parts = assemble_tiny("local", models="mlp-64")
-    other = site_of(assemble_tiny("local", models="cnn-16")).client(0).tensors()
+    other = make_host(assemble_tiny("local", models="cnn-16")).client(0).tensors()
     with refused(OtherRunError, "client 0", "names differ"):
-        site_of(parts, lambda k: other).client(0)
-    wider = {name: torch.zeros(2, *value.shape) for name, value in site_of(parts).client(0).tensors().items()}
+        make_host(parts, lambda k: other).client(0)
+    wider = {name: torch.zeros(2, *value.shape) for name, value in make_host(parts).client(0).tensors().items()}
     with refused(OtherRunError, "client 0", "shape"):
-        site_of(parts, lambda k: wider).client(0)
+        make_host(parts, lambda k: wider).client(0)

@@ -8,10 +8,10 @@ import pluribus
 from conftest import new_folder
 from pluribus.assembly import assemble
 from pluribus.experiment import Experiment
-from pluribus.reproduce import paper
-from pluribus.reproduce.beside import Beside
-from pluribus.reproduce.run import reproduce
 from pluribus.result import Result
+from pluribus.study.reproduce import paper
+from pluribus.study.reproduce.beside import Beside
+from pluribus.study.reproduce.run import reproduce
 
 
 def described(table: str, row: str, **settings: Any) -> Experiment:

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from parties import client_of, copies, data_of, descend, equal, flat_split, noise
 from pluribus.client import Client, batch_sizes, trainable
 from pluribus.message import Dim, Field, Message, Rows
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Opt, Rule
 
 
@@ -29,7 +29,7 @@ def normed_client(samples: int, *, side: int = 4, seed: int = 0, **settings):
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         features = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten())
-        model = Split(features, nn.Linear(3 * side * side, 2), 3 * side * side)
+        model = TwoPartModel(features, nn.Linear(3 * side * side, 2), 3 * side * side)
     return client_of(model, data_of(noise(samples, (1, side, side)), labels(samples)), **settings)
 
 
@@ -176,7 +176,7 @@ class TestFit:
 
         whole = trained()
         for chunk in (1, 16 * 4 * 2, 16 * 4 * 3):
-            monkeypatch.setattr("pluribus.batches.CHUNK", chunk)
+            monkeypatch.setattr("pluribus.internal.batches.CHUNK", chunk)
             assert equal(trained(), whole)
 
     def test_two_epochs_by_hand(self):
@@ -288,7 +288,7 @@ class TestDropout:
 
 class TestSweep:
     def test_every_sample_once_in_order(self, monkeypatch):
-        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 4)
+        monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", 4)
         client, sizes = linear_client(11), []
 
         def images(client, x):
@@ -301,7 +301,7 @@ class TestSweep:
         assert torch.equal(swept, train.take(torch.arange(11))[0])
 
     def test_a_last_batch_of_one_and_no_data(self, monkeypatch):
-        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 4)
+        monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", 4)
         assert len(linear_client(5).sweep(Client.features)) == 5
         assert len(client_of(flat_split(16, 2), data_of(noise(1)[:0], [])).sweep(Client.features)) == 0
 

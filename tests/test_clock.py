@@ -6,13 +6,13 @@ import contextlib
 
 import pytest
 
-from pluribus.clock import Clock
+from pluribus.internal.clock import Clock
 
 
 @pytest.fixture
 def tick(monkeypatch):
     now = [100.0]
-    monkeypatch.setattr("pluribus.clock.time.perf_counter", lambda: now[0])
+    monkeypatch.setattr("pluribus.internal.clock.time.perf_counter", lambda: now[0])
 
     def move(seconds: float) -> None:
         now[0] += seconds

@@ -19,10 +19,8 @@ import pytest
 import torch
 
 import pluribus
-from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of, tiny
-from pluribus.batches import batch_sizes
+from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny, tiny
 from pluribus.cli import FLAG_GROUPS, _common_flags
-from pluribus.comparison import common_settings, compare, default_jobs, name_of_any, trainable_parameters
 from pluribus.data import Dataset, load
 from pluribus.errors import (
     ConflictError,
@@ -36,11 +34,13 @@ from pluribus.errors import (
     UnknownNameError,
 )
 from pluribus.experiment import Experiment, experiment
-from pluribus.files import read_json
-from pluribus.folder import RunFolder
+from pluribus.internal.batches import batch_sizes
 from pluribus.method import Method
-from pluribus.parallel import Progress, run_all
-from pluribus.standings import ACCURACIES, OWN, Comparison, Run
+from pluribus.storage.files import read_json
+from pluribus.storage.folder import RunFolder
+from pluribus.study.compare import common_settings, compare, default_jobs, name_of_any, trainable_parameters
+from pluribus.study.parallel import Progress, run_all
+from pluribus.study.standings import ACCURACIES, OWN, Comparison, Run
 from processes import start
 from refusals import assert_facts, refused
 from terminal import Terminal
@@ -73,7 +73,7 @@ def test_methods_start_from_the_same_rows_and_weights() -> None:
     parts = {name: assemble_tiny(name, clients=2) for name in ("local", "fedgh", "fedproto", "fedl2g-f", "fml")}
     assert len({one.manifest.digest for one in parts.values()}) == 1
     for k in range(2):
-        first, *others = [site_of(one).client(k) for one in parts.values()]
+        first, *others = [make_host(one).client(k) for one in parts.values()]
         for other in others:
             assert other.model.state_dict().keys() == first.model.state_dict().keys()
             for name, value in first.model.state_dict().items():
@@ -85,7 +85,7 @@ def test_methods_start_from_the_same_rows_and_weights() -> None:
 def test_another_seed_is_another_start() -> None:
     one, other = (assemble_tiny("local", seed=seed) for seed in (0, 1))
     assert one.manifest.digest != other.manifest.digest
-    weights = [next(iter(site_of(parts).client(0).model.parameters())) for parts in (one, other)]
+    weights = [next(iter(make_host(parts).client(0).model.parameters())) for parts in (one, other)]
     assert not torch.equal(*weights)
 
 
@@ -181,7 +181,7 @@ def test_trainable_parameters_by_hand() -> None:
     assert trainable_parameters(assemble_tiny("fedgh", models="mlp-64")) == perceptron
     assert trainable_parameters(assemble_tiny("fml", models="mlp-64", aux_model="mlp-64")) == 2 * perceptron
     frozen = assemble_tiny("fedhpl", models="tiny", image_size=16, momentum=0.9)
-    model = site_of(frozen).client(0).model
+    model = make_host(frozen).client(0).model
     assert 0 < trainable_parameters(frozen) < sum(p.numel() for p in model.parameters()) / 10
 
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pluribus
-from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny
 from kit import (
     ByHand,
     StepError,
@@ -34,18 +34,18 @@ from kit import (
     numbers,
 )
 from pluribus.assembly import Assembly
-from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.data.datasets import write_npz
 from pluribus.errors import MismatchError, SchemaError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
-from pluribus.folder import RunFolder
-from pluribus.ledger import Entry, Ledger
+from pluribus.host import Host
+from pluribus.internal.ledger import Entry, Ledger
 from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
 from pluribus.method import Method, Need, PeerMethod, Sizes, find, hyperparameters, methods, name_of
 from pluribus.result import Result
-from pluribus.site import Site
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 from toys import TOYS, Constant, Deaf, Misnamed, Overlooked, Uninstalled, Unmerged, Unread
 
@@ -111,12 +111,12 @@ def plain_parts(name: str) -> Assembly:
 @cache
 def born(name: str) -> dict[str, Tensor]:
     """What will be trained, before anything was."""
-    return trained(site_of(plain_parts(name)))
+    return trained(make_host(plain_parts(name)))
 
 
-def trained(site: Site) -> dict[str, Tensor]:
+def trained(host: Host) -> dict[str, Tensor]:
     """Everything that an optimiser of a client moves, by client and optimiser, as one vector."""
-    return {key: value for k in site.cards for key, value in trained_by(site.client(k)).items()}
+    return {key: value for k in host.cards for key, value in trained_by(host.client(k)).items()}
 
 
 def trained_by(client: Client) -> dict[str, Tensor]:
@@ -199,7 +199,7 @@ def server_of(hand: ByHand) -> dict[str, Tensor]:
 @every_method
 def test_whatever_has_an_optimiser_learns_and_what_it_learnt_is_kept(name):
     saved = Checkpoint(plain_run(name).folder / "state")
-    later = site_of(plain_parts(name), saved.client)
+    later = make_host(plain_parts(name), saved.client)
     assert sorted(differing(born(name), trained(later))) == sorted(born(name))
     for k in later.cards:
         client = later.client(k)
@@ -219,7 +219,7 @@ def test_the_next_round_starts_from_what_was_learnt(name):
 @every_method
 def test_the_server_learns_from_uploads(name):
     hand, (before, after, _) = by_hand(name).hand, by_hand(name).server
-    if not before or not any(w.up for w in hand.site.wires(0)):
+    if not before or not any(w.up for w in hand.host.wires(0)):
         pytest.skip("nothing is learnt on the server")
     changed = differing(before, after)
     assert changed
@@ -300,14 +300,14 @@ def test_mixed_architectures_unless_the_method_refuses_them(name):
 @every_method
 def test_same_seed_same_bits_also_where_clients_leave_memory_and_come_back(name, monkeypatch):
     roomy = plain_run(name)
-    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)
     assert_same(roomy, run(name))
 
 
 @every_method
 def test_another_seed_other_numbers(name):
     other = run(name, seed=1)
-    reborn = trained(site_of(assemble_tiny(name, **fitting(name, seed=1))))
+    reborn = trained(make_host(assemble_tiny(name, **fitting(name, seed=1))))
     assert sorted(differing(born(name), reborn)) == sorted(reborn)
     assert numbers(other) != numbers(plain_run(name))
     assert differing(kept(other), kept(plain_run(name)))
@@ -337,7 +337,7 @@ def test_the_loop_is_what_the_parts_do_by_hand_without_evaluation(name):
 def test_evaluation_leaves_no_trace(name):
     hand, before = by_hand(name).hand, by_hand(name).tensors
     for k in hand.parts.cards:
-        measured = hand.site.evaluate(1, k, hand.download(0, k))
+        measured = hand.host.evaluate(1, k, hand.download(0, k))
         assert measured.keys() == set(hand.method.views)
     assert differing(before, hand.tensors()) == []
 
@@ -354,22 +354,22 @@ def test_rare_evaluation_learns_the_same():
 
 @every_method
 def test_bytes_are_what_was_serialised_and_what_the_schema_says(name):
-    result, booked, site = plain_run(name), watched_run(name).booked, site_of(plain_parts(name))
+    result, booked, host = plain_run(name), watched_run(name).booked, make_host(plain_parts(name))
     for direction, client, data in booked:
         assert sum(tensor_bytes(data).values()) == len(data)
-        assert any(_fits(data, schema) for schema in _schemas(site, client, direction)), (direction, tensor_bytes(data))
+        assert any(_fits(data, schema) for schema in _schemas(host, client, direction)), (direction, tensor_bytes(data))
     for way, total in result.bytes.items():
         assert total == sum(len(data) for direction, _, data in booked if direction == way)
         assert total == sum(result.ledger.by("tensor", way).values()) == sum(result.ledger.by("client", way).values())
         assert total == sum(record["bytes"][way] for record in result.history)
 
 
-def _schemas(site: Site, client: int, direction: str) -> list[Schema]:
+def _schemas(host: Host, client: int, direction: str) -> list[Schema]:
     """What may go this way: of a peer method what comes down is what another sent up."""
-    wires = site.wires(client)
+    wires = host.wires(client)
     if direction == "up":
         return [schema for wire in wires for schema in (wire.up, wire.once)]
-    if isinstance(site.method, PeerMethod):
+    if isinstance(host.method, PeerMethod):
         return [wire.up for wire in wires]
     return [wire.down for wire in wires]
 
@@ -398,7 +398,7 @@ def _size(field: Field) -> int:
 
 @every_method
 def test_no_client_sends_or_gets_more_in_a_round_than_the_method_says(name):
-    parts, wires = plain_parts(name), site_of(plain_parts(name)).wires
+    parts, wires = plain_parts(name), make_host(plain_parts(name)).wires
     known = {label for k in parts.cards for label, count in enumerate(parts.data.counts(k)) if count}
     found: dict[tuple[str, int, int], int] = {}
     for entry in plain_run(name).ledger.entries():
@@ -461,8 +461,8 @@ def unheeded(name: str) -> dict[str, list[str]]:
 def test_whatever_travels_is_heeded(name):
     assert unheeded(name) == {}
     hand = by_hand(name).hand
-    downs = [wire.up for wire in hand.site.wires(0)] if isinstance(hand.method, PeerMethod) else []
-    downs = downs or [wire.down for wire in hand.site.wires(0)]
+    downs = [wire.up for wire in hand.host.wires(0)] if isinstance(hand.method, PeerMethod) else []
+    downs = downs or [wire.down for wire in hand.host.wires(0)]
     tried = {field for (direction, _), field in hand.sent if direction == "down"}
     assert {n for schema in downs for n, field in schema.items() if not field.optional} <= tried, "nothing came down"
 
@@ -584,9 +584,9 @@ class Steps(Method):
 
 def checked_on_every_model(step: str) -> None:
     method = Steps()
-    site = site_of(dataclasses.replace(assemble_tiny("local"), method=method))
+    host = make_host(dataclasses.replace(assemble_tiny("local"), method=method))
     for k in range(4):
-        client = site.client(k)
+        client = host.client(k)
         client.begin(0, 0, method.schedule(0, 2))
         check_step(method, client, getattr(method, step), client.data["train"], 10)
 
@@ -594,7 +594,7 @@ def checked_on_every_model(step: str) -> None:
 def test_a_clean_step_is_accepted_and_leaves_no_trace():
     checked_on_every_model("scheduled")
     method = Steps()
-    client = site_of(dataclasses.replace(assemble_tiny("local"), method=method)).client(3)
+    client = make_host(dataclasses.replace(assemble_tiny("local"), method=method)).client(3)
     client.begin(0, 0, method.schedule(0, 2))
     before = {name: value.clone() for name, value in everything(client).items()}
     check_step(method, client, method.scheduled, client.data["train"], 10)
@@ -648,7 +648,7 @@ def _explained(cls: type) -> set[str]:
 
 @every_method
 def test_a_method_says_what_it_is_and_what_travels(name):
-    cls, wires = find(name), site_of(plain_parts(name)).wires(0)
+    cls, wires = find(name), make_host(plain_parts(name)).wires(0)
     assert "__doc__" in vars(cls)
     assert not cls.__doc__.startswith(f"{cls.__name__}("), "the docstring is the one that dataclass made up"
     assert cls.paper

@@ -14,18 +14,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pluribus
-from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, same_bits
 from parties import server_of, task_of
-from pluribus.checkpoint import Checkpoint, put_back
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, SchemaError, UserCodeError
 from pluribus.federation import Federation
-from pluribus.folder import RunFolder
 from pluribus.message import Field, Message, Rows, Wire, decode, encode
 from pluribus.method import Exchange, Method, register
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
+from pluribus.storage.checkpoint import Checkpoint, put_back
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 from toys import Adapted, Careful, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady, Turns
 
@@ -58,11 +58,11 @@ class TestSeveralExchanges:
     def test_each_client_gets_the_mean_of_the_others(self):
         hand = by_hand(Consensus)
         answers = hand.round(0, range(4))
-        schema = hand.site.wires(0)[0].up
+        schema = hand.host.wires(0)[0].up
         sent = {k: tensors_of(answers[0, k], schema)["scores"] for k in range(4)}
         for k in range(4):
             others = [sent[j] for j in range(4) if j != k]
-            assert torch.allclose(hand.site.client(k).got["consensus"], sum(others) / 3, atol=1e-6)
+            assert torch.allclose(hand.host.client(k).got["consensus"], sum(others) / 3, atol=1e-6)
 
     def test_all_parties_derive_the_same_public_subset_and_another_one_each_round(self):
         method, task = Consensus(), by_hand(Consensus).parts.task
@@ -94,14 +94,14 @@ class TestSeveralExchanges:
 
     def test_momentum_goes_on_in_the_second_exchange_wherever_the_client_was(self, monkeypatch):
         roomy = run_tiny(Consensus, momentum=0.9)
-        monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+        monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)
         assert differing(kept(roomy), kept(run_tiny(Consensus, momentum=0.9))) == []
 
 
 class TestSecondModel:
     def test_both_models_take_one_step_of_their_own_loss(self):
         hand = by_hand(Mutual)
-        client, method = hand.site.client(1), hand.method
+        client, method = hand.host.client(1), hand.method
         client.begin(0, 0, {})
         batch = first_batch(client)
         models = {"model": client.model, "aux": client.state.aux}
@@ -125,7 +125,7 @@ class TestSecondModel:
     def test_the_second_model_travels_and_is_not_kept_twice(self):
         hand = by_hand(Mutual)
         hand.round(0, range(4))
-        assert hand.site.client(0).got == {}
+        assert hand.host.client(0).got == {}
         aux = 4 * (64 * 64 + 64 + 64 * CLASSES + CLASSES)
         result = run_tiny(Mutual, rounds=1)
         for way in ("up", "down"):
@@ -143,7 +143,7 @@ class TestEnrolment:
         hand.round(1, range(4))
         pooled = torch.tensor([hand.parts.data.counts(k) for k in range(4)]).sum(0).clamp(min=1)
         for k in range(4):
-            assert torch.equal(hand.site.client(k).got["prior"], (pooled / pooled.sum()).log())
+            assert torch.equal(hand.host.client(k).got["prior"], (pooled / pooled.sum()).log())
         result = run_tiny(Counted, rounds=3)
         assert payload(result, "up") == {"counts": 4 * CLASSES * 8}
         assert result.ledger.by("round", "up").keys() == {0}
@@ -174,14 +174,14 @@ class TestEnrolment:
         hand = by_hand(Counted)
         hand.round(0, range(4))
         assert hand.parts.cards[0].enrolled is not None
-        for site in (hand.site, site_of(hand.parts)):
-            assert site.client(0).card.enrolled is None
+        for host in (hand.host, make_host(hand.parts)):
+            assert host.client(0).card.enrolled is None
 
 
 class TestRows:
     def test_before_anything_came_nothing_is_held_and_nothing_pulls(self):
         hand = by_hand(Prototypes)
-        client = hand.site.client(2)
+        client = hand.host.client(2)
         rows = client.got["prototypes"]
         assert isinstance(rows, Rows)
         assert rows.value.shape == (CLASSES, WIDTH)
@@ -193,7 +193,7 @@ class TestRows:
 
     def test_only_held_rows_pull(self):
         hand = by_hand(Prototypes)
-        client, method = hand.site.client(2), hand.method
+        client, method = hand.host.client(2), hand.method
         client.begin(0, 0, {"pull": 0.5})
         rows = client.got["prototypes"]
         batch = first_batch(client)
@@ -212,7 +212,7 @@ class TestRows:
         hand.round(1, range(4))
         assert sent.held.sum() == 8  # four clients of two classes each
         for k in range(4):
-            rows = hand.site.client(k).got["prototypes"]
+            rows = hand.host.client(k).got["prototypes"]
             assert same_bits(rows.held, sent.held)
             assert same_bits(rows.value, sent.value)
 
@@ -238,15 +238,15 @@ class TestTime:
         hand = by_hand(Steady)
         for t, scale in ((0, 1.0), (1, 0.5)):
             hand.round(t, range(4))
-            assert [hand.site.client(k).now["scale"].item() for k in range(4)] == [scale] * 4
+            assert [hand.host.client(k).now["scale"].item() for k in range(4)] == [scale] * 4
 
     def test_a_schedule_is_there_for_clients_that_only_are_evaluated(self):
         hand = by_hand(Prototypes)
-        hand.site.evaluate(1, 3, None)
-        assert hand.site.client(3).now["pull"].item() == 1.0
+        hand.host.evaluate(1, 3, None)
+        assert hand.host.client(3).now["pull"].item() == 1.0
 
     def test_the_round_number_is_not_for_steps(self):
-        client = by_hand("local").site.client(0)
+        client = by_hand("local").host.client(0)
         client.begin(7, 0, {})
         assert client.t == 7
         with pytest.raises(RuntimeError, match="declare a schedule"):
@@ -257,11 +257,11 @@ class TestTime:
         hand = by_hand(Steady)
         for t in range(2):
             hand.round(t, range(4))
-        client = hand.site.client(0)
+        client = hand.host.client(0)
         steps = {value.item() for name, value in client.tensors().items() if name.endswith(".step")}
         batches = -(-client.card.samples // 10) - (client.card.samples % 10 == 1)
         assert steps == {2.0 * batches}
-        other = by_hand("local", momentum=0.9).site.client(0)
+        other = by_hand("local", momentum=0.9).host.client(0)
         other.begin(0, 0, {})
         Method().local_update(other)
         assert not any(name.startswith("opt.") for name in other.tensors())
@@ -275,17 +275,17 @@ class TestPeers:
         hand = by_hand(Peers)
         answers = hand.round(0, range(4))
         for student in range(4):
-            inbox = hand.site.client(student).inbox
+            inbox = hand.host.client(student).inbox
             assert inbox.ids == tuple(k for k in range(4) if k != student)
             for at, teacher in enumerate(inbox.ids):
-                sent = tensors_of(answers[0, teacher], hand.site.wires(teacher)[0].up)["posteriors"]
+                sent = tensors_of(answers[0, teacher], hand.host.wires(teacher)[0].up)["posteriors"]
                 assert torch.equal(inbox.got["posteriors"][at], sent)
                 assert torch.allclose(sent.sum(1), torch.ones(6))
 
     def test_the_loss_of_a_student(self):
         hand = by_hand(Peers)
         hand.round(0, range(4))
-        client, method = hand.site.client(0), hand.method
+        client, method = hand.host.client(0), hand.method
         shown = method.shown(client.task, 0, 1)
         x, y = shown.take(torch.arange(6))
         scores = client.model.eval()(x)
@@ -324,8 +324,8 @@ class TestOwnViews:
     def test_adapted_is_one_step_from_the_global_model(self):
         hand = by_hand(Adapted)
         hand.round(0, range(4))
-        client = hand.site.client(0)
-        measured = hand.site.evaluate(0, 0, hand.download(0, 0))
+        client = hand.host.client(0)
+        measured = hand.host.evaluate(0, 0, hand.download(0, 0))
         assert list(measured) == ["adapted", "before"]
         seen = {}
         with client.fork():
@@ -343,8 +343,8 @@ class TestOwnViews:
     def test_adaptation_starts_without_the_momentum_of_training(self):
         after_training, fresh = by_hand(Adapted, momentum=0.9), by_hand(Adapted, momentum=0.9)
         for k in range(4):
-            after_training.site.work(0, 0, k, after_training.download(0, k))
-        figures = [hand.site.evaluate(0, 0, hand.download(0, 0)) for hand in (after_training, fresh)]
+            after_training.host.work(0, 0, k, after_training.download(0, k))
+        figures = [hand.host.evaluate(0, 0, hand.download(0, 0)) for hand in (after_training, fresh)]
         assert figures[0] == figures[1]
 
 
@@ -354,7 +354,7 @@ class TestRuntimeSizes:
         hand.round(0, range(4))
         hand.round(1, range(4))
         sent = [min(5, hand.parts.cards[k].samples) for k in range(4)]
-        client = hand.site.client(0)
+        client = hand.host.client(0)
         assert client.got == {}
         assert client.state.there.sum().item() == sum(sent)
         assert client.state.y[: sum(sent)].tolist() == [
@@ -365,7 +365,7 @@ class TestRuntimeSizes:
         hand = by_hand(Sampled)
         message = Message({"z": torch.zeros(6, WIDTH), "y": torch.zeros(6, dtype=torch.int64)})
         with refused(SchemaError, "client 0", "'y'", "(6,)", "(rows <= 5)"):
-            encode(message, hand.site.wires(0)[0].up, "client 0")
+            encode(message, hand.host.wires(0)[0].up, "client 0")
 
     def test_what_has_no_fixed_size_cannot_be_kept(self):
         class Keeps(Sampled):
@@ -377,7 +377,7 @@ class TestRuntimeSizes:
 
         parts = dataclasses.replace(assemble_tiny(Sampled), method=Keeps())
         with pytest.raises(TypeError, match="kept=False"):
-            site_of(parts).client(0)
+            make_host(parts).client(0)
 
     def test_bytes(self):
         result = run_tiny(Sampled, partition="iid")
@@ -387,26 +387,26 @@ class TestRuntimeSizes:
 
 class TestState:
     def test_a_tensor_that_is_set_again_stays_where_it_is(self):
-        client = by_hand(Sampled).site.client(0)
+        client = by_hand(Sampled).host.client(0)
         address = client.state.there.data_ptr()
         client.state.there = client.state.there + 1
         assert client.state.there.data_ptr() == address
         assert client.state.there.sum() == 20
 
     def test_another_shape_is_refused(self):
-        client = by_hand(Sampled).site.client(0)
+        client = by_hand(Sampled).host.client(0)
         with pytest.raises(ValueError, match=r"'there' has shape \(20,\), not \(\)"):
             client.state.there = torch.tensor(1.0)
 
     def test_what_was_not_there_from_the_start_is_refused(self):
-        site = by_hand(Sampled).site
+        host = by_hand(Sampled).host
         with pytest.raises(AttributeError, match=r"state\.late is new: allocate it in prepare"):
-            site.client(0).state.late = torch.zeros(3)
+            host.client(0).state.late = torch.zeros(3)
         with pytest.raises(AttributeError, match=r"state\.model is new"):
-            site.client(0).state.model = torch.nn.Linear(1, 1)
+            host.client(0).state.model = torch.nn.Linear(1, 1)
 
     def test_what_could_not_be_saved_is_refused(self):
-        client = by_hand(Sampled).site.client(0)
+        client = by_hand(Sampled).host.client(0)
         with pytest.raises(TypeError, match=r"state\.rounds is of type int: only tensors and modules are saved"):
             client.state.rounds = 3
 
@@ -429,7 +429,7 @@ class TestState:
         folder.close()
 
     def test_a_fork_forgets_what_was_set_in_it(self):
-        client = by_hand(Sampled).site.client(0)
+        client = by_hand(Sampled).host.client(0)
         with client.fork():
             client.state.there = torch.ones(20)
         assert client.state.there.sum() == 0
@@ -445,10 +445,10 @@ class Whisper(Method):
 
 
 def test_a_method_that_declares_nothing_cannot_send():
-    site = site_of(dataclasses.replace(assemble_tiny("local"), method=Whisper()))
-    assert site.wires(0) == (Wire(),)
+    host = make_host(dataclasses.replace(assemble_tiny("local"), method=Whisper()))
+    assert host.wires(0) == (Wire(),)
     with refused(SchemaError, "client 0", "'labels'"):
-        site.work(0, 0, 0, None)
+        host.work(0, 0, 0, None)
 
 
 def test_a_name_is_registered_once(monkeypatch):
@@ -465,10 +465,10 @@ class TestOptimisers:
             def optimisers(self, client: Client) -> dict[str, Opt]:
                 return {"model": Opt(client.model.head, Rule(lr=0.1))}
 
-        site = site_of(dataclasses.replace(assemble_tiny("local"), method=HeadOnly()))
-        client = site.client(1)
+        host = make_host(dataclasses.replace(assemble_tiny("local"), method=HeadOnly()))
+        client = host.client(1)
         before = {name: value.clone() for name, value in client.model.state_dict().items()}
-        site.work(0, 0, 1, None)
+        host.work(0, 0, 1, None)
         assert sorted(differing(before, client.model.state_dict())) == ["head.bias", "head.weight"]
 
     @pytest.mark.parametrize("method", ["fedgh", Adapted])
@@ -478,7 +478,7 @@ class TestOptimisers:
         with pytest.raises(StoppedError):
             run_tiny(method, folder, observers=[StopAfter(1)], **settings)
         assert_same(straight, pluribus.resume(folder, progress=False))
-        monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+        monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)
         assert_same(straight, run_tiny(method, **settings))
 
 

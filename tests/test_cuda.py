@@ -12,11 +12,11 @@ from torch.nn import functional as F
 
 import pluribus
 from kit import StopAfter, StoppedError, assert_same
-from pluribus.checkpoint import Checkpoint
 from pluribus.client import Batch, Client
 from pluribus.data.augment import AUGMENTATIONS, Augment
 from pluribus.method import Method
 from pluribus.result import Result
+from pluribus.storage.checkpoint import Checkpoint
 from test_conformance import every_method, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -44,7 +44,7 @@ def test_captured_steps_leave_the_bits_of_steps_as_written(name):
 @every_method
 def test_clients_may_take_turns_in_one_place(name, monkeypatch):
     roomy = captured(name)
-    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 2)
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
     assert_same(roomy, captured(name))
 
 

@@ -14,7 +14,7 @@ import pluribus
 from pluribus.cli import _begun, _parse
 from pluribus.method import methods
 from pluribus.models import zoo
-from pluribus.reproduce import paper, summary
+from pluribus.study.reproduce import paper, summary
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

@@ -19,4 +19,4 @@ def test_examples(name):
 
 
 def test_examples_are_found():
-    assert doctest.testmod(importlib.import_module("pluribus.batches")).attempted > 0
+    assert doctest.testmod(importlib.import_module("pluribus.internal.batches")).attempted > 0

@@ -51,15 +51,15 @@ from pluribus.errors import (
     WeightsError,
     WorkerError,
 )
-from pluribus.flower.agreement import Agreement
-from pluribus.folder import RunFolder
 from pluribus.message import Field, Message, decode, encode
 from pluribus.method import Method, find
 from pluribus.report import check_packages
 from pluribus.report.watch import server_of
-from pluribus.reproduce import summary
-from pluribus.toml import read_toml
-from pluribus.tuning import parse_space
+from pluribus.sites.agreement import Agreement
+from pluribus.storage.folder import RunFolder
+from pluribus.storage.toml import read_toml
+from pluribus.study.reproduce import summary
+from pluribus.study.tune import parse_space
 from refusals import Kind, refused
 
 BASES = {PluribusError, ConfigError, MessageError, CheckpointError}
@@ -77,10 +77,10 @@ def take_the_port_twice(folder: Path) -> None:
 
 def use_a_file_as_a_key(folder: Path) -> None:
     pytest.importorskip("cryptography")
-    from pluribus.flower.keys import check_node_key
+    from pluribus.sites.keys import check_node_key
 
-    (folder / "site.key").write_text("no key")
-    check_node_key(folder / "site.key")
+    (folder / "host.key").write_text("no key")
+    check_node_key(folder / "host.key")
 
 
 def cut_a_data_set_short(folder: Path) -> None:
@@ -209,7 +209,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     AgreementError: (
         lambda folder: Agreement.of({"version": "0.0"}),
-        f"the server runs Pluribus 0.0, this site {pluribus.__version__}: install the same version.",
+        f"the server runs Pluribus 0.0, this host {pluribus.__version__}: install the same version.",
     ),
     FileAccessError: (
         lambda folder: read_toml(folder / "no.toml"),

@@ -59,7 +59,7 @@ class TestOneClient:
     def test_the_batch_size_of_sweeps_does_not_matter(self, monkeypatch):
         client = client_with(val=answers(3, 1), test=answers(7, 4))
         whole = figures(Local().predict, client)
-        monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", 3)
+        monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", 3)
         found = figures(Local().predict, client)
         assert (found["val"], found["test"]) == (whole["val"], whole["test"])
         assert found["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-6)

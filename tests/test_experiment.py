@@ -16,13 +16,13 @@ import pluribus
 from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import FLAG_GROUPS, main
-from pluribus.comparison import described_by
 from pluribus.errors import OTHER_NAMES, FormatError, UnknownNameError
 from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml, known_settings
-from pluribus.fields import flag
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
-from pluribus.toml import to_toml
+from pluribus.settings import flag
+from pluribus.storage.toml import to_toml
+from pluribus.study.compare import described_by
 from refusals import Kind, refused
 
 

@@ -21,13 +21,13 @@ from conftest import few_digits, new_folder
 from kit import differing, kept, numbers, timeless
 from network import PATIENCE, Network, Puppet, Wire
 from pluribus.assembly import assemble
-from pluribus.checkpoint import Checkpoint
 from pluribus.experiment import experiment
-from pluribus.files import read_json
-from pluribus.flower.envelope import seal, unseal
-from pluribus.flower.keys import make_keys
-from pluribus.flower.programs import environment, flower, flwr, free_port
-from pluribus.toml import to_toml
+from pluribus.sites.envelope import seal, unseal
+from pluribus.sites.flower.programs import environment, flower, flwr, free_port
+from pluribus.sites.keys import make_keys
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.files import read_json
+from pluribus.storage.toml import to_toml
 from refusals import assert_facts
 
 pytest.importorskip("flwr")

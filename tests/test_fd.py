@@ -13,7 +13,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
 from pluribus.message import Message, Rows
 from pluribus.methods.fd import FD
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -33,7 +33,7 @@ def upload(classes: int, **given: list[float]) -> Message:
     return Message({"logits": rows(classes, **given)})
 
 
-def party(method: FD, pixels: list[list[int]], labels: list[int], model: Split | None = None, **how) -> Client:
+def party(method: FD, pixels: list[list[int]], labels: list[int], model: TwoPartModel | None = None, **how) -> Client:
     """A client whose logits are its two pixels, unless a model is given."""
     if model is None:
         model = flat_split(2, 2)
@@ -156,7 +156,7 @@ class TestReport:
 
         (4/3) / (sqrt(8)/3) = sqrt(2) for class 0, and minus half of that for class 1.
         """
-        model = Split(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
+        model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
         model.head.load_state_dict({"weight": torch.eye(2), "bias": torch.zeros(2)})
         method = FD()
         client = party(method, [[1, -1], [-1, 1], [-1, 1]] * 3, [0, 1, 1] * 3, model)
@@ -290,14 +290,14 @@ class TestRun:
         for one in federations:
             run_through(one)
         for k in range(4):
-            assert equal(*(dict(one.engine.site.client(k).model.state_dict()) for one in federations))
+            assert equal(*(dict(one.engine.host.client(k).model.state_dict()) for one in federations))
 
     def test_with_its_term_it_is_not(self):
         federations = [federation_of(assemble_tiny("fd")), federation_of(assemble_tiny("local"))]
         for one in federations:
             run_through(one)
         for k in range(4):
-            assert not equal(*(dict(one.engine.site.client(k).model.state_dict()) for one in federations))
+            assert not equal(*(dict(one.engine.host.client(k).model.state_dict()) for one in federations))
 
     def test_traffic_is_what_the_sheet_says(self):
         """c_i C floats up; C_seen C down, none in the first round."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from parties import equal, federation_of, run_through, server_of, task_of
 from pluribus.errors import UnknownNameError
 from pluribus.evaluate import figures
@@ -114,12 +114,12 @@ class TestAggregate:
 
 class TestRun:
     def test_everyone_starts_from_the_global_model(self):
-        site = site_of(parts := assemble_tiny("fedavg"))
+        host = make_host(parts := assemble_tiny("fedavg"))
         server = server_of(parts.task, dict.fromkeys(range(4), 1), model="cnn-16")
         FedAvg().setup(server)
         for k in range(4):
-            FedAvg().receive(site.client(k), FedAvg().download(server, k))
-            assert equal(dict(site.client(k).model.state_dict()), dict(server.state.shared.state_dict()))
+            FedAvg().receive(host.client(k), FedAvg().download(server, k))
+            assert equal(dict(host.client(k).model.state_dict()), dict(server.state.shared.state_dict()))
 
     def test_whole_models_travel(self):
         result = run_tiny("fedavg", models="cnn-16-32", rounds=2)
@@ -145,9 +145,9 @@ class TestRun:
         settings |= {"clients": 1, "rounds": 3, "epochs": 2}
         averaging = federation_of(assemble_tiny("fedavg", **settings))
         alone = federation_of(assemble_tiny("local", **settings))
-        averaging.server.state.shared.load_state_dict(alone.engine.site.client(0).model.state_dict())
+        averaging.server.state.shared.load_state_dict(alone.engine.host.client(0).model.state_dict())
         results = run_through(averaging), run_through(alone)
-        models = [dict(one.engine.site.client(0).model.state_dict()) for one in (averaging, alone)]
+        models = [dict(one.engine.host.client(0).model.state_dict()) for one in (averaging, alone)]
         assert equal(*models)
         assert equal(dict(averaging.server.state.shared.state_dict()), models[1])
         figures = [[r["clients"]["0"]["after"] for r in result.history] for result in results]
@@ -157,18 +157,18 @@ class TestRun:
     def test_evaluation_repeats_and_leaves_no_trace(self):
         federation = federation_of(assemble_tiny("fedavg", rounds=1))
         run_through(federation)
-        site, server = federation.engine.site, federation.server
+        host, server = federation.engine.host, federation.server
         for k in range(4):
-            trained = {name: value.clone() for name, value in site.client(k).model.state_dict().items()}
+            trained = {name: value.clone() for name, value in host.client(k).model.state_dict().items()}
             assert not equal(trained, dict(server.state.shared.state_dict()))
-            down = encode(FedAvg().download(server, k), site.wires(k)[0].down, "server")
-            assert site.evaluate(0, k, down) == federation.history[0]["clients"][str(k)]
-            assert equal(dict(site.client(k).model.state_dict()), trained)
+            down = encode(FedAvg().download(server, k), host.wires(k)[0].down, "server")
+            assert host.evaluate(0, k, down) == federation.history[0]["clients"][str(k)]
+            assert equal(dict(host.client(k).model.state_dict()), trained)
 
     def test_before_is_the_global_model(self):
         federation = federation_of(assemble_tiny("fedavg", rounds=1))
         run_through(federation)
         for k in range(4):
-            client = federation.engine.site.client(k)
+            client = federation.engine.host.client(k)
             FedAvg().receive(client, FedAvg().download(federation.server, k))
             assert figures(FedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]

@@ -17,7 +17,7 @@ from pluribus.engines.stacked import stackable
 from pluribus.errors import RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fedbabu import FedBABU
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -29,7 +29,7 @@ def client_with(method: FedBABU) -> Client:
     """Two layers and a head on five noisy images, all in one batch."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
+        model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
     client = client_of(model, data_of(noise(5), LABELS), classes=3, rule=Rule(lr=LR))
     client.equip(method.optimisers(client), {})
     client.begin(0, 0, {})
@@ -71,7 +71,7 @@ class TestTraining:
         states = kept(run_tiny("fedbabu", **settings))
         hand = ByHand(parts)  # who never took part has it too
         for k in range(4):
-            assert equal(dict(hand.site.client(k).model.head.state_dict()), dict(head))
+            assert equal(dict(hand.host.client(k).model.head.state_dict()), dict(head))
             for name, value in head.items():
                 assert torch.equal(states.get(f"client {k} model.head.{name}", value), value)
         assert any(name.startswith("client") for name in states)
@@ -85,13 +85,13 @@ class TestTraining:
         hand = ByHand(assemble_tiny("fedbabu", models="mlp-64"))
         hand.round(0, range(4))
         samples = {k: hand.parts.cards[k].samples for k in range(4)}
-        bodies = [hand.site.client(k).model.features.state_dict() for k in range(4)]
+        bodies = [hand.host.client(k).model.features.state_dict() for k in range(4)]
         for name, value in hand.server.state.shared.state_dict().items():
             mean = sum(body[name] * (samples[k] / sum(samples.values())) for k, body in enumerate(bodies))
             torch.testing.assert_close(value, mean)
 
     def test_clients_train_together_where_fedavgs_do(self):
-        client = ByHand(assemble_tiny("fedbabu")).site.client(0)
+        client = ByHand(assemble_tiny("fedbabu")).host.client(0)
         assert stackable(FedBABU(), client)
         assert set(client.parameters()) < set(dict(client.model.named_parameters())), "names are the model's"
 
@@ -120,9 +120,9 @@ class TestFineTuning:
     def test_evaluation_measures_it_and_leaves_no_trace(self):
         hand = ByHand(assemble_tiny("fedbabu", models="mlp-64"))
         hand.round(0, range(4))
-        client = hand.site.client(1)
+        client = hand.host.client(1)
         before = {n: v.clone() for n, v in client.tensors().items()}
-        measured = hand.site.evaluate(0, 1, hand.download(0, 1))
+        measured = hand.host.evaluate(0, 1, hand.download(0, 1))
         assert list(measured) == ["finetuned", "before"]
         assert measured["finetuned"]["test_loss"] < measured["before"]["test_loss"]
         assert differing(before, client.tensors()) == []

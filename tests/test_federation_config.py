@@ -33,12 +33,12 @@ from pluribus.errors import (
     RangeError,
     UnknownNameError,
 )
-from pluribus.flower import worker
-from pluribus.flower.keys import make_keys
-from pluribus.flower.programs import free_port
-from pluribus.flower.serve import _agree, _agreed, read_federation
-from pluribus.folder import RunFolder
-from pluribus.toml import to_toml
+from pluribus.sites import trainer as worker
+from pluribus.sites.flower.programs import free_port
+from pluribus.sites.keys import make_keys
+from pluribus.sites.serve import _agree, _agreed, read_federation
+from pluribus.storage.folder import RunFolder
+from pluribus.storage.toml import to_toml
 from refusals import Refusal, assert_facts
 from terminal import Terminal
 

@@ -13,15 +13,15 @@ from torch import nn
 from torch.nn import functional as F
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, make_host, new_folder, run_tiny
 from kit import StopAfter, StoppedError, assert_same, differing, kept
 from parties import copies, equal, server_of, task_of
-from pluribus import layerwise
 from pluribus.client import Client
 from pluribus.errors import MismatchError, RangeError, UnknownNameError
 from pluribus.federation import Federation
-from pluribus.folder import RunFolder
-from pluribus.layerwise import (
+from pluribus.message import Message
+from pluribus.methods import _layerwise as layerwise
+from pluribus.methods._layerwise import (
     Weights,
     average,
     change,
@@ -38,9 +38,9 @@ from pluribus.layerwise import (
     undense,
     weights_of,
 )
-from pluribus.message import Message
 from pluribus.methods.fedfree import FedFree
 from pluribus.models.layers import Layer
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 
 SMALL = ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32")
@@ -660,14 +660,14 @@ class TestSharing:
     def test_the_start_is_that_of_clients(self):
         """Bit by bit: clients of one architecture have one start, which is G^0 where it is the global one."""
         parts = assemble_tiny("fedfree", models="cnn-16-32,mlp-64,cnn-16-32,mlp-64", global_model="cnn-16-32")
-        site, server = site_of(parts), server_of(parts.task, {0: 1}, "cnn-16-32")
+        host, server = make_host(parts), server_of(parts.task, {0: 1}, "cnn-16-32")
         parts.method.setup(server)
         start = {f"model.{name}": value for name, value in server.state.model.state_dict().items()}
-        models = [{n: v for n, v in copies(site.client(k)).items() if n.startswith("model.")} for k in range(4)]
+        models = [{n: v for n, v in copies(host.client(k)).items() if n.startswith("model.")} for k in range(4)]
         assert equal(models[0], start)
         assert equal(models[0], models[2])
         assert equal(models[1], models[3])
-        apart = site_of(assemble_tiny("fedfree", models="mlp-64", same_start=False))
+        apart = make_host(assemble_tiny("fedfree", models="mlp-64", same_start=False))
         assert not equal(copies(apart.client(0)), copies(apart.client(1)))
 
     def test_a_new_probe_every_round(self):
@@ -712,10 +712,10 @@ class TestClients:
 
     def work(self, k: int = 0, **options):
         parts = assemble_tiny("fedfree", batch_size=40, **options)
-        site = site_of(parts)
-        before = copies(site.client(k))
-        up = site.work(0, 0, k, None).up
-        return parts, site.client(k), before, pluribus.message.decode(up, site.wires(k)[0].up, "up")
+        host = make_host(parts)
+        before = copies(host.client(k))
+        up = host.work(0, 0, k, None).up
+        return parts, host.client(k), before, pluribus.message.decode(up, host.wires(k)[0].up, "up")
 
     @pytest.mark.parametrize("k", range(4))
     def test_the_layers_that_changed_most_go_up(self, k):
@@ -766,7 +766,7 @@ class TestClients:
         parts = assemble_tiny("fedfree", models="mlp-64", global_model="mlp-64", projection=projection, batch_size=40)
         federation = Federation(parts, RunFolder.create(new_folder(), "x"))
         first = federation._round(0)
-        trained = {k: copies(federation.engine.site.client(k)) for k in range(4)}
+        trained = {k: copies(federation.engine.host.client(k)) for k in range(4)}
         sent = {n: p.detach().clone() for n, p in federation.server.state.model.named_parameters()}
         federation._round(1)
         assert any(said != "none" for said in first["notes"]["layers"].values())
@@ -782,14 +782,14 @@ class TestClients:
 
     def test_a_layer_waits_once(self):
         parts = assemble_tiny("fedfree", batch_size=40)
-        site = site_of(parts)
-        client = site.client(0)
-        site.work(0, 0, 0, None)
+        host = make_host(parts)
+        client = host.client(0)
+        host.work(0, 0, 0, None)
         after = copies(client)
         down = Message(
             {"target": torch.tensor(1, dtype=torch.int32), "4.weight": torch.zeros(10, 64), "4.bias": torch.ones(10)}
         )
-        site.work(0, 1, 0, pluribus.message.encode(down, site.wires(0)[1].down, "down"))
+        host.work(0, 1, 0, pluribus.message.encode(down, host.wires(0)[1].down, "down"))
         now = copies(client)
         assert client.state.target.item() == 1
         assert all(torch.equal(now[n], after[n]) for n in now if n.startswith("model."))
@@ -798,7 +798,7 @@ class TestClients:
             assert not client.model.head.weight.any()
             assert (client.model.head.bias == 1).all()
         assert equal(copies(client), now)
-        site.work(1, 0, 0, None)
+        host.work(1, 0, 0, None)
         assert client.state.target.item() == -1
 
     def test_both_models_are_measured(self):
@@ -939,8 +939,8 @@ class NoLinear(nn.Module):
         return self.conv(x).mean((2, 3))
 
 
-def all_convolution(shape) -> pluribus.models.Split:
-    return pluribus.models.Split(NoLinear(), nn.Identity(), 10)
+def all_convolution(shape) -> pluribus.models.TwoPartModel:
+    return pluribus.models.TwoPartModel(NoLinear(), nn.Identity(), 10)
 
 
 class TestRefusals:

@@ -13,18 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from conftest import assemble_tiny, few_digits, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand
 from parties import card_of, client_of, copies, data_of, equal, federation_of, noise, run_through, task_of
 from pluribus.client import Batch, Client
 from pluribus.engines.stacked import Gang, stackable
 from pluribus.errors import RangeError
-from pluribus.folder import RunFolder
 from pluribus.message import Message, encode
+from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
 from pluribus.methods.fedgen import FedGen
-from pluribus.models import Split
-from pluribus.models.generator import Frozen, Generator, alikeness, label_at
+from pluribus.models import TwoPartModel
 from pluribus.server import Server
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 from test_stacked import OneThread
 
@@ -117,7 +117,7 @@ def toy_server(method: FedGen, counts: dict[int, list[int]], width: int = 4) -> 
     cards = {k: card_of(k, task, sum(n)) for k, n in counts.items()}
     told = {k: Message({"counts": torch.tensor(n, dtype=torch.int32)}) for k, n in counts.items()}
     server = Server(task, {k: replace(card, enrolled=told[k]) for k, card in cards.items()})
-    object.__setattr__(task, "build", lambda *key: Split(nn.Flatten(), nn.Linear(width, classes), width))
+    object.__setattr__(task, "build", lambda *key: TwoPartModel(nn.Flatten(), nn.Linear(width, classes), width))
     method.setup(server)
     server.begin(0, {})
     return server
@@ -257,10 +257,10 @@ class TestAggregate:
 # ---- client --------------------------------------------------------------------------------------------------------
 
 
-def model_of(width: int = 4, classes: int = 3) -> Split:
+def model_of(width: int = 4, classes: int = 3) -> TwoPartModel:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
-        return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, width)), nn.Linear(width, classes), width)
+        return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, width)), nn.Linear(width, classes), width)
 
 
 def toy_client(method: FedGen, t: int = 1) -> Client:
@@ -402,10 +402,10 @@ class TestRounds:
         settings = {"clients": 1, "rounds": 3, "epochs": 2, "models": "cnn-16-32"}
         generating = federation_of(assemble_tiny("fedgen", teach=0.0, guide=0.0, **TINY, **settings))
         alone = federation_of(assemble_tiny("local", data=TINY["data"], **settings))
-        generating.server.state.head.load_state_dict(alone.engine.site.client(0).model.head.state_dict())
+        generating.server.state.head.load_state_dict(alone.engine.host.client(0).model.head.state_dict())
         run_through(generating)
         run_through(alone)
-        assert equal(*(dict(one.engine.site.client(0).model.state_dict()) for one in (generating, alone)))
+        assert equal(*(dict(one.engine.host.client(0).model.state_dict()) for one in (generating, alone)))
 
     def test_the_generator_matters_from_round_1_on(self):
         """Two runs that differ in alpha alone: the same models after round 0, others after round 1."""
@@ -413,7 +413,7 @@ class TestRounds:
         for t in range(2):
             for hand in hands:
                 hand.round(t, range(4))
-            models = [dict(hand.site.client(0).model.state_dict()) for hand in hands]
+            models = [dict(hand.host.client(0).model.state_dict()) for hand in hands]
             assert equal(*models) == (t == 0)
 
     def test_evaluation_before_training_has_the_mean_head(self):
@@ -424,10 +424,10 @@ class TestRounds:
         """Stacked as on a GPU: the same weights as one after the other."""
         small = {"clients": 9, "models": "mlp-64", "batch_size": 4, "min_samples": 4} | TINY
         parts, told = assemble_tiny("fedgen", **small), []
-        assert stackable(parts.method, site_of(parts).client(0))
+        assert stackable(parts.method, make_host(parts).client(0))
         server = Server(parts.task, parts.cards)
         parts.method.setup(server)
-        sites = site_of(parts), site_of(parts)
+        sites = make_host(parts), make_host(parts)
         down = encode(parts.method.download(server, 0), sites[0].wires(0)[0].down, "server")
         for k in range(9):
             sites[0].work(1, 0, k, down)
@@ -438,7 +438,7 @@ class TestRounds:
         gang.close()
         assert told == []
         for k in range(9):
-            expected, found = (copies(site.client(k)) for site in sites)
+            expected, found = (copies(host.client(k)) for host in sites)
             for name, value in expected.items():
                 torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-5, msg=name)
 

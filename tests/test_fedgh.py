@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from parties import client_of, copies, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.errors import MismatchError, UnknownNameError
-from pluribus.folder import RunFolder
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedgh import FedGH
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.ops import class_means
 from pluribus.optim import Rule
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 
 K = 64  # width of the small group
@@ -140,19 +140,19 @@ class TestLars:
     def test_invariant_to_batch_size_and_order(self, monkeypatch):
         whole = self.lars()
         for size, batch, order in ((1, 2, (4, 3, 2, 1, 0)), (2, 3, (2, 0, 4, 1, 3)), (4, 1, (1, 0, 3, 2, 4))):
-            monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", size)
+            monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", size)
             rows = self.lars(order, batch)
             assert torch.equal(rows.value, whole.value)
             assert torch.equal(rows.held, whole.held)
 
     def test_of_the_trained_extractor_in_eval_mode(self):
-        site = site_of(assemble_tiny("fedgh"))
+        host = make_host(assemble_tiny("fedgh"))
         k = 3  # cnn-16-32, with batch norm
-        head = Message.of(site.task.build("mlp-64", "global").head)
-        wire = site.wires(k)[0]
-        reply = site.work(0, 0, k, encode(head, wire.down, "server"))
+        head = Message.of(host.task.build("mlp-64", "global").head)
+        wire = host.wires(k)[0]
+        reply = host.work(0, 0, k, encode(head, wire.down, "server"))
         sent = decode(reply.up, wire.up, "client").rows("means")
-        client = site.client(k)
+        client = host.client(k)
         x, y = client.data["train"].take(torch.arange(len(client.data["train"])))
         client.model.eval()
         with torch.no_grad():
@@ -169,12 +169,12 @@ class TestRound:
         """Clients train from theta^0, and the server steps through their LARs by client and class."""
         result = run_tiny("fedgh", rounds=1, server_lr=0.1)
         parts = assemble_tiny("fedgh", server_lr=0.1)
-        site = site_of(parts)
+        host = make_host(parts)
         head = parts.task.build(parts.cards[0].model, "global").head
-        down = encode(Message.of(head), site.wires(0)[0].down, "server")
+        down = encode(Message.of(head), host.wires(0)[0].down, "server")
         weight, bias = head.weight.detach().double(), head.bias.detach().double()
         for k in range(4):
-            means = decode(site.work(0, 0, k, down).up, site.wires(k)[0].up, "client").rows("means")
+            means = decode(host.work(0, 0, k, down).up, host.wires(k)[0].up, "client").rows("means")
             for c in range(C):
                 if means.held[c]:
                     r = means.value[c].double()
@@ -200,18 +200,18 @@ class TestRound:
         assert client.model.head.bias.tolist() == [0, 0]
 
     def test_the_server_step_changes_the_head_and_no_client(self):
-        site = site_of(parts := assemble_tiny("fedgh"))
+        host = make_host(parts := assemble_tiny("fedgh"))
         server = server_of(parts.task, dict.fromkeys(range(4), 1), model="mlp-64")
         method = parts.method
         method.setup(server)
-        down = encode(method.download(server, 0), site.wires(0)[0].down, "server")
-        uploads = {k: decode(site.work(0, 0, k, down).up, site.wires(k)[0].up, "client") for k in range(4)}
-        before, clients = Message.of(server.state.head), [copies(site.client(k)) for k in range(4)]
+        down = encode(method.download(server, 0), host.wires(0)[0].down, "server")
+        uploads = {k: decode(host.work(0, 0, k, down).up, host.wires(k)[0].up, "client") for k in range(4)}
+        before, clients = Message.of(server.state.head), [copies(host.client(k)) for k in range(4)]
         method.aggregate(server, uploads)
         after = Message.of(server.state.head)
         assert not torch.equal(before.tensor("weight"), after.tensor("weight"))
         assert not torch.equal(before.tensor("bias"), after.tensor("bias"))
-        assert all(equal(copies(site.client(k)), clients[k]) for k in range(4))
+        assert all(equal(copies(host.client(k)), clients[k]) for k in range(4))
         assert list(server.state.state_dict()) == ["head.weight", "head.bias"]
 
     def test_download_is_pure_and_does_not_alias_the_head(self):
@@ -270,13 +270,13 @@ class TestRounds:
     def test_who_never_takes_part_keeps_its_first_model(self):
         parts = assemble_tiny("fedgh", rounds=1, participation=0.5)
         federation = federation_of(parts)
-        fresh = site_of(parts)
+        fresh = make_host(parts)
         run_through(federation)
         absent = set(range(4)) - set(federation.ledger.by("client", "up"))
         assert len(absent) == 2
         for k in range(4):
             untouched = equal(
-                dict(federation.engine.site.client(k).model.state_dict()), dict(fresh.client(k).model.state_dict())
+                dict(federation.engine.host.client(k).model.state_dict()), dict(fresh.client(k).model.state_dict())
             )
             assert untouched == (k in absent)
 
@@ -316,9 +316,9 @@ class TestTraffic:
         assert result.bytes["evaluation"] == result.bytes["down"]
 
 
-def deep_head(shape) -> Split:
+def deep_head(shape) -> TwoPartModel:
     features = nn.Sequential(nn.Flatten(), nn.Linear(64, K))
-    return Split(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
+    return TwoPartModel(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
 
 
 def narrow(shape) -> nn.Module:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, make_host, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, checked_steps, differing, kept
 from parties import CPU, card_of, copies, equal, flat_split, signs
 from pluribus.assembly import assemble
@@ -427,7 +427,7 @@ class TestRounds:
         rule = {"lr": 1e-3, "weight_decay": 1e-4}
         parts = parts_of(Recorded, clients=3, models="mlp-64", optimizer="amsgrad", batch_size=16, **rule)
         hand, n = ByHand(parts), 3
-        models = [copy.deepcopy(hand.site.client(i).model) for i in range(n)]
+        models = [copy.deepcopy(hand.host.client(i).model) for i in range(n)]
         optimisers = [torch.optim.Adam(model.parameters(), amsgrad=True, **rule) for model in models]
         losses = nn.CrossEntropyLoss()
         for t in range(3):
@@ -439,7 +439,7 @@ class TestRounds:
                 losses(models[i](x), y).backward()
                 g_loc.append(vector(models[i]))
                 optimisers[i].step()
-                data = public_batch(hand.site.client(i), i)
+                data = public_batch(hand.host.client(i), i)
                 x, y = data.take(torch.arange(len(data)))
                 public.append((x, y))
                 with torch.no_grad():
@@ -462,7 +462,7 @@ class TestRounds:
                 optimisers[i].step()
         for i in range(n):
             for (name, one), other in zip(
-                hand.site.client(i).model.named_parameters(), models[i].parameters(), strict=True
+                hand.host.client(i).model.named_parameters(), models[i].parameters(), strict=True
             ):
                 # Adam divides by the size of a gradient, so that what is nearly zero carries its rounding error along
                 torch.testing.assert_close(one, other, rtol=0, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
@@ -474,7 +474,7 @@ class TestRounds:
         assert {name.split(".")[-1] for name in slots} == {"step", "exp_avg", "exp_avg_sq", "max_exp_avg_sq"}
         assert {value.item() for name, value in slots.items() if name.endswith(".step")} == {8}
         assert all(value.any() for name, value in slots.items() if name.endswith(".head.bias.max_exp_avg_sq"))
-        monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)
+        monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)
         assert_same(straight, run(**how))
         folder = new_folder()
         with pytest.raises(StoppedError):
@@ -534,7 +534,7 @@ class TestEvery:
 
         for t in range(2):
             for k in range(2):
-                client = hand.site.client(k)
+                client = hand.host.client(k)
                 client.begin(t, 0, {})
                 Watched().teach(client)
                 assert torch.equal(client.state.local_gradient, gradients[k])
@@ -542,17 +542,17 @@ class TestEvery:
 
     def test_the_sum_is_the_way_that_sgd_went(self):
         hand = self.hand(4)
-        start = [nn.utils.parameters_to_vector(hand.site.client(k).model.parameters()).detach() for k in range(2)]
+        start = [nn.utils.parameters_to_vector(hand.host.client(k).model.parameters()).detach() for k in range(2)]
         for t in range(3):
             sent = hand.round(t, range(2))
             assert set(sent.values()) == {None}
             for k in range(2):
-                client = hand.site.client(k)
+                client = hand.host.client(k)
                 now = nn.utils.parameters_to_vector(client.model.parameters()).detach()
                 way = (start[k] - now) / self.RATE
                 torch.testing.assert_close(client.state.local_gradient, way, rtol=0, atol=1e-5)
         assert None not in hand.round(3, range(2)).values()
-        assert not any(hand.site.client(k).state.local_gradient.any() for k in range(2))
+        assert not any(hand.host.client(k).state.local_gradient.any() for k in range(2))
 
     def test_lessons_every_e_rounds_and_an_optimiser_step_for_each(self):
         result = run(every=3, rounds=7, optimizer="amsgrad", lr=1e-3)
@@ -707,18 +707,18 @@ class TestTraffic:
     def test_a_public_set_smaller_than_a_batch_is_used_whole(self):
         """The digits of one node in four are few; its message has the shape of the others', padded with zeros."""
         parts = parts_of(clients=4, batch_size=500)
-        site = site_of(parts)
+        host = make_host(parts)
         sizes = [len(parts.task.public[k]) for k in range(4)]
         assert min(sizes) < 500
         for k in range(4):
-            posterior = decode(site.teach(0, k).up, site.wires(k)[0].up, "client").tensor("posterior")
+            posterior = decode(host.teach(0, k).up, host.wires(k)[0].up, "client").tensor("posterior")
             assert len(posterior) == max(sizes)
             torch.testing.assert_close(posterior.sum(1)[: sizes[k]], torch.ones(sizes[k]))
             assert not posterior[sizes[k] :].any()
-        inbox = {k: site.teach(1, k).up for k in range(1, 4)}
-        site.teach(1, 0)
-        site.learn(1, 0, inbox)
-        got = site.client(0).inbox.got
+        inbox = {k: host.teach(1, k).up for k in range(1, 4)}
+        host.teach(1, 0)
+        host.learn(1, 0, inbox)
+        got = host.client(0).inbox.got
         assert {name: len(value) for name, value in got.items()} == dict.fromkeys(
             ("posterior", "accuracy", "share"), sum(sizes[1:])
         )
@@ -726,13 +726,13 @@ class TestTraffic:
         assert got["share"].tolist() == pytest.approx([1 / (3 * n) for n in sizes[1:] for _ in range(n)])
 
     def test_everyone_derives_the_same_public_batch(self):
-        sites = [site_of(parts_of(clients=3, batch_size=4)) for _ in range(2)]
+        sites = [make_host(parts_of(clients=3, batch_size=4)) for _ in range(2)]
         drawn = []
         for t in range(3):
             for teacher in range(3):
                 found = []
-                for site, k in zip(sites, (0, 2), strict=True):
-                    client = site.client(k)
+                for host, k in zip(sites, (0, 2), strict=True):
+                    client = host.client(k)
                     client.begin(t, 1, {})
                     found.append(public_batch(client, teacher).rows.tolist())
                 assert found[0] == found[1]
@@ -819,9 +819,9 @@ class TestBaselines:
 
     @pytest.mark.parametrize(("name", "owners"), [("ind", [2]), ("agg", [0, 1, 2, 3])])
     def test_which_rows_they_train_on(self, name, owners):
-        site = site_of(parts_of(name))
-        client = site.client(2)
-        expected = [client.data["train"].rows, *(site.task.public[k].rows for k in owners)]
+        host = make_host(parts_of(name))
+        client = host.client(2)
+        expected = [client.data["train"].rows, *(host.task.public[k].rows for k in owners)]
         assert torch.equal(client.data["local"].rows, torch.cat(expected))
         assert len(set(client.data["local"].rows.tolist())) == len(client.data["local"])
 
@@ -849,7 +849,7 @@ class TestDomains:
         for k in range(4):
             sizes = {name: len(rows) for name, rows in parts.data.rows(k).items()}
             assert sizes == {"train": 650, "public": 100, "val": 100, "test": 150}
-        sent = site_of(parts).teach(0, 0).up
+        sent = make_host(parts).teach(0, 0).up
         assert len(sent) - 8 - int.from_bytes(sent[:8], "little") == 4 * 321
 
     def test_acc_is_bwt_and_fwt_by_their_samples_and_is_selected_every_50_rounds(self, tmp_path):

@@ -61,7 +61,7 @@ class TestSync:
         for one in federations:
             run_through(one)
         for k in range(4):
-            assert equal(*(dict(one.engine.site.client(k).model.state_dict()) for one in federations))
+            assert equal(*(dict(one.engine.host.client(k).model.state_dict()) for one in federations))
 
     def test_traffic_is_what_the_sheet_says(self):
         """c_i C floats up; C_seen C down, none in the first round."""

@@ -10,14 +10,14 @@ import torch
 from torch import nn
 
 import pluribus
-from conftest import assemble_tiny, few_digits, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, kept
 from parties import client_of, copies, data_of, equal, flat_split, signs, task_of
 from pluribus.client import Batch
 from pluribus.errors import ConflictError, MismatchError, RangeError, SchemaError
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedhpl import FedHPL
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.models.prompts import prompts_of
 from pluribus.server import Server
 from pluribus.task import Card
@@ -295,9 +295,9 @@ class TestUpload:
 
 class TestFreezing:
     def test_the_backbone_is_the_same_bits_after_training(self):
-        site = site_of(parts := assemble_tiny("fedhpl", data=few_digits(160)))
+        host = make_host(parts := assemble_tiny("fedhpl", data=few_digits(160)))
         for k in range(3):
-            client = site.client(k)
+            client = host.client(k)
             net = client.model.features.backbone.net
             before = {name: value.clone() for name, value in net.state_dict().items()}
             learnt = {name: p.detach().clone() for name, p in client.parameters().items()}
@@ -308,13 +308,13 @@ class TestFreezing:
             assert all(not torch.equal(p, learnt[name]) for name, p in client.parameters().items())
 
     def test_what_is_kept_is_what_learns_and_what_came_down(self):
-        site = site_of(assemble_tiny("fedhpl", data=few_digits(160)))
+        host = make_host(assemble_tiny("fedhpl", data=few_digits(160)))
         prompts = [["tokens"], ["tokens"], ["prompt_lr", "prompt_tb"]]
         for k, names in enumerate(prompts):
             expected = {f"model.features.backbone.{name}" for name in names}
             expected |= {"model.head.weight", "model.head.bias", "got.logits.value", "got.logits.held"}
-            assert set(site.client(k).tensors()) == expected
-            assert set(site.client(k).parameters()) == {
+            assert set(host.client(k).tensors()) == expected
+            assert set(host.client(k).parameters()) == {
                 n.removeprefix("model.") for n in expected if not n.startswith("got")
             }
 
@@ -323,10 +323,10 @@ class TestFreezing:
         assert not [name for name in kept(result) if "backbone.net" in name]
 
     def test_prompts_are_drawn_by_client(self):
-        site = site_of(assemble_tiny("fedhpl", data=few_digits(160), models="tiny-vit-32"))
-        one, other = (prompts_of(site.client(k).model)["tokens"] for k in (0, 1))
+        host = make_host(assemble_tiny("fedhpl", data=few_digits(160), models="tiny-vit-32"))
+        one, other = (prompts_of(host.client(k).model)["tokens"] for k in (0, 1))
         assert not torch.equal(one, other)
-        again = site_of(assemble_tiny("fedhpl", data=few_digits(160), models="tiny-vit-32"))
+        again = make_host(assemble_tiny("fedhpl", data=few_digits(160), models="tiny-vit-32"))
         assert torch.equal(prompts_of(again.client(0).model)["tokens"], one)
 
 
@@ -335,12 +335,12 @@ class TestRounds:
         """Round 1 has no teacher; what comes down in round 2 is Eq. 8 of everyone's correct logits."""
         parts = assemble_tiny("fedhpl", data=few_digits(160), rounds=2)
         hand = ByHand(parts)
-        first = decode(hand.download(0, 0), hand.site.wires(0)[0].down, "server").rows("logits")
+        first = decode(hand.download(0, 0), hand.host.wires(0)[0].down, "server").rows("logits")
         assert not first.held.any()
         hand.round(0, parts.cards)
         sums, counts = {}, {}
         for k in parts.cards:
-            client = hand.site.client(k)
+            client = hand.host.client(k)
             x, y = client.data["train"].take(torch.arange(len(client.data["train"])))
             client.model.eval()
             with torch.no_grad():
@@ -354,7 +354,7 @@ class TestRounds:
             beta = {j: min(d[k] / d[j], d[j] / d[k]) for j in parts.cards}
             above = sum(beta[j] * sums[j] for j in parts.cards)
             below = 1 + sum(beta[j] * counts[j] for j in parts.cards)
-            got = decode(hand.download(0, k), hand.site.wires(k)[0].down, "server").rows("logits")
+            got = decode(hand.download(0, k), hand.host.wires(k)[0].down, "server").rows("logits")
             assert torch.equal(got.held, sum(counts.values()) > 0)
             torch.testing.assert_close(got.value, (above / below[:, None]).float(), rtol=1e-4, atol=1e-5)
 
@@ -382,11 +382,11 @@ class TestRounds:
         hand = ByHand(parts)
         hand.round(0, parts.cards)
         hand.round(1, parts.cards)
-        before = copies(hand.site.client(0))
+        before = copies(hand.host.client(0))
         assert before["got.logits.held"].any()
         hand.round(2, [1, 2])
-        assert equal(copies(hand.site.client(0)), before)
-        after = decode(hand.download(0, 0), hand.site.wires(0)[0].down, "server").rows("logits")
+        assert equal(copies(hand.host.client(0)), before)
+        after = decode(hand.download(0, 0), hand.host.wires(0)[0].down, "server").rows("logits")
         assert not torch.equal(after.value, before["got.logits.value"])
 
     @pytest.mark.parametrize(
@@ -414,7 +414,7 @@ class TestSharing:
     def after_one_round(self, **shares):
         parts = assemble_tiny("fedhpl", data=few_digits(160), models=self.MODELS, **shares)
         hand = ByHand(parts)
-        first = decode(hand.download(0, 0), hand.site.wires(0)[0].down, "server")
+        first = decode(hand.download(0, 0), hand.host.wires(0)[0].down, "server")
         assert set(first) == {"logits"}, "before anyone sent any, everyone keeps its own"
         hand.round(0, parts.cards)
         return parts, hand
@@ -422,14 +422,14 @@ class TestSharing:
     def test_prompts(self):
         parts, hand = self.after_one_round(share_prompts=True)
         n = {k: parts.cards[k].samples for k in parts.cards}
-        tokens = {k: prompts_of(hand.site.client(k).model)["tokens"].detach().clone() for k in (0, 1, 2)}
+        tokens = {k: prompts_of(hand.host.client(k).model)["tokens"].detach().clone() for k in (0, 1, 2)}
         mean = (n[0] * tokens[0] + n[2] * tokens[2]) / (n[0] + n[2])
         down = {k: hand.parts.method.download(hand.server, k) for k in parts.cards}
         for k, expected in ((0, mean), (1, tokens[1]), (2, mean)):
             assert set(down[k]) == {"logits", "prompts.tokens"}
             torch.testing.assert_close(down[k].tensor("prompts.tokens"), expected)
         assert set(down[3]) == {"logits", "prompts.prompt_lr", "prompts.prompt_tb"}
-        client = hand.site.client(0)
+        client = hand.host.client(0)
         head = client.model.head.weight.clone()
         parts.method.receive(client, down[0])
         torch.testing.assert_close(prompts_of(client.model)["tokens"].detach(), mean)
@@ -438,7 +438,7 @@ class TestSharing:
     def test_heads(self):
         parts, hand = self.after_one_round(share_head=True)
         n = {k: parts.cards[k].samples for k in parts.cards}
-        heads = {k: hand.site.client(k).model.head.weight.detach() for k in parts.cards}
+        heads = {k: hand.host.client(k).model.head.weight.detach() for k in parts.cards}
         mean = (n[0] * heads[0] + n[2] * heads[2]) / (n[0] + n[2])
         down = {k: parts.method.download(hand.server, k) for k in parts.cards}
         assert set(down[0]) == {"logits", "head.weight", "head.bias"}
@@ -466,8 +466,8 @@ def narrow_cnn(shape) -> nn.Module:
     return nn.Sequential(nn.Conv2d(shape[0], 8, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def ready(shape) -> Split:
-    return Split(nn.Sequential(nn.Flatten(), nn.Linear(256, 8)), nn.Linear(8, C), 8)
+def ready(shape) -> TwoPartModel:
+    return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(256, 8)), nn.Linear(8, C), 8)
 
 
 narrow_cnn.pretrained = ready.pretrained = True  # as far as these tests go
@@ -497,10 +497,10 @@ class TestTraffic:
     def test_full_upload_is_n_c_plus_one_for_each_correct_logit(self):
         average, every = run(rounds=1), run(rounds=1, upload="full")
         parts = assemble_tiny("fedhpl", data=few_digits(160))
-        site = site_of(parts)
+        host = make_host(parts)
         for k, one in self.numbers(every, "up", 0).items():
-            reply = site.work(0, 0, k, None)
-            right = int(decode(reply.up, site.wires(k)[0].up, "client").tensor("counts").sum())
+            reply = host.work(0, 0, k, None)
+            right = int(decode(reply.up, host.wires(k)[0].up, "client").tensor("counts").sum())
             assert sum(one.values()) == (C + 1) * right
         assert average.history[0]["clients"] == every.history[0]["clients"]
 

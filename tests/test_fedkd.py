@@ -13,12 +13,12 @@ from kit import ByHand
 from parties import client_of, data_of, equal, flat_split, server_of, signs, task_of
 from pluribus.client import Batch
 from pluribus.errors import RangeError, UnknownNameError
-from pluribus.lowrank import Shelf
 from pluribus.message import Message
 from pluribus.method import Sizes
+from pluribus.methods._lowrank import Shelf
 from pluribus.methods.fedkd import FedKD
-from pluribus.models import Split
-from pluribus.models.split import Pool
+from pluribus.models import TwoPartModel
+from pluribus.models.two_part import Pool
 from pluribus.optim import Rule
 from refusals import refused
 from test_fml import LN3, pair
@@ -31,7 +31,7 @@ def trio(method: FedKD, lr: float = 0.5):
     data = data_of(signs([[1, -1], [1, 1], [-1, 1]]), [0, 1, 1])
     client = client_of(flat_split(2, 2, 0, nn.Conv2d(1, 1, 1)), data, rule=Rule(lr=lr))
     mentee = nn.Sequential(nn.Flatten(), Pool(1), nn.Linear(1, 1))
-    client.state.shared = Split(mentee, nn.Linear(1, 2), 1)
+    client.state.shared = TwoPartModel(mentee, nn.Linear(1, 2), 1)
     client.state.adapter = nn.Linear(1, 2, bias=False)
     for number, value in enumerate([*client.model.parameters(), *client.state.parameters()]):
         value.data.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(number)))
@@ -120,7 +120,7 @@ class TestStep:
     def test_rectangular_where_widths_differ(self):
         """W_h is K x K_g."""
         hand = ByHand(assemble_tiny("fedkd", models="mlp-64,test_fedkd.narrow", aux_model="mlp-64", projector="none"))
-        assert [tuple(hand.site.client(k).state.adapter.weight.shape) for k in (0, 1)] == [(64, 64), (32, 64)]
+        assert [tuple(hand.host.client(k).state.adapter.weight.shape) for k in (0, 1)] == [(64, 64), (32, 64)]
         hand.round(0, range(4))
 
 
@@ -130,7 +130,7 @@ def narrow(shape) -> nn.Module:
 
 def mentees(hand: ByHand, k: int) -> tuple[dict, dict]:
     """What the server holds, and what the client does after its next download."""
-    client = hand.site.client(k)
+    client = hand.host.client(k)
     message = hand.method.download(hand.server, k)
     with client.fork():
         hand.method.receive(client, message)
@@ -173,9 +173,9 @@ class TestBothEnds:
         hand.round(0, range(4))
         for t in (1, 2):
             for k in range(4):  # work whose answer is lost: the same update comes down twice
-                hand.site.work(t, 0, k, hand.download(0, k))
+                hand.host.work(t, 0, k, hand.download(0, k))
             assert all(equal(*mentees(hand, k)) for k in range(4))
-        hand.site.work(3, 0, 3, hand.download(0, 3))
+        hand.host.work(3, 0, 3, hand.download(0, 3))
         hand.round(3, (0, 1))
         assert all(equal(*mentees(hand, k)) for k in range(4))
 
@@ -183,7 +183,7 @@ class TestBothEnds:
     def test_the_client_trains_on_from_what_came_down(self, what):
         hand = ByHand(assemble_tiny("fedkd", what=what))
         hand.round(0, range(4))
-        trained = {n: v.clone() for n, v in hand.site.client(0).state.shared.state_dict().items()}
+        trained = {n: v.clone() for n, v in hand.host.client(0).state.shared.state_dict().items()}
         assert not equal(trained, mentees(hand, 0)[1])
 
 
@@ -260,7 +260,7 @@ class TestLossless:
         for t in range(2):
             hand.round(t, range(4))
             for name, value in hand.server.state.shared.state_dict().items():
-                trained = [hand.site.client(k).state.shared.state_dict()[name] for k in range(4)]
+                trained = [hand.host.client(k).state.shared.state_dict()[name] for k in range(4)]
                 torch.testing.assert_close(value, torch.stack(trained).mean(0), rtol=1e-5, atol=1e-6)
 
     @every_kind
@@ -283,7 +283,7 @@ class TestLossless:
         for k in range(4):
             u, s, v = (said[k][f"{name}.{factor}"] for factor in "usv")
             start = before[name] if what == "updates" else 0.0
-            true = hand.site.client(k).state.shared.state_dict()[name] - start
+            true = hand.host.client(k).state.shared.state_dict()[name] - start
             left = ((u * s) @ v - true).square().sum() / true.square().sum()
             assert 0 < left <= 1 - tau + 1e-6
 

@@ -16,24 +16,24 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, site_of, tiny
+from conftest import assemble_tiny, make_host, new_folder, run_tiny, tiny
 from kit import ByHand, Memory, StopAfter, StoppedError, check_step, checked_steps, differing, kept, numbers
 from parties import CPU, card_of, copies, data_of, noise, server_of, signs, task_of
 from pluribus.assembly import assemble
-from pluribus.budget import equal_rounds
 from pluribus.client import Batch, Client, Local
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
 from pluribus.errors import MismatchError, NoModelError, NotFiniteError, PartitionError, RangeError
 from pluribus.experiment import experiment
-from pluribus.folder import RunFolder
 from pluribus.message import Kept, Message, Rows, decode, encode
 from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits, jvp_by_double_backward
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.models.dropout import Dropout
 from pluribus.optim import Rule
 from pluribus.result import Result
-from pluribus.track.console import Progress
+from pluribus.storage.folder import RunFolder
+from pluribus.study.budget import equal_rounds
+from pluribus.terminal import Progress
 from refusals import refused
 from toys import RowReader
 
@@ -46,30 +46,30 @@ both_names = pytest.mark.parametrize("name", BOTH)
 # ---- small parties ---------------------------------------------------------------------------------------------------
 
 
-def plain() -> Split:
-    return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 3), 6)
+def plain() -> TwoPartModel:
+    return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 3), 6)
 
 
-def normalised() -> Split:
+def normalised() -> TwoPartModel:
     """Batch norm over images and over features."""
     body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6))
-    return Split(nn.Sequential(*body, nn.BatchNorm1d(6), nn.Tanh()), nn.Linear(6, 3), 6)
+    return TwoPartModel(nn.Sequential(*body, nn.BatchNorm1d(6), nn.Tanh()), nn.Linear(6, 3), 6)
 
 
-def dropping() -> Split:
+def dropping() -> TwoPartModel:
     """Dropout before and behind the features."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(16, 12), nn.Dropout(0.5), nn.Tanh(), nn.Linear(12, 6))
-    return Split(body, nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 3)), 6)
+    return TwoPartModel(body, nn.Sequential(nn.Dropout(0.3), nn.Linear(6, 3)), 6)
 
 
-def two_layer_head() -> Split:
+def two_layer_head() -> TwoPartModel:
     head = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3))
-    return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 6)), head, 6)
+    return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 6)), head, 6)
 
 
-def transformer() -> Split:
+def transformer() -> TwoPartModel:
     """A vision transformer of timm with fused attention, and dropout inside."""
-    from pluribus.models import _torchvision  # noqa: F401
+    from pluribus.internal import torchvision as _torchvision  # noqa: F401
 
     from timm.models.vision_transformer import VisionTransformer  # isort: skip
 
@@ -77,7 +77,7 @@ def transformer() -> Split:
         img_size=16, patch_size=8, in_chans=1, embed_dim=32, depth=1, num_heads=2, num_classes=0, proj_drop_rate=0.1
     )
     assert net.blocks[0].attn.fused_attn
-    return Split(net, nn.Linear(32, 3), 32)
+    return TwoPartModel(net, nn.Linear(32, 3), 32)
 
 
 MODELS = {"plain": plain, "batch norm": normalised, "dropout": dropping, "another head": two_layer_head}
@@ -94,7 +94,7 @@ class DoubleStore(Store):
 
 def client_for(
     method: FedL2G,
-    model: Split,
+    model: TwoPartModel,
     data: Data,
     guides: Tensor | None = None,
     *,
@@ -105,7 +105,7 @@ def client_for(
     t: int = 0,
     warmup: int = 0,
 ) -> Client:
-    """A client that a site would bring to life, with these guiding vectors received, in round t."""
+    """A client that a host would bring to life, with these guiding vectors received, in round t."""
     task = replace(task_of(classes, model.width, clients=k + 1), warmup=warmup)
     card = card_of(k, task, len(data))
     client = Client(card, task, model, {"train": data}, Local(Rule(lr=lr), 1, batch), CPU)
@@ -247,8 +247,8 @@ class TestGradient:
         """In single precision, where torch runs an LSTM as one kernel that has no forward-mode derivative."""
         method = cls()
 
-        def build() -> Split:
-            return Split(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
+        def build() -> TwoPartModel:
+            return TwoPartModel(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
 
         exact_client = random_client(method, build)
         batch, exact = guide(method, exact_client)
@@ -278,7 +278,7 @@ class TestGradient:
         Quiz: p_0 = sigma(3) = 0.95257413, g_q = (p_0 - 1, 1 - p_0) = (-0.04742587, 0.04742587), J = x = 1.
         pi^0 = (2 eta_c / M) J g_q = g_q, and no sample has class 1.
         """
-        model = Split(nn.Flatten(), nn.Linear(1, 2, bias=False), 1)
+        model = TwoPartModel(nn.Flatten(), nn.Linear(1, 2, bias=False), 1)
         nn.init.zeros_(model.head.weight)
         method = FedL2GLogits(quiz=2)
         guides = torch.tensor([[1.0, -1.0], [5.0, 7.0]])
@@ -295,7 +295,7 @@ class TestGradient:
         Quiz: z = 1.42384058, o_0 - o_1 = 2.88162636, p_0 = 0.94693065, g_w = 2 * 1.01192029 * (p_0 - 1) = -0.10740390.
         J is 1 for w and 0 for W: pi^0 = 2 eta_c g_w = -0.02148078.
         """
-        model = Split(nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False)), nn.Linear(1, 2, bias=False), 1)
+        model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(1, 1, bias=False)), nn.Linear(1, 2, bias=False), 1)
         nn.init.ones_(model.features[1].weight)
         model.head.load_state_dict({"weight": torch.tensor([[1.0], [-1.0]])})
         method = FedL2GFeatures(quiz=2)
@@ -332,7 +332,7 @@ class TestGuideStep:
     @both_variants
     def test_takes_little_more_memory_than_a_training_step(self, cls):
         method = assemble_tiny(cls, models="resnet18", image_size=32, clients=2, batch_size=10, warmup=0)
-        client = site_of(method).client(0)
+        client = make_host(method).client(0)
         client.begin(0, 0, {})
         batch = Batch(*client.data["study"].take(torch.arange(10)), torch.arange(10), 10)
         weights = sum(value.nbytes for value in client.tensors().values())
@@ -376,8 +376,10 @@ class TestGuideStep:
                 masks.append(mask)
                 return x * mask
 
-        def build() -> Split:
-            return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Watched(0.5), nn.Tanh()), nn.Linear(6, 3), 6)
+        def build() -> TwoPartModel:
+            return TwoPartModel(
+                nn.Sequential(nn.Flatten(), nn.Linear(16, 6), Watched(0.5), nn.Tanh()), nn.Linear(6, 3), 6
+            )
 
         method = cls(quiz=5)  # another size than the study batch, so that its mask can be told apart
         client = random_client(method, build)
@@ -427,7 +429,7 @@ class TestLoss:
         Cross-entropy: the mean of (p - e_y) x is (-1/2, 1/2). Distance, four numbers in all: (2/4) sum of (0 - v) x
         is ((-1 + 0) / 2, (1 + 2) / 2) = (-1/2, 3/2). W' = (1, -2), and the loss that is logged is ln 2.
         """
-        model = Split(nn.Flatten(), nn.Linear(1, 2, bias=False), 1)
+        model = TwoPartModel(nn.Flatten(), nn.Linear(1, 2, bias=False), 1)
         nn.init.zeros_(model.head.weight)
         method = FedL2GLogits()
         data = data_of(signs([[1], [-1]]), [0, 1])
@@ -444,7 +446,7 @@ class TestLoss:
         The mean of (p - e_y) z^T for class 0 is -1/2 ((1, 2) - (-1, -2)) / 2 = -1/2 (1, 2).
         """
         features = nn.Sequential(nn.Flatten(), nn.Linear(1, 2, bias=False))
-        model = Split(features, nn.Linear(2, 2, bias=False), 2)
+        model = TwoPartModel(features, nn.Linear(2, 2, bias=False), 2)
         features[1].load_state_dict({"weight": torch.tensor([[1.0], [2.0]])})
         nn.init.zeros_(model.head.weight)
         method = FedL2GFeatures()
@@ -469,9 +471,9 @@ class TestLoss:
             return step(method, client, batch)
 
         monkeypatch.setattr(FedL2G, "step", watched)
-        assert hand.site.work(0, 0, 0, hand.download(0, 0)).loss is None
+        assert hand.host.work(0, 0, 0, hand.download(0, 0)).loss is None
         assert met == []
-        reply = hand.site.work(1, 0, 0, hand.download(0, 0))
+        reply = hand.host.work(1, 0, 0, hand.download(0, 0))
         assert len({n for _, n in met}) == 2  # the last batch of an epoch is smaller, and counts less
         assert reply.loss == pytest.approx(sum(loss * n for loss, n in met) / sum(n for _, n in met), rel=1e-5)
 
@@ -487,7 +489,7 @@ class TestReports:
         for t in range(8):
             method = cls()
             labels = [(0, 2, 3)[i % 3] for i in range(24)]
-            model = Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 5), 6)
+            model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 5), 6)
             client = client_for(method, model, data_of(noise(24), labels), classes=5, batch=3, t=t, warmup=8)
             batch, pi = guide(method, client)
             here = set(batch.y.tolist())
@@ -557,7 +559,7 @@ class TestWarmUp:
             guides.append(hand.server.state.guides.clone())
             assert not torch.equal(guides[t], guides[t + 1])
             for (_, k), data in answers.items():
-                assert decode(data, hand.site.wires(k)[0].up, "client").rows("gradient").held.any()
+                assert decode(data, hand.host.wires(k)[0].up, "client").rows("gradient").held.any()
             now = {n: v for n, v in hand.tensors().items() if " model." in n}
             changed = differing(born, now)
             heads = [f"client {k} model.head.weight" for k in range(4)]
@@ -593,10 +595,10 @@ class TestWarmUp:
             assemble_tiny(name, warmup=-1)
 
     def test_the_learning_rate_decays_from_the_first_round_of_training_on(self):
-        site = site_of(assemble_tiny("fedl2g-l", lr=0.5, lr_decay=0.1, warmup=3))
+        host = make_host(assemble_tiny("fedl2g-l", lr=0.5, lr_decay=0.1, warmup=3))
         rates = []
         for t in range(5):
-            client = site.client(0)
+            client = host.client(0)
             client.begin(t, 0, {})
             rates.append((client.now["lr"].item(), client.optimisers["model"]._torch.param_groups[0]["lr"]))
         assert rates == [pytest.approx((rate, rate)) for rate in (0.5, 0.5, 0.5, 0.5, 0.05)]
@@ -678,7 +680,7 @@ class Watched(FedL2GLogits):
 
 class TestQuiz:
     def test_no_batch_has_a_quiz_row_and_the_quiz_stays(self, monkeypatch):
-        monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 1)  # clients leave memory and come back
+        monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)  # clients leave memory and come back
         trained_on.clear()
         run_tiny(Watched, rounds=4, epochs=2)
         parts = assemble_tiny(Watched, rounds=4)
@@ -808,7 +810,7 @@ class TestServer:
         hand = ByHand(parts)
         before = hand.server.state.guides.double()
         answers = hand.round(0, [1, 3])
-        reports = [decode(answers[0, k], hand.site.wires(k)[0].up, "client").rows("gradient") for k in (1, 3)]
+        reports = [decode(answers[0, k], hand.host.wires(k)[0].up, "client").rows("gradient") for k in (1, 3)]
         silent = 0
         for c in range(C):
             given = [r.value[c].double() for r in reports if r.held[c]]
@@ -828,7 +830,7 @@ class TestServer:
             old = hand.server.state.guides.clone()
             hand.round(t, range(4))
             for k in range(4):
-                assert torch.equal(hand.site.client(k).got["guides"], old)  # the same old ones throughout the round
+                assert torch.equal(hand.host.client(k).got["guides"], old)  # the same old ones throughout the round
 
     @both_names
     def test_tells_how_far_the_guides_moved(self, name):
@@ -845,7 +847,7 @@ class TestServer:
         parts = assemble_tiny(name)
         hand = ByHand(parts)
         answers = hand.round(0, [1, 3])
-        sent = {k: decode(answers[0, k], hand.site.wires(k)[0].up, "client").rows("gradient") for k in (1, 3)}
+        sent = {k: decode(answers[0, k], hand.host.wires(k)[0].up, "client").rows("gradient") for k in (1, 3)}
         norms = {str(k): rows.value.double().square().sum().sqrt().item() for k, rows in sent.items()}
         assert min(norms.values()) > 0
         assert hand.server.notes["reports"] == {k: pytest.approx(norm, rel=1e-5) for k, norm in norms.items()}
@@ -872,9 +874,9 @@ class TestServer:
 # ---- who may take part -----------------------------------------------------------------------------------------------
 
 
-def deep_head(shape) -> Split:
+def deep_head(shape) -> TwoPartModel:
     features = nn.Sequential(nn.Flatten(), nn.Linear(64, K))
-    return Split(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
+    return TwoPartModel(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
 
 
 def narrow(shape) -> nn.Module:
@@ -882,7 +884,7 @@ def narrow(shape) -> nn.Module:
 
 
 def small_vit(shape) -> nn.Module:
-    from pluribus.models import _torchvision  # noqa: F401
+    from pluribus.internal import torchvision as _torchvision  # noqa: F401
 
     from timm.models.vision_transformer import VisionTransformer  # isort: skip
 

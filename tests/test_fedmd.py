@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import assemble_tiny, few_digits, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand, kept
 from parties import CPU, card_of, flat_split, server_of, signs
 from pluribus.client import Client, Local
@@ -97,13 +97,13 @@ class TestAlignment:
 
     def test_everyone_derives_the_same_from_all_public_data(self):
         parts = assemble_tiny("fedmd", **TINY)
-        site = site_of(parts)
+        host = make_host(parts)
         public = {row for data in parts.task.public.values() for row in data.rows.tolist()}
         private = {row for k in range(4) for row in parts.data.rows(k)["train"].tolist()}
         found = []
         for k in range(4):
             for exchange in (0, 1):  # shown and digested are the same samples
-                client = site.client(k)
+                client = host.client(k)
                 client.begin(1, exchange, {})
                 found.append(alignment(client, 12).rows.tolist())
         assert all(rows == found[0] for rows in found)
@@ -257,11 +257,11 @@ class TestRounds:
         parts = assemble_tiny("fedmd", **TINY | {"revisit_steps": 0, "digest_epochs": 5})
         hand = ByHand(parts)
         answers = hand.round(0, range(4))
-        shown = {k: decode(answers[0, k], hand.site.wires(k)[0].up, "up").tensor("logits") for k in range(4)}
+        shown = {k: decode(answers[0, k], hand.host.wires(k)[0].up, "up").tensor("logits") for k in range(4)}
         mean = torch.stack(list(shown.values())).mean(0)
         assert torch.equal(hand.server.state.consensus, mean)
         for k in range(4):
-            client = hand.site.client(k)
+            client = hand.host.client(k)
             client.begin(0, 0, {})
             now = parts.method.show(client).tensor("logits")
             assert (now - mean).abs().mean() < (shown[k] - mean).abs().mean()
@@ -270,15 +270,15 @@ class TestRounds:
     def test_identical_parties_have_nothing_to_digest(self):
         """Two clients in the same state: Z is what each thinks, and the loss is 0 up to rounding."""
         parts = assemble_tiny("fedmd", **TINY | {"clients": 2, "models": "mlp-64"})
-        site, method = site_of(parts), parts.method
+        host, method = make_host(parts), parts.method
         for k in range(2):
-            site.client(k).model.load_state_dict(site.client(0).model.state_dict())
+            host.client(k).model.load_state_dict(host.client(0).model.state_dict())
         server = server_of(parts.task, {0: 1, 1: 1})
         method.setup(server)
-        shown = {k: decode(site.work(0, 0, k, None).up, site.wires(k)[0].up, "up") for k in range(2)}
+        shown = {k: decode(host.work(0, 0, k, None).up, host.wires(k)[0].up, "up") for k in range(2)}
         method.agree(server, shown)
         assert torch.equal(server.state.consensus, shown[0].tensor("logits"))
-        client = site.client(1)
+        client = host.client(1)
         client.begin(0, 1, {})
         client.take(method.consensus(server, 1))
         client.fit(method.digest, on=alignment(client, 12), steps=1)

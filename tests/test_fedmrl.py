@@ -18,8 +18,8 @@ from pluribus.errors import MismatchError, RangeError
 from pluribus.evaluate import figures
 from pluribus.message import Message
 from pluribus.methods.fedmrl import FedMRL
-from pluribus.models import Split
-from pluribus.models.split import Pool
+from pluribus.models import TwoPartModel
+from pluribus.models.two_part import Pool
 from pluribus.optim import Opt, Rule
 from refusals import refused
 
@@ -29,7 +29,7 @@ def trio(method: FedMRL | None = None, lr: float = 1.0):
     client = client_of(flat_split(2, 2), data_of(signs([[1, -1], [1, 1]]), [0, 1]), rule=Rule(lr=lr))
     pooled = nn.Sequential(nn.Flatten(), Pool(1), nn.Linear(1, 1, bias=False))
     pooled[2].weight.data.fill_(1.0)
-    client.state.shared = Split(pooled, nn.Linear(1, 2), 1)
+    client.state.shared = TwoPartModel(pooled, nn.Linear(1, 2), 1)
     client.state.projector = nn.Linear(3, 2)
     with torch.no_grad():
         for module in (client.model, client.state.shared.head, client.state.projector):
@@ -122,13 +122,13 @@ class TestRun:
         alone = federation_of(assemble_tiny("local", **settings))
         results = run_through(fused), run_through(alone)
         for k in range(4):
-            one, other = (dict(f.engine.site.client(k).model.state_dict()) for f in (fused, alone))
+            one, other = (dict(f.engine.host.client(k).model.state_dict()) for f in (fused, alone))
             assert equal(one, other)
         assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
 
     def test_the_projector_learns_is_kept_and_stays_at_home(self):
         parts = assemble_tiny("fedmrl", rounds=1)
-        fresh = federation_of(parts).engine.site
+        fresh = federation_of(parts).engine.host
         born = [dict(fresh.client(k).state.projector.state_dict()) for k in range(4)]
         one, two = (kept(run_tiny("fedmrl", rounds=n, checkpoint_every=1)) for n in (1, 2))
         for k in range(4):
@@ -153,7 +153,7 @@ class TestRun:
         federation = federation_of(assemble_tiny("fedmrl", rounds=1))
         run_through(federation)
         for k in range(4):
-            client = federation.engine.site.client(k)
+            client = federation.engine.host.client(k)
             own = dict(client.state.shared.state_dict())
             assert not equal(own, dict(federation.server.state.shared.state_dict()))
             FedMRL().receive(client, FedMRL().download(federation.server, k))
@@ -187,7 +187,7 @@ class TestWidths:
     def test_models_with_widths_of_their_own(self):
         federation = federation_of(assemble_tiny("fedmrl", small_width=32, rounds=1, **self.OWN))
         run_through(federation)
-        found = [federation.engine.site.client(k).state.projector.weight.shape for k in range(2)]
+        found = [federation.engine.host.client(k).state.projector.weight.shape for k in range(2)]
         assert found == [(64, 96), (32, 64)]
 
     @pytest.mark.parametrize("width", [None, 33])

@@ -12,7 +12,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError, RangeError, UnknownNameError
 from pluribus.message import Message, Rows
 from pluribus.methods.fedproto import FedProto
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -33,10 +33,10 @@ def upload(classes: int, counts: list[int] | None = None, **given: list[float]) 
     return Message({"prototypes": rows(classes, **given), **weights})
 
 
-def linear_model() -> Split:
+def linear_model() -> TwoPartModel:
     """Features 2 x, logits equal to the features."""
     features = nn.Sequential(nn.Flatten(), nn.Linear(2, 2, bias=False))
-    model = Split(features, nn.Linear(2, 2), 2)
+    model = TwoPartModel(features, nn.Linear(2, 2), 2)
     with torch.no_grad():
         features[1].weight.copy_(2 * torch.eye(2))
         model.head.weight.copy_(torch.eye(2))
@@ -44,7 +44,7 @@ def linear_model() -> Split:
     return model
 
 
-def party(method, pixels: list[list[int]], labels: list[int], model: Split | None = None, **how) -> Client:
+def party(method, pixels: list[list[int]], labels: list[int], model: TwoPartModel | None = None, **how) -> Client:
     """A client whose features are its two pixels, unless a model is given."""
     down = method.schema(task_of(2, 2), server_of(task_of(2, 2), {0: 1}).cards[0]).down
     client = client_of(model or flat_split(2, 2), data_of(signs(pixels), labels), down=down, **how)
@@ -121,7 +121,7 @@ class TestReport:
 
     def test_in_train_mode(self):
         """Batch norm over one batch: (4/3) / (sqrt(8)/3) = sqrt(2) for class 0, minus half of that for class 1."""
-        model = Split(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
+        model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.BatchNorm1d(2, eps=1e-12)), nn.Linear(2, 2), 2)
         sent = FedProto().local_update(party(FedProto(), [[1, -1], [-1, 1], [-1, 1]] * 3, [0, 1, 1] * 3, model))
         assert sent.rows("prototypes").value[0].tolist() == pytest.approx([2**0.5, -(2**0.5)], abs=1e-5)
         assert sent.rows("prototypes").value[1].tolist() == pytest.approx([-(2**-0.5), 2**-0.5], abs=1e-5)
@@ -212,7 +212,7 @@ class TestRun:
         run_through(pulled)
         run_through(alone)
         for k in range(4):
-            assert equal(*(dict(one.engine.site.client(k).model.state_dict()) for one in (pulled, alone)))
+            assert equal(*(dict(one.engine.host.client(k).model.state_dict()) for one in (pulled, alone)))
         for one, other in zip(pulled.history, alone.history, strict=True):
             assert one["loss"] == other["loss"]
             for k, views in one["clients"].items():
@@ -223,14 +223,14 @@ class TestRun:
         run_through(pulled)
         run_through(alone)
         for k in range(4):
-            assert not equal(*(dict(one.engine.site.client(k).model.state_dict()) for one in (pulled, alone)))
+            assert not equal(*(dict(one.engine.host.client(k).model.state_dict()) for one in (pulled, alone)))
 
     def test_the_headline_asks_the_newest_prototypes(self):
         federation = federation_of(assemble_tiny("fedproto", rounds=1))
         run_through(federation)
         newest = federation.server.state.value
         for k in range(4):
-            client = federation.engine.site.client(k)
+            client = federation.engine.host.client(k)
             z, data = client.sweep(Client.features, "test"), client.data["test"]
             distance = (z[:, None] - newest).square().sum(2).masked_fill(~federation.server.state.held, torch.inf)
             correct = (distance.argmin(1) == data.labels()).float().mean().item()

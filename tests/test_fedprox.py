@@ -9,13 +9,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from kit import differing, kept, numbers
 from parties import client_of, data_of, flat_split, signs
-from pluribus.batches import Batch
 from pluribus.client import Client
 from pluribus.engines.stacked import Gang, stackable
 from pluribus.errors import RangeError
+from pluribus.internal.batches import Batch
 from pluribus.message import Message, decode, encode, schema_of
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedprox import FedProx
@@ -72,9 +72,9 @@ class TestPull:
 def sent(method: str, **settings) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What came down to a client in round 0 and what it sent up."""
     parts = assemble_tiny(method, models="cnn-16-32", **settings)
-    site, wire = site_of(parts), site_of(parts).wires(1)[0]
+    host, wire = make_host(parts), make_host(parts).wires(1)[0]
     down = Message.of(parts.task.build("cnn-16-32", "global"))
-    reply = site.work(0, 0, 1, encode(down, wire.down, "server"))
+    reply = host.work(0, 0, 1, encode(down, wire.down, "server"))
     return down.part(), decode(reply.up, wire.up, "client").part()
 
 
@@ -103,20 +103,20 @@ class TestAgainstFedAvg:
         replies = []
         for together in (True, False):
             parts = assemble_tiny("fedprox", clients=9, mu=1.0, models="mlp-64", epochs=2)
-            site = site_of(parts)
-            assert stackable(parts.method, site.client(0))
-            down = encode(Message.of(parts.task.build("mlp-64", "global")), site.wires(0)[0].down, "server")
-            jobs = {k: partial(site.work, 0, 0, k, down) for k in range(9)}
+            host = make_host(parts)
+            assert stackable(parts.method, host.client(0))
+            down = encode(Message.of(parts.task.build("mlp-64", "global")), host.wires(0)[0].down, "server")
+            jobs = {k: partial(host.work, 0, 0, k, down) for k in range(9)}
             told: list[str] = []
             gang = Gang(told.append)
             if together:
-                futures = gang.do({k: site.client(k) for k in jobs}, jobs, OneThread())
+                futures = gang.do({k: host.client(k) for k in jobs}, jobs, OneThread())
                 found = {k: future.result() for k, future in futures.items()}
             else:
                 found = {k: job() for k, job in jobs.items()}
             gang.close()
             assert told == []
-            replies.append({k: decode(reply.up, site.wires(k)[0].up, "client") for k, reply in found.items()})
+            replies.append({k: decode(reply.up, host.wires(k)[0].up, "client") for k, reply in found.items()})
         for k in range(9):
             for name, value in replies[0][k].part().items():
                 torch.testing.assert_close(value, replies[1][k].tensor(name))

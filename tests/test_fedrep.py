@@ -16,7 +16,7 @@ from pluribus.client import Client
 from pluribus.errors import RangeError
 from pluribus.message import Message
 from pluribus.methods.fedrep import FedRep
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -28,14 +28,14 @@ def client_with(method: FedRep, *before: nn.Module, **how) -> Client:
     """Two layers and a head on five noisy images, all in one batch."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        model = Split(nn.Sequential(*before, nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
+        model = TwoPartModel(nn.Sequential(*before, nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
     client = client_of(model, data_of(noise(5), LABELS), classes=3, rule=Rule(lr=LR), **how)
     client.equip(method.optimisers(client), {})
     client.begin(0, 0, {})
     return client
 
 
-def by_hand(model: Split, client: Client, part: str, steps: int) -> None:
+def by_hand(model: TwoPartModel, client: Client, part: str, steps: int) -> None:
     """Steps on the whole training set, of this part of the model alone."""
     x, y = client.data["train"].take(torch.arange(5))
     for _ in range(steps):
@@ -86,7 +86,7 @@ class TestRun:
     def test_the_next_round_goes_on_with_the_own_head_and_the_global_body(self):
         hand = ByHand(assemble_tiny("fedrep", models="mlp-64"))
         hand.round(0, range(4))
-        client = hand.site.client(2)
+        client = hand.host.client(2)
         head = Message.of(client.model.head).part()
         hand.method.receive(client, hand.method.download(hand.server, 2))
         assert equal(Message.of(client.model.head).part(), head)
@@ -96,14 +96,14 @@ class TestRun:
         parts = assemble_tiny("fedrep", models="mlp-64")
         hand, fresh = ByHand(parts), ByHand(parts)
         hand.round(0, [0, 3])
-        heads = [[Message.of(one.site.client(k).model.head).part() for k in range(4)] for one in (hand, fresh)]
+        heads = [[Message.of(one.host.client(k).model.head).part() for k in range(4)] for one in (hand, fresh)]
         assert [equal(mine, first) for mine, first in zip(*heads, strict=True)] == [False, True, True, False]
 
     def test_bodies_are_averaged_by_samples(self):
         hand = ByHand(assemble_tiny("fedrep", models="mlp-64"))
         hand.round(0, range(4))
         samples = {k: hand.parts.cards[k].samples for k in range(4)}
-        bodies = [hand.site.client(k).model.features.state_dict() for k in range(4)]
+        bodies = [hand.host.client(k).model.features.state_dict() for k in range(4)]
         for name, value in hand.server.state.shared.state_dict().items():
             mean = sum(body[name] * (samples[k] / sum(samples.values())) for k, body in enumerate(bodies))
             torch.testing.assert_close(value, mean)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from parties import copies, equal, federation_of, run_through, server_of, task_of
 from pluribus.errors import RangeError
 from pluribus.message import Message, Rows, decode, encode
@@ -201,13 +201,13 @@ class TestClient:
         assert FedTGP(pull=0.5).loss(client, whole(client)).item() == pytest.approx(0.0181499 + 2.5, abs=1e-6)
 
     def test_prototypes_are_those_of_the_trained_model_in_eval_mode(self):
-        site = site_of(parts := assemble_tiny("fedtgp"))
+        host = make_host(parts := assemble_tiny("fedtgp"))
         server = server_of(parts.task, dict.fromkeys(range(4), 1), model="mlp-64")
         parts.method.setup(server)
         k = 3  # cnn-16-32, with batch norm
-        wire = site.wires(k)[0]
-        sent = decode(site.work(0, 0, k, encode(parts.method.download(server, k), wire.down, "s")).up, wire.up, "c")
-        client = site.client(k)
+        wire = host.wires(k)[0]
+        sent = decode(host.work(0, 0, k, encode(parts.method.download(server, k), wire.down, "s")).up, wire.up, "c")
+        client = host.client(k)
         trained = copies(client)
         x, y = client.data["train"].take(torch.arange(len(client.data["train"])))
         client.model.eval()

@@ -16,7 +16,7 @@ from pluribus.client import Batch
 from pluribus.errors import MismatchError, MissingSettingError, RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fml import FML
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from pluribus.traffic import bytes_per_round
 from refusals import assert_facts, refused
@@ -107,7 +107,7 @@ class TestServer:
         federation = federation_of(assemble_tiny("fml"))
         shared = dict(federation.server.state.shared.state_dict())
         for k in range(4):
-            assert equal(dict(federation.engine.site.client(k).state.shared.state_dict()), shared)
+            assert equal(dict(federation.engine.host.client(k).state.shared.state_dict()), shared)
 
 
 class TestNobodyTeaches:
@@ -120,7 +120,7 @@ class TestNobodyTeaches:
         alone = federation_of(assemble_tiny("local", **settings))
         results = run_through(mutual), run_through(alone)
         for k in range(4):
-            models = [dict(one.engine.site.client(k).model.state_dict()) for one in (mutual, alone)]
+            models = [dict(one.engine.host.client(k).model.state_dict()) for one in (mutual, alone)]
             assert equal(*models)
         assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
 
@@ -173,7 +173,7 @@ class TestSmallest:
         """Client 3 has it, and all share it."""
         federation = federation_of(assemble_tiny("fml", models="cnn-16,cnn-16,cnn-16,mlp-64"))
         for k in range(4):
-            assert sum(p.numel() for p in federation.engine.site.client(k).state.shared.parameters()) == 4810
+            assert sum(p.numel() for p in federation.engine.host.client(k).state.shared.parameters()) == 4810
 
     def test_it_depends_on_the_task(self):
         """3 x 32 x 32 pixels: the perceptron alone has 3,073 * 64 weights in its first layer."""
@@ -215,8 +215,8 @@ def twin(shape) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), 64), nn.ReLU())
 
 
-def ready(shape) -> Split:
-    return Split(narrow(shape), nn.Linear(32, 10), 32)
+def ready(shape) -> TwoPartModel:
+    return TwoPartModel(narrow(shape), nn.Linear(32, 10), 32)
 
 
 class TestRefusals:

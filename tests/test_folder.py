@@ -15,12 +15,12 @@ from hypothesis import strategies as st
 
 import pluribus
 from conftest import few_digits, new_folder, run_tiny
-from pluribus.checkpoint import Checkpoint
 from pluribus.errors import DamagedFileError, FileAccessError
-from pluribus.files import append_lines, read_lines, to_json, write_json
-from pluribus.folder import RunFolder
-from pluribus.ledger import Ledger
-from pluribus.toml import read_toml, to_toml
+from pluribus.internal.ledger import Ledger
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.files import append_lines, read_lines, to_json, write_json
+from pluribus.storage.folder import RunFolder
+from pluribus.storage.toml import read_toml, to_toml
 from processes import start
 from refusals import Kind, assert_facts, refused
 

@@ -27,7 +27,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from pluribus.flower.gate import PATHS, main
+from pluribus.sites.flower.gate import PATHS, main
 from refusals import assert_facts
 
 BIN = Path(sys.executable).parent
@@ -255,7 +255,7 @@ class Front:
 def standing(keys: Keys, to: int, log: Path, *flags: object) -> Iterator[Front]:
     files = ["--certificate", keys.certificate, "--key", keys.key, "--ca", keys.ca]
     addresses = ["--listen", "127.0.0.1:0", "--to", f"127.0.0.1:{to}"]
-    command = [sys.executable, "-m", "pluribus.flower.gate", *addresses, *files, *flags]
+    command = [sys.executable, "-m", "pluribus.sites.flower.gate", *addresses, *files, *flags]
     with running(command, log) as process:
         found = until(lambda: re.search(r"listening on 127.0.0.1:(\d+)\n", log.read_text()), log.read_text)
         yield Front(int(found[1]), process.pid, log, keys)
@@ -490,7 +490,7 @@ def test_slow_sites_do_not_keep_others_waiting(gate: Front, back: Back) -> None:
     assert gate.lines() == []
 
 
-IMPATIENT = "import sys; from pluribus.flower import gate; gate.PATIENCE = 1; sys.exit(gate.main())"
+IMPATIENT = "import sys; from pluribus.sites.flower import gate; gate.PATIENCE = 1; sys.exit(gate.main())"
 
 
 HALF = {
@@ -538,8 +538,8 @@ def test_an_answer_that_breaks_off_is_not_passed_for_a_whole_one(gate: Front, ba
 
 
 def test_it_starts_without_anything_heavy() -> None:
-    heavy = "{'torch', 'numpy', 'flwr', 'fastapi', 'cryptography', 'pluribus.files'}"
-    code = f"import sys, pluribus.flower.gate; assert not {heavy} & set(sys.modules)"
+    heavy = "{'torch', 'numpy', 'flwr', 'fastapi', 'cryptography', 'pluribus.storage.files'}"
+    code = f"import sys, pluribus.sites.flower.gate; assert not {heavy} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, timeout=PATIENCE)
 
 

@@ -21,7 +21,7 @@ import pytest
 import pluribus
 from network import PATIENCE, descendants
 from pluribus import cli
-from pluribus.flower.programs import free_port
+from pluribus.sites.flower.programs import free_port
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "docs"))

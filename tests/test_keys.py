@@ -35,7 +35,7 @@ from pluribus.errors import (
     MissingSettingError,
     RangeError,
 )
-from pluribus.flower.keys import (
+from pluribus.sites.keys import (
     check_authority,
     check_certificate,
     check_node_key,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from conftest import run_tiny
-from pluribus.files import read_lines
-from pluribus.ledger import Ledger
+from pluribus.internal.ledger import Ledger
 from pluribus.message import Field, Message, encode
+from pluribus.storage.files import read_lines
 
 HEADER = "(header)"
 

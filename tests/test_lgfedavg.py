@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import nn
 
-from conftest import assemble_tiny, run_tiny, site_of
+from conftest import assemble_tiny, make_host, run_tiny
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.errors import MismatchError, UnknownNameError
 from pluribus.evaluate import figures
 from pluribus.message import Message
 from pluribus.methods.lgfedavg import LGFedAvg
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -67,8 +67,8 @@ class TestClient:
         assert sent.tensor("bias").tolist() == [0.5, -0.5]
 
     def test_only_the_head_is_installed(self):
-        site = site_of(assemble_tiny("lg-fedavg"))
-        client, other = site.client(3), site.task.build("mlp-64", "other").head
+        host = make_host(assemble_tiny("lg-fedavg"))
+        client, other = host.client(3), host.task.build("mlp-64", "other").head
         before = {name: value.clone() for name, value in client.model.features.state_dict().items()}
         LGFedAvg().receive(client, Message.of(other))
         assert equal(dict(client.model.features.state_dict()), before)
@@ -86,16 +86,16 @@ class TestRun:
         settings = {"clients": 1, "rounds": 3, "epochs": 2, "models": model, "momentum": 0.9}
         averaging = federation_of(assemble_tiny("lg-fedavg", **settings))
         alone = federation_of(assemble_tiny("local", **settings))
-        averaging.server.state.shared.load_state_dict(alone.engine.site.client(0).model.head.state_dict())
+        averaging.server.state.shared.load_state_dict(alone.engine.host.client(0).model.head.state_dict())
         results = run_through(averaging), run_through(alone)
-        assert equal(*(dict(one.engine.site.client(0).model.state_dict()) for one in (averaging, alone)))
+        assert equal(*(dict(one.engine.host.client(0).model.state_dict()) for one in (averaging, alone)))
         assert [r["loss"] for r in results[0].history] == [r["loss"] for r in results[1].history]
 
     def test_before_is_the_own_extractor_with_the_global_head(self):
         federation = federation_of(assemble_tiny("lg-fedavg", rounds=1))
         run_through(federation)
         for k in range(4):
-            client = federation.engine.site.client(k)
+            client = federation.engine.host.client(k)
             client.model.head.load_state_dict(federation.server.state.shared.state_dict())
             assert figures(LGFedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]
 
@@ -109,9 +109,9 @@ class TestRun:
             assert by_tensor == {"weight": 2 * 4 * 4 * C * K, "bias": 2 * 4 * 4 * C}
 
 
-def deep_head(shape) -> Split:
+def deep_head(shape) -> TwoPartModel:
     features = nn.Sequential(nn.Flatten(), nn.Linear(64, K))
-    return Split(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
+    return TwoPartModel(features, nn.Sequential(nn.Linear(K, 8), nn.ReLU(), nn.Linear(8, C)), K)
 
 
 class TestRefusals:

@@ -23,8 +23,8 @@ from pluribus.data.folders import UNLISTED
 from pluribus.data.lists import read_splits
 from pluribus.errors import DamagedDataError, DataError, MismatchError, MissingDataError, PartitionError
 from pluribus.experiment import experiment
-from pluribus.flower.config import SiteFile
-from pluribus.flower.worker import _sets
+from pluribus.sites.config import SiteFile
+from pluribus.sites.trainer import _sets
 from refusals import Kind, refused
 
 DOMAINS, CLASSES, EACH, HELD = ("photo", "sketch"), ("cat", "dog"), 20, 12
@@ -111,8 +111,8 @@ def test_the_check_says_which_split_is_used(pacs: Path) -> None:
 
 
 def test_a_site_keeps_to_the_lists_too(pacs: Path) -> None:
-    site = SiteFile("north", "localhost:1", pacs, "mlp-64", pacs, data=str(pacs), image_size=4)
-    assert {name: len(one.y) for name, one in _sets(site).items()} == {"train": 32, "val": 24, "test": 24}
+    host = SiteFile("north", "localhost:1", pacs, "mlp-64", pacs, data=str(pacs), image_size=4)
+    assert {name: len(one.y) for name, one in _sets(host).items()} == {"train": 32, "val": 24, "test": 24}
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from pluribus.errors import SchemaError
-from pluribus.lowrank import Shelf, factorise, fields, most_rank, packed, rank, unpacked
 from pluribus.message import Message, decode, encode
+from pluribus.methods._lowrank import Shelf, factorise, fields, most_rank, packed, rank, unpacked
 from refusals import refused
 
 energies = st.floats(0.05, 1.0)

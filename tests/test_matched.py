@@ -138,13 +138,13 @@ class TestTraining:
         alone = ByHand(assemble_tiny("ind", **settings))
         start = matched.server.state.shared.state_dict()
         for k in range(4):
-            alone.site.client(k).model.load_state_dict(start)
+            alone.host.client(k).model.load_state_dict(start)
         for t in range(4):
             sent = matched.round(t, range(4))
             assert [up is not None for up in sent.values()] == [t == 3] * 4
             alone.round(t, range(4))
         for k in range(4):
-            mine, other = (dict(one.site.client(k).model.state_dict()) for one in (matched, alone))
+            mine, other = (dict(one.host.client(k).model.state_dict()) for one in (matched, alone))
             assert equal(mine, other)
 
     @BOTH
@@ -155,7 +155,7 @@ class TestTraining:
         shared = {n: v.clone() for n, v in hand.server.state.shared.state_dict().items()}
         hand.round(4, range(4))
         for k in range(4):
-            assert equal(dict(hand.site.client(k).state.shared.state_dict()), shared)
+            assert equal(dict(hand.host.client(k).state.shared.state_dict()), shared)
         assert equal(dict(hand.server.state.shared.state_dict()), shared)
 
 
@@ -171,7 +171,7 @@ class Compare:
     def round(self, record, ledger) -> None:
         method, shared = self.federation.method, self.federation.server.state.shared
         for k in range(4):
-            client = self.federation.engine.site.client(k)
+            client = self.federation.engine.host.client(k)
             with client.fork():
                 client.model.load_state_dict(shared.state_dict())
                 assert figures(method.predict, client) == record["clients"][str(k)]["before"], record["round"]
@@ -211,7 +211,7 @@ class TestFedProx:
         for hand in (far, near):
             for t in (1, 2):
                 hand.round(t, range(4))
-            client = hand.site.client(0)
+            client = hand.host.client(0)
             start = client.state.shared.state_dict()
             distances.append(sum(float((v - start[n]).square().sum()) for n, v in client.model.state_dict().items()))
         assert 0 < distances[1] < 0.9 * distances[0]
@@ -219,7 +219,7 @@ class TestFedProx:
     def test_who_missed_the_first_download_is_pulled_to_the_first_model(self):
         method = FedProxMatched()
         parts = tiny("fedprox-matched")
-        client = ByHand(parts).site.client(0)
+        client = ByHand(parts).host.client(0)
         model = parts.task.build("mlp-64", "global")
         assert all(torch.equal(value, dict(model.named_parameters())[n]) for n, value in method.anchor(client).items())
         assert client.got == {}

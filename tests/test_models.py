@@ -13,8 +13,9 @@ from torch import nn
 
 from pluribus import draws
 from pluribus.errors import FormatError, MismatchError, MissingSettingError, UnknownNameError, UserCodeError
-from pluribus.models import GROUPS, _torchvision, assign, build, entries, register_model, width_of, zoo
-from pluribus.models.split import Pool
+from pluribus.internal import torchvision as _torchvision
+from pluribus.models import GROUPS, assign, build, entries, register_model, width_of, zoo
+from pluribus.models.two_part import Pool
 from refusals import refused
 
 CIFAR = (3, 32, 32)
@@ -329,18 +330,18 @@ def test_registered_models_are_built_and_listed(monkeypatch):
 OWN_MODELS = """
 import torch
 from torch import nn
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 
 def backbone(shape):
     return nn.Sequential(nn.Flatten(), nn.Linear(shape[0] * shape[1] * shape[2], 24))
 
 def ready(shape):
-    return Split(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), nn.Linear(12, 10), 12)
+    return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(64, 12)), nn.Linear(12, 10), 12)
 
 def boastful(shape):
-    return Split(nn.Flatten(), nn.Linear(64, 10), 128)
+    return TwoPartModel(nn.Flatten(), nn.Linear(64, 10), 128)
 
-class Hollow(Split):
+class Hollow(TwoPartModel):
     def __init__(self):
         nn.Module.__init__(self)
 
@@ -393,9 +394,9 @@ class TestOwnBuilders:
         ("name", "classes", "width", "kind", "facts"),
         [
             ("ready", 5, None, MismatchError, ("10 logits", "5 classes")),
-            ("ready", 10, 64, MismatchError, ("Split", "width 12", 64)),
+            ("ready", 10, 64, MismatchError, ("TwoPartModel", "width 12", 64)),
             ("boastful", 10, None, UserCodeError, ("width", 128, 64)),
-            ("hollow", 10, None, UserCodeError, ("Split", "features")),
+            ("hollow", 10, None, UserCodeError, ("TwoPartModel", "features")),
             ("images", 10, None, MismatchError, ("1x8x8", "flat vector")),
             ("silent", 10, None, MismatchError, ("1x8x8", "RuntimeError")),
             ("number", 10, None, UserCodeError, ("function",)),

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from conftest import assemble_tiny, site_of
+from conftest import assemble_tiny, make_host
 from pluribus.client import Client
 from pluribus.engines.observe import observed
 
 
 def client() -> Client:
-    made = site_of(assemble_tiny("local")).client(0)
+    made = make_host(assemble_tiny("local")).client(0)
     made.begin(0, 0, {})
     return made
 

@@ -52,7 +52,7 @@ class TestClassMeans:
         order = data.draw(st.permutations(range(samples)))
         whole = means_of(pixels, labels)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("pluribus.steps.SWEEP_BATCH", data.draw(st.integers(1, 13)))
+            patch.setattr("pluribus.internal.steps.SWEEP_BATCH", data.draw(st.integers(1, 13)))
             again = means_of([pixels[i] for i in order], [labels[i] for i in order])
         assert torch.equal(again.value, whole.value)
         assert torch.equal(again.held, whole.held)
@@ -66,7 +66,7 @@ class TestClassMeans:
         expected = torch.stack([model.features(x)[y == c].mean(0) for c in range(3)]).detach()
         model.train()
         for size in (256, 7, 1):
-            monkeypatch.setattr("pluribus.steps.SWEEP_BATCH", size)
+            monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", size)
             rows = class_means(client)
             torch.testing.assert_close(rows.value[:3], expected)
             assert rows.held.tolist() == [True] * 3 + [False] * 2

@@ -7,7 +7,7 @@ import itertools
 import numpy as np
 import pytest
 
-from pluribus.paired import BETTER, NOT_SHOWN, WORSE, Difference, difference, holm, interval, sign_flips
+from pluribus.study.significance import BETTER, NOT_SHOWN, WORSE, Difference, difference, holm, interval, sign_flips
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,10 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import pluribus
-from conftest import enlarged, few_digits, new_folder, site_of
+from conftest import enlarged, few_digits, make_host, new_folder
 from kit import StopAfter, StoppedError, differing, numbers
 from parties import CPU
 from pluribus.assembly import Assembly, assemble
-from pluribus.checkpoint import Checkpoint
 from pluribus.data import Dataset
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
@@ -41,18 +40,19 @@ from pluribus.errors import (
 )
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Federation, Observer
-from pluribus.flower.agreement import Agreement
-from pluribus.flower.config import SiteFile
-from pluribus.flower.envelope import MAGIC, seal, unseal
-from pluribus.flower.federate import federation, greet, settled
-from pluribus.flower.holdings import OWN, Public, relabelled
-from pluribus.flower.party import Means, Party
-from pluribus.flower.remote import Missing, Transport
-from pluribus.flower.worker import Desk, means_of
-from pluribus.folder import RunFolder
 from pluribus.message import decode, encode
 from pluribus.result import Result
 from pluribus.server import Server
+from pluribus.sites.agreement import Agreement
+from pluribus.sites.config import SiteFile
+from pluribus.sites.envelope import MAGIC, seal, unseal
+from pluribus.sites.federate import federation, greet, settled
+from pluribus.sites.holdings import OWN, Public, relabelled
+from pluribus.sites.party import Means, Party
+from pluribus.sites.remote import Missing, Transport
+from pluribus.sites.trainer import Desk, means_of
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.folder import RunFolder
 from pluribus.task import Card
 from refusals import Kind, assert_facts, refused
 from test_images import sides
@@ -251,7 +251,7 @@ class Crashing(Direct):
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
         with self._patch.context() as patch:
-            patch.setattr("pluribus.files.os.replace", self._crash)
+            patch.setattr("pluribus.storage.files.os.replace", self._crash)
             try:
                 return super().carry(k, blob)
             except CrashedError:
@@ -304,7 +304,7 @@ def test_what_could_not_be_saved_was_not_done(tmp_path: Path, monkeypatch: pytes
     lucky, unlucky = (party_of(parts, None, 0, tmp_path / name) for name in ("lucky", "unlucky"))
     for t in range(2):
         with monkeypatch.context() as patch:
-            patch.setattr("pluribus.files.sync", full_disk)
+            patch.setattr("pluribus.storage.files.sync", full_disk)
             with refused(FileAccessError, "No space left"):
                 unlucky.answer(request(agreement, t=t))
         for party in (lucky, unlucky):
@@ -639,7 +639,7 @@ def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> No
 
 def test_rounds_of_warm_up_are_rounds_too(tmp_path: Path) -> None:
     parts, agreement, _ = agreed("fedl2g-l", warmup=2, rounds=1)
-    site, desk = site_of(parts), Desk(party_of(parts, None, 0, tmp_path))
+    site, desk = make_host(parts), Desk(party_of(parts, None, 0, tmp_path))
     method, server = parts.method, Server(parts.task, parts.cards)
     method.setup(server)
     down = encode(method.download(server, 0), site.wires(0)[0].down, "server")
@@ -720,7 +720,7 @@ def test_a_worker_outlives_a_mistake_of_its_own(
     parts, agreement, _ = agreed("local")
     answer = Desk(party_of(parts, None, 0, tmp_path)).answer
     with monkeypatch.context() as patch:
-        patch.setattr("pluribus.site.Site.work", lambda *args: {}["a key that is not there"])
+        patch.setattr("pluribus.host.Host.work", lambda *args: {}["a key that is not there"])
         refusal = unseal(answer(request(agreement))).head["refused"]
     assert_facts(refusal, "KeyError", "log")
     assert "a key that is not there" in capsys.readouterr().err

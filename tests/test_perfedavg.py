@@ -16,12 +16,12 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from conftest import assemble_tiny, run_tiny
 from kit import ByHand, differing
 from parties import client_of, copies, data_of, equal, flat_split, noise
-from pluribus.batches import Batch
 from pluribus.client import Client
 from pluribus.errors import MismatchError, RangeError, UnknownNameError
+from pluribus.internal.batches import Batch
 from pluribus.message import Message
 from pluribus.methods.perfedavg import PerFedAvg, split
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 from toys import RowReader
@@ -30,7 +30,7 @@ LABELS = [0, 1, 2, 1, 0, 2, 2, 1, 0]
 BETA = 0.5
 
 
-def client_with(method: PerFedAvg, model: Split | None = None, **how) -> Client:
+def client_with(method: PerFedAvg, model: TwoPartModel | None = None, **how) -> Client:
     """A client with nine noisy images of three classes."""
     model = model or flat_split(16, 3)
     client = client_of(model, data_of(noise(9), LABELS), classes=3, rule=Rule(lr=BETA), **how)
@@ -146,18 +146,18 @@ class TestStep:
         assert sum(sizes) == 9
 
 
-def switching() -> Split:
+def switching() -> TwoPartModel:
     """A hidden layer of eight units with ReLU."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return Split(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()), nn.Linear(8, 3), 8)
+        return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 8), nn.ReLU()), nn.Linear(8, 3), 8)
 
 
-def reading(kind: type[nn.RNNBase]) -> Split:
+def reading(kind: type[nn.RNNBase]) -> TwoPartModel:
     """A recurrent network that reads an image row by row."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
-        return Split(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
+        return TwoPartModel(RowReader(kind, 4, 6), nn.Linear(6, 3), 6)
 
 
 def by_hessian(client: Client, batch: Batch, direction: Tensor) -> Tensor:
@@ -207,7 +207,7 @@ class TestProduct:
         torch.testing.assert_close(found.double(), right, rtol=1e-4, atol=1e-6)
 
     def test_of_fused_attention(self):
-        client = client_with(PerFedAvg(), Split(Attention(), nn.Linear(4, 3), 4))
+        client = client_with(PerFedAvg(), TwoPartModel(Attention(), nn.Linear(4, 3), 4))
         direction = {n: torch.ones_like(p) for n, p in client.parameters().items()}
         with sdpa_kernel(SDPBackend.MATH):
             right = by_hessian(client, first(client, 9), torch.cat([d.flatten() for d in direction.values()]))
@@ -297,11 +297,11 @@ class TestAdapted:
     def test_evaluation_measures_it_and_leaves_the_global_model_alone(self):
         hand = ByHand(assemble_tiny("per-fedavg", inner_lr=0.5))
         before = {n: v.clone() for n, v in hand.server.state.state_dict().items()}
-        measured = hand.site.evaluate(0, 0, hand.download(0, 0))
+        measured = hand.host.evaluate(0, 0, hand.download(0, 0))
         assert measured["adapted"]["test_loss"] < measured["before"]["test_loss"]
         assert differing(before, hand.server.state.state_dict()) == []
         still = ByHand(assemble_tiny("per-fedavg", inner_lr=0.0))
-        measured = still.site.evaluate(0, 0, still.download(0, 0))
+        measured = still.host.evaluate(0, 0, still.download(0, 0))
         assert measured["adapted"] == measured["before"]
 
 

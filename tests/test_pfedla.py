@@ -17,10 +17,10 @@ from pluribus.data import Dataset, load
 from pluribus.errors import DeviceError, RangeError
 from pluribus.experiment import experiment
 from pluribus.federation import Federation
+from pluribus.internal.state import State
 from pluribus.message import Message
 from pluribus.methods.pfedla import HyperNetwork, PFedLA, _layers
 from pluribus.result import Result
-from pluribus.state import State
 from refusals import refused
 
 
@@ -185,7 +185,7 @@ class TestRun:
         hand = ByHand(parts := assemble_tiny("pfedla"))
         common = parts.task.build("cnn-16", "global").state_dict()
         for k in parts.cards:
-            assert equal(dict(hand.site.client(k).model.state_dict()), dict(common))
+            assert equal(dict(hand.host.client(k).model.state_dict()), dict(common))
             for name, value in PFedLA().download(hand.server, k).items():
                 torch.testing.assert_close(value, common[name])
 
@@ -194,12 +194,12 @@ class TestRun:
         mixing, alone = (federation_of(assemble_tiny(name, **settings)) for name in ("pfedla", "local"))
         for net in mixing.server.state.nets:
             torch.nn.init.constant_(net.bias, -1e9)
-        common = mixing.engine.site.client(0).model.state_dict()
+        common = mixing.engine.host.client(0).model.state_dict()
         for k in range(4):
-            alone.engine.site.client(k).model.load_state_dict(common)
+            alone.engine.host.client(k).model.load_state_dict(common)
         run_through(mixing), run_through(alone)
         for k in range(4):
-            models = [dict(one.engine.site.client(k).model.state_dict()) for one in (mixing, alone)]
+            models = [dict(one.engine.host.client(k).model.state_dict()) for one in (mixing, alone)]
             assert equal(*models)
 
     def test_who_is_absent_keeps_its_stored_model(self):
@@ -209,7 +209,7 @@ class TestRun:
         for name, value in hand.server.state.weights.named_buffers():
             assert torch.equal(value[[0, 3]], before[name][[0, 3]])
             for k in (1, 2):
-                assert torch.equal(value[k], hand.site.client(k).model.state_dict()[name.replace("/", ".")])
+                assert torch.equal(value[k], hand.host.client(k).model.state_dict()[name.replace("/", ".")])
 
     def test_traffic_is_what_the_sheet_says(self):
         """P floats each way."""
@@ -302,7 +302,7 @@ class TestKeepLocal:
         method = PFedLA(keep_local=2)
         hand = ByHand(replace(assemble_tiny("pfedla", models="cnn-16-32"), method=method))
         hand.round(0, range(4))
-        client = hand.site.client(1)
+        client = hand.host.client(1)
         down = method.download(hand.server, 1)
         trained = {n: v.clone() for n, v in client.model.state_dict().items()}
         method.receive(client, down)

@@ -170,7 +170,7 @@ class TestClient:
     def test_starts_from_what_came_and_trains_prompts_and_head_alone(self):
         parts = assemble_tiny("pfedpg", **FEW)
         hand = ByHand(parts)
-        client = hand.site.client(1)
+        client = hand.host.client(1)
         down = parts.method.download(hand.server, 1)
         assert torch.equal(down.tensor("prompts"), hand.server.state.generator(1))
         parts.method.receive(client, down)

@@ -9,14 +9,14 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from conftest import assemble_tiny, few_digits, run_tiny, site_of
+from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand
 from parties import client_of, copies, data_of, flat_split, noise
 from pluribus.client import Batch
 from pluribus.errors import RangeError
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.pfedpt import Border, PFedPT
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Opt, Rule
 from refusals import refused
 
@@ -28,7 +28,7 @@ def border_of(shape=SHAPE, width: int = 1) -> Border:
     return Border(shape, width, torch.Generator().manual_seed(0))
 
 
-def client_with(model: Split, samples: int = 6, lr: float = 0.1):
+def client_with(model: TwoPartModel, samples: int = 6, lr: float = 0.1):
     """A client with a border before its model, and random images."""
     border = border_of()
     opts = {"prompt": Opt(border, Rule(lr=METHOD.prompt_lr)), "model": Opt(model)}
@@ -94,7 +94,7 @@ class TestStages:
         METHOD.tune(client, batch)
         torch.testing.assert_close(pixels(border), expected)
 
-    def normed(self) -> Split:
+    def normed(self) -> TwoPartModel:
         return flat_split(math.prod(SHAPE), 2, 0, nn.BatchNorm2d(1))
 
     def test_the_first_leaves_the_model_alone_and_the_second_the_border(self):
@@ -145,7 +145,7 @@ class TestRun:
         parts = assemble_tiny("pfedpt", data=few_digits(160))
         hand = ByHand(parts)
         hand.round(0, range(4))
-        clients = [hand.site.client(k) for k in range(4)]
+        clients = [hand.host.client(k) for k in range(4)]
         borders = [pixels(client.state.prompt) for client in clients]
         assert len({tuple(border.flatten().tolist()) for border in borders}) == 4
         total = sum(parts.cards[k].samples for k in range(4))
@@ -158,10 +158,10 @@ class TestRun:
 
     def test_who_never_took_part_has_its_first_border(self):
         parts = assemble_tiny("pfedpt", data=few_digits(160))
-        hand, born = ByHand(parts), site_of(parts)
+        hand, born = ByHand(parts), make_host(parts)
         hand.round(0, [0, 1])
         for k in range(4):
-            same = torch.equal(pixels(hand.site.client(k).state.prompt), pixels(born.client(k).state.prompt))
+            same = torch.equal(pixels(hand.host.client(k).state.prompt), pixels(born.client(k).state.prompt))
             assert same == (k > 1)
 
     def test_traffic_is_what_the_sheet_says(self):

@@ -36,10 +36,10 @@ from pluribus.errors import (
     UnknownNameError,
 )
 from pluribus.experiment import Experiment, from_toml
-from pluribus.folder import RunFolder
 from pluribus.method import methods
 from pluribus.prediction import Prediction
 from pluribus.result import Result
+from pluribus.storage.folder import RunFolder
 from refusals import refused
 from terminal import Terminal
 from test_conformance import fitting

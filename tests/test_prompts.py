@@ -13,11 +13,11 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 
 import pluribus
-from conftest import assemble_tiny, new_folder, run_tiny, site_of
+from conftest import assemble_tiny, make_host, new_folder, run_tiny
 from kit import StopAfter, StoppedError, assert_same, differing, kept
 from pluribus.draws import generator, seeded
 from pluribus.errors import MismatchError, WeightsError
-from pluribus.models import GROUPS, Split, build, entries, has_weights
+from pluribus.models import GROUPS, TwoPartModel, build, entries, has_weights
 from pluribus.models import pretrained as source
 from pluribus.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, SHIPPED, Normalise, Origin
 from pluribus.models.prompts import PaddedImage, PromptedTransformer, Prompting, is_transformer, prompts_of
@@ -32,13 +32,13 @@ def learnt(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
-def skeleton(name: str, prompting: Prompting, classes: int = 10, shape=PHOTO) -> Split:
+def skeleton(name: str, prompting: Prompting, classes: int = 10, shape=PHOTO) -> TwoPartModel:
     with torch.device("meta"):
         model = build(name, shape=shape, classes=classes)
     return prompting.skeleton(model, shape, name)
 
 
-def tiny(name: str, prompting: Prompting = DEEP, shape=SHAPE) -> Split:
+def tiny(name: str, prompting: Prompting = DEEP, shape=SHAPE) -> TwoPartModel:
     """A tiny pretrained model with drawn prompts."""
     with seeded("head"):
         model = build(name, shape=shape, classes=10)
@@ -181,7 +181,7 @@ class TestTransformer:
         assert torch.equal(tokens, tiny("tiny-vit-32", Prompting("deep", 50, 3)).features.backbone.tokens)
 
     def test_a_transformer_of_timm(self):
-        from pluribus.models import _torchvision  # noqa: F401
+        from pluribus.internal import torchvision as _torchvision  # noqa: F401
 
         from timm.models.vision_transformer import VisionTransformer  # isort: skip
 
@@ -247,8 +247,8 @@ def own_net(shape) -> nn.Module:
     return nn.Sequential(OrderedDict(net=net))
 
 
-def ready_net(shape) -> Split:
-    return Split(own_net(shape), nn.Linear(32, 10), 32)
+def ready_net(shape) -> TwoPartModel:
+    return TwoPartModel(own_net(shape), nn.Linear(32, 10), 32)
 
 
 def loaded_net(shape) -> nn.Module:
@@ -350,7 +350,7 @@ class TestWeights:
     @pytest.mark.parametrize("name", [OWN, READY])
     def test_ones_own_model_starts_from_the_file_of_its_dotted_name(self, tmp_path, name):
         tensors = own_file(tmp_path, name)
-        client = site_of(assemble_tiny("local", models=name, weights=str(tmp_path))).client(1)
+        client = make_host(assemble_tiny("local", models=name, weights=str(tmp_path))).client(1)
         state = client.model.state_dict() if name == READY else client.model.features.backbone.state_dict()
         assert all(torch.equal(state[n], value) for n, value in tensors.items() if not n.startswith("head."))
         if name == READY:
@@ -379,8 +379,8 @@ class TestWeights:
 
     def test_ones_own_model_with_its_file_serves_such_a_method(self, tmp_path):
         tensors = own_file(tmp_path, OWN)
-        site = site_of(assemble_tiny("fedhpl", models=OWN, weights=str(tmp_path)))
-        state = site.client(0).model.features.backbone.net.state_dict()
+        host = make_host(assemble_tiny("fedhpl", models=OWN, weights=str(tmp_path)))
+        state = host.client(0).model.features.backbone.net.state_dict()
         assert all(torch.equal(state[n], value) for n, value in tensors.items())
         assert assemble_tiny("fedhpl", models=LOADED)
 
@@ -411,7 +411,7 @@ class TestWeights:
             build("cnn-16", shape=(1, 8, 8), classes=10, weights="torchvision")
 
     def test_a_library_without_internet(self, monkeypatch):
-        from pluribus.models._torchvision import torchvision
+        from pluribus.internal.torchvision import torchvision
 
         def offline(name, weights):
             raise OSError("no route to host.\nmore")
@@ -421,7 +421,7 @@ class TestWeights:
             build("resnet18", shape=(3, 32, 32), classes=10, weights="torchvision")
 
     def test_a_library_with_them(self, monkeypatch):
-        from pluribus.models._torchvision import torchvision
+        from pluribus.internal.torchvision import torchvision
 
         with seeded("downloaded"):
             theirs = torchvision.models.resnet18(weights=None)

@@ -14,8 +14,8 @@ import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import StopAfter, StoppedError, assert_same
 from places import Broken
-from pluribus.blame import blame_of
 from pluribus.errors import ConflictError, DeviceError, NotFiniteError, UnknownNameError
+from pluribus.internal.blame import blame_of
 from pluribus.method import name_of
 from pluribus.models import zoo
 from pluribus.result import Result

@@ -11,8 +11,8 @@ pytest.importorskip("flwr")
 from flwr.app import ConfigRecord, Error, Message, RecordDict
 from flwr.supercore.task_identity import TaskIdentity
 
-from pluribus.flower import relay
-from pluribus.flower.wire import BLOB
+from pluribus.sites.flower import relay
+from pluribus.sites.flower.wire import BLOB
 
 
 class Forgetful:

@@ -35,7 +35,6 @@ from pluribus.errors import (
     PackageError,
     RangeError,
 )
-from pluribus.folder import RunFolder
 from pluribus.report import write_report
 from pluribus.report.embeddings import embed
 from pluribus.report.figures import draw, write_figures
@@ -44,6 +43,7 @@ from pluribus.report.page import page
 from pluribus.report.plots import Plot, Section, sections
 from pluribus.report.watch import Watching, server_of
 from pluribus.result import Result
+from pluribus.storage.folder import RunFolder
 from processes import start
 from refusals import assert_facts, refused
 from terminal import Terminal

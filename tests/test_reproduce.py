@@ -16,14 +16,14 @@ from pluribus.assembly import assemble
 from pluribus.data import Dataset, load
 from pluribus.errors import DamagedFileError, FileAccessError, MissingDataError, RangeError, UnknownNameError
 from pluribus.models import assign
-from pluribus.reproduce import paper, summary
-from pluribus.reproduce.beside import Beside, Pair
-from pluribus.reproduce.counts import counted
-from pluribus.reproduce.figures import ACCURACY, TARGET, figure, targets
-from pluribus.reproduce.paper import PaperTable, Printed
-from pluribus.reproduce.run import reproduce, shown
-from pluribus.reproduce.summary import Finished
-from pluribus.standings import Run, Spread
+from pluribus.study.reproduce import paper, summary
+from pluribus.study.reproduce.beside import Beside, Pair
+from pluribus.study.reproduce.counts import counted
+from pluribus.study.reproduce.measures import ACCURACY, TARGET, figure, targets
+from pluribus.study.reproduce.paper import PaperTable, Printed
+from pluribus.study.reproduce.run import reproduce, shown
+from pluribus.study.reproduce.summary import Finished
+from pluribus.study.standings import Run, Spread
 from refusals import Kind, refused
 from terminal import Terminal
 

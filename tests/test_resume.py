@@ -19,11 +19,11 @@ import torch
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import assert_same, numbers, timeless
-from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
 from pluribus.errors import OtherRunError
 from pluribus.experiment import EXECUTION, known_settings
+from pluribus.storage.checkpoint import Checkpoint
 from processes import Process, start
 from refusals import assert_facts, refused
 

@@ -14,7 +14,7 @@ from pluribus.client import Client
 from pluribus.errors import ConflictError, RangeError
 from pluribus.message import Field, Message
 from pluribus.methods.scaffold import Scaffold
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
 
@@ -92,7 +92,7 @@ class TestClient:
         assert client.state.control.tolist() == C_I
 
 
-def normed(batches: int) -> Split:
+def normed(batches: int) -> TwoPartModel:
     """Batch norm without weights of its own, then a linear model."""
     model = flat_split(2, 2, 0, nn.BatchNorm2d(1, affine=False))
     model.features[0].num_batches_tracked.fill_(batches)
@@ -133,7 +133,7 @@ class TestRun:
     def test_the_first_round_is_uniform_fedavg(self):
         federation = federation_of(assemble_tiny("scaffold", rounds=1, models="cnn-16-32"))
         run_through(federation)
-        models = [federation.engine.site.client(k).model.state_dict() for k in range(4)]
+        models = [federation.engine.host.client(k).model.state_dict() for k in range(4)]
         for name, value in federation.server.state.model.state_dict().items():
             if value.is_floating_point():
                 torch.testing.assert_close(value, torch.stack([model[name] for model in models]).mean(0))

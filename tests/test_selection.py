@@ -13,15 +13,15 @@ import torch
 import pluribus
 from conftest import few_digits, new_folder, run_tiny, tiny
 from kit import assert_same
-from pluribus import checkpoint
-from pluribus.checkpoint import Checkpoint
 from pluribus.cli import main
 from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
-from pluribus.folder import RunFolder
 from pluribus.report.numbers import read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import per_client
+from pluribus.storage import checkpoint
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.folder import RunFolder
 from processes import start
 from refusals import refused
 
@@ -57,7 +57,7 @@ def test_with_little_memory_models_are_saved_between_groups_of_clients(monkeypat
 
     monkeypatch.setattr(Checkpoint, "keep", counted)
     roomy, at_commits = run_tiny("fedgh", **how), len(written)
-    monkeypatch.setattr("pluribus.site.SELECTED_SHARE", 60_000 / 2**33)  # of 8 GiB: room for two or three small models
+    monkeypatch.setattr("pluribus.host.SELECTED_SHARE", 60_000 / 2**33)  # of 8 GiB: room for two or three small models
     cramped = run_tiny("fedgh", **how)
     assert_same(roomy, cramped)
     assert len(written) - at_commits > at_commits  # also between commits, and what is superseded by the next one

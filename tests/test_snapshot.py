@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pluribus.snapshot import Snapshot, copy_all
+from pluribus.internal.snapshot import Snapshot, copy_all
 
 
 def some() -> dict[str, torch.Tensor]:

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from conftest import assemble_tiny, site_of
+from conftest import assemble_tiny, make_host
 from pluribus.client import Batch, Client
 from pluribus.engines.stacked import Gang, _turns, cut, stackable
+from pluribus.host import Host
+from pluribus.internal.steps import Eager
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Method
 from pluribus.methods.fedl2g import FedL2GFeatures
 from pluribus.methods.local import Local
-from pluribus.site import Site
-from pluribus.steps import Eager
 
 CLIENTS = 9
 
@@ -39,16 +39,16 @@ class OneThread:
         return self._thread.submit(work)
 
 
-def worked(site: Site, rounds: int, tell: Callable[[str], None] | None = None) -> dict[int, list[Any]]:
+def worked(host: Host, rounds: int, tell: Callable[[str], None] | None = None) -> dict[int, list[Any]]:
     """Replies of all clients in some rounds: together if there is someone to tell, else one after the other."""
     replies: dict[int, list[Any]] = {k: [] for k in range(CLIENTS)}
     gang = Gang(tell) if tell else None
     for t in range(rounds):
-        jobs = {k: partial(site.work, t, 0, k, None) for k in replies}
+        jobs = {k: partial(host.work, t, 0, k, None) for k in replies}
         if gang is None:
             answers = {k: job() for k, job in jobs.items()}
         else:
-            futures = gang.do({k: site.client(k) for k in replies}, jobs, OneThread())
+            futures = gang.do({k: host.client(k) for k in replies}, jobs, OneThread())
             answers = {k: future.result() for k, future in futures.items()}
         for k, reply in answers.items():
             replies[k].append(reply)
@@ -109,7 +109,7 @@ def parts_of(method: Any, **settings: Any):
 @pytest.mark.parametrize("method", [Local, TwoFits])
 def test_together_is_as_one_after_the_other(method, settings):
     parts, told = parts_of(method, **settings), []
-    alone, together = site_of(parts), site_of(parts)
+    alone, together = make_host(parts), make_host(parts)
     expected, found = worked(alone, 2), worked(together, 2, told.append)
     assert told == []
     for k in range(CLIENTS):
@@ -122,10 +122,10 @@ def test_together_is_as_one_after_the_other(method, settings):
 def test_the_stack_really_trains_them():
     """Nobody but the stack takes a step."""
     parts, told = parts_of(Local), []
-    site = site_of(parts)
+    host = make_host(parts)
     for k in range(CLIENTS):
-        site.client(k).runner = NoSteps()
-    worked(site, 1, told.append)
+        host.client(k).runner = NoSteps()
+    worked(host, 1, told.append)
     assert told == []
 
 
@@ -135,10 +135,10 @@ class NoSteps(Eager):
 
 
 def test_an_error_of_one_client_is_its_own():
-    site = site_of(parts_of(Breaks))
+    host = make_host(parts_of(Breaks))
     gang = Gang(pytest.fail)
-    jobs = {k: partial(site.work, 0, 0, k, None) for k in range(CLIENTS)}
-    futures = gang.do({k: site.client(k) for k in range(CLIENTS)}, jobs, OneThread())
+    jobs = {k: partial(host.work, 0, 0, k, None) for k in range(CLIENTS)}
+    futures = gang.do({k: host.client(k) for k in range(CLIENTS)}, jobs, OneThread())
     with pytest.raises(ValueError, match="client 4 is broken"):
         futures[4].result()
     assert all(futures[k].result().loss > 0 for k in range(CLIENTS) if k != 4)
@@ -147,7 +147,7 @@ def test_an_error_of_one_client_is_its_own():
 
 def test_what_cannot_be_stacked_trains_alone_and_says_why():
     parts, told = parts_of(Unstackable), []
-    alone, together = site_of(parts), site_of(parts)
+    alone, together = make_host(parts), make_host(parts)
     expected, found = worked(alone, 2), worked(together, 2, told.append)
     (reason,) = told
     assert "not stacked" in reason
@@ -155,10 +155,10 @@ def test_what_cannot_be_stacked_trains_alone_and_says_why():
 
 
 def test_who_is_stackable():
-    assert stackable(Local(), site_of(parts_of(Local)).client(0))
-    assert not stackable(Local(), site_of(parts_of(Local, optimizer="adam")).client(0))
-    assert not stackable(Local(), site_of(parts_of(Local, models="resnet18", image_size=32)).client(0))
-    assert not stackable(FedL2GFeatures(), site_of(parts_of(FedL2GFeatures)).client(0))
+    assert stackable(Local(), make_host(parts_of(Local)).client(0))
+    assert not stackable(Local(), make_host(parts_of(Local, optimizer="adam")).client(0))
+    assert not stackable(Local(), make_host(parts_of(Local, models="resnet18", image_size=32)).client(0))
+    assert not stackable(FedL2GFeatures(), make_host(parts_of(FedL2GFeatures)).client(0))
 
 
 def test_groups():

@@ -16,14 +16,14 @@ from conftest import enlarged, few_digits, new_folder
 from kit import kept, numbers, selected
 from network import Network
 from pluribus.assembly import Assembly, assemble
-from pluribus.checkpoint import Checkpoint
 from pluribus.experiment import experiment
-from pluribus.flower.agreement import Agreement
-from pluribus.flower.federate import dismiss, federation, greet, settled
-from pluribus.flower.keys import site_keys
-from pluribus.flower.link import Door, Link
-from pluribus.folder import RunFolder
 from pluribus.result import Result
+from pluribus.sites.agreement import Agreement
+from pluribus.sites.federate import dismiss, federation, greet, settled
+from pluribus.sites.flower.link import Door, Link
+from pluribus.sites.keys import site_keys
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.folder import RunFolder
 
 pytest.importorskip("flwr")
 ray = pytest.importorskip("ray")

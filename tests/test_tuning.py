@@ -14,8 +14,8 @@ import pluribus
 from conftest import few_digits, new_folder, tiny
 from pluribus.cli import _begun, _parse
 from pluribus.errors import FormatError, MismatchError, OtherRunError, RangeError, UnknownNameError
-from pluribus.files import read_json
-from pluribus.tuning import Range, Tuned, parse_space, tune
+from pluribus.storage.files import read_json
+from pluribus.study.tune import Range, Tuned, parse_space, tune
 from refusals import Kind, refused
 from terminal import Terminal
 

@@ -30,9 +30,9 @@ from pluribus.engines.assignment import Costs, Size, assign, limit_of, longest
 from pluribus.engines.serial import Serial
 from pluribus.engines.workers import Workers
 from pluribus.errors import ConflictError, NotFiniteError, WorkerError
+from pluribus.host import Limits
 from pluribus.method import name_of
 from pluribus.result import Result
-from pluribus.site import Limits
 from processes import Process, start
 from refusals import assert_facts, refused
 from toys import Consensus, Counted
@@ -84,8 +84,8 @@ def test_the_same_bits_as_one_after_the_other(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["slots that outlive an exchange"])
 def test_the_same_bits_with_room_for_one_client_per_worker(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 2)
-    monkeypatch.setattr("pluribus.site.MOST_BYTES", 0)  # what is saved is forgotten, and asked back from the parent
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    monkeypatch.setattr("pluribus.host.MOST_BYTES", 0)  # what is saved is forgotten, and asked back from the parent
     assert_same(serial(name), run(name, workers=2))
 
 
@@ -167,16 +167,16 @@ def test_one_worker_is_this_process() -> None:
 
 
 def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pluribus.site.MOST_CLIENTS", 7)
-    monkeypatch.setattr("pluribus.site.MOST_BYTES", 1000)
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 7)
+    monkeypatch.setattr("pluribus.host.MOST_BYTES", 1000)
     cpu = torch.device("cpu")
     assert [tuple(Limits.of(cpu, sites)) for sites in (1, 3, 10)] == [
         (7, 1000, 1000),
         (2, 333, 333),
         (1, 100, 100),
     ]
-    site = Workers(assemble_tiny(), lambda k: None, 3)._site()(load=lambda k: None)
-    assert site._limits == Limits(2, 333, 333)
+    host = Workers(assemble_tiny(), lambda k: None, 3)._host()(load=lambda k: None)
+    assert host._limits == Limits(2, 333, 333)
 
 
 def test_workers_are_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,47 +12,47 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pluribus.api import load_result, resume, run
-    from pluribus.benchmark import Bench, bench
     from pluribus.client import Batch, Client
-    from pluribus.comparison import compare
     from pluribus.data import Dataset, register_data
     from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
     from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
     from pluribus.method import Exchange, Method, Need, PeerMethod, register
-    from pluribus.models import Split, register_model
+    from pluribus.models import TwoPartModel, register_model
     from pluribus.optim import Opt, Rule
     from pluribus.prediction import Prediction, predict
     from pluribus.report import write_report
     from pluribus.result import Result
     from pluribus.server import Server
-    from pluribus.standings import Comparison
+    from pluribus.storage.reopen import load_model
+    from pluribus.study.bench import Bench, bench
+    from pluribus.study.compare import compare
+    from pluribus.study.standings import Comparison
+    from pluribus.study.tune import Tuned, tune
     from pluribus.task import Card, Task
-    from pluribus.trained import load_model
-    from pluribus.tuning import Tuned, tune
 
 _HOMES = {
     "api": ("load_result", "resume", "run"),
-    "benchmark": ("Bench", "bench"),
+    "study.bench": ("Bench", "bench"),
     "client": ("Batch", "Client"),
-    "comparison": ("compare",),
+    "study.compare": ("compare",),
     "data": ("Dataset", "register_data"),
     "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
     "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
     "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
-    "models": ("Split", "register_model"),
+    "models": ("TwoPartModel", "register_model"),
     "optim": ("Opt", "Rule"),
     "prediction": ("Prediction", "predict"),
     "report": ("write_report",),
     "result": ("Result",),
     "server": ("Server",),
-    "standings": ("Comparison",),
+    "study.standings": ("Comparison",),
     "task": ("Card", "Task"),
-    "trained": ("load_model",),
-    "tuning": ("Tuned", "tune"),
+    "storage.reopen": ("load_model",),
+    "study.tune": ("Tuned", "tune"),
 }
 
 __all__ = [
@@ -79,9 +79,9 @@ __all__ = [
     "Rows",
     "Rule",
     "Server",
-    "Split",
     "Task",
     "Tuned",
+    "TwoPartModel",
     "Wire",
     "bench",
     "check_data",

@@ -16,11 +16,11 @@ from pluribus.engines.worker import check_guarded
 from pluribus.errors import FileAccessError, HostLostError, NotFiniteError, OtherRunError, RangeError, WorkerError
 from pluribus.experiment import SITES, Experiment, experiment, from_toml
 from pluribus.federation import Federation, Observer
-from pluribus.folder import RunFolder, check_unchanged
 from pluribus.method import Method
 from pluribus.result import RESULT, Result
-from pluribus.toml import read_toml
-from pluribus.track.console import Progress
+from pluribus.storage.folder import RunFolder, check_unchanged
+from pluribus.storage.toml import read_toml
+from pluribus.terminal import Progress
 from pluribus.track.tracker import trackers
 
 MOST_LOSSES = 2  # of hosts, from one checkpoint to the next: more are no accident

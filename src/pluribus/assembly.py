@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from pluribus.blame import at
 from pluribus.client import Local
 from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
 from pluribus.data.augment import augmentations
@@ -20,6 +19,7 @@ from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment
+from pluribus.internal.blame import at
 from pluribus.method import Method, check_needs, decided
 from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
 
     from pluribus.experiment import Experiment
     from pluribus.federation import Federation
-    from pluribus.folder import RunFolder
+    from pluribus.internal.views import View
     from pluribus.result import Result
-    from pluribus.views import View
+    from pluribus.storage.folder import RunFolder
 
 USAGE = """\
 Pluribus: heterogeneous federated learning.
@@ -311,7 +311,7 @@ def _fail_with_lines(error: Exception, as_json: bool) -> None:
     """What came up where; then the user's own lines, or all, where none of those had a part in it."""
     import traceback
 
-    from pluribus.blame import blame_of, sentence_of
+    from pluribus.internal.blame import blame_of, sentence_of
 
     _fail(sentence_of(error), "exception", as_json)
     known = blame_of(error)
@@ -325,7 +325,7 @@ def _fail_with_lines(error: Exception, as_json: bool) -> None:
 
 
 def _run(args: list[str]) -> None:
-    from pluribus.views import ABOUT, AFTER, View
+    from pluribus.internal.views import ABOUT, AFTER, View
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
     described, output = _parse("run", *_begun(args), [AGAINST, view, TRACK, JSON, CONFIG])
@@ -413,7 +413,7 @@ def _check_flags(form: type, command: str, args: list[str]) -> None:
 
     Of those that are merely mistyped tyro knows the nearest.
     """
-    from pluribus.fields import FORMER, flag
+    from pluribus.settings import FORMER, flag
 
     known = {"--help", *_flag_names(form)}
     for (name, former), now in FORMER.items():
@@ -428,7 +428,7 @@ def _flag_names(form: type) -> Iterator[str]:
     """The flags of a dataclass, and of those within."""
     import dataclasses
 
-    from pluribus.fields import flag
+    from pluribus.settings import flag
 
     for field in dataclasses.fields(form):
         if dataclasses.is_dataclass(field.type):
@@ -506,9 +506,9 @@ def _run_and_report(
     from pluribus.api import run
     from pluribus.assembly import assemble
     from pluribus.experiment import embedded_hyper
-    from pluribus.folder import RunFolder
     from pluribus.method import find
-    from pluribus.standings import about_defaults, overruled
+    from pluribus.storage.folder import RunFolder
+    from pluribus.study.standings import about_defaults, overruled
 
     console = Console(stderr=as_json)
     chain, cautions = [described], list[str]()
@@ -535,9 +535,9 @@ def _report(
     view: View | None = None,
     cautions: Sequence[str] = (),
 ) -> None:
-    from pluribus.files import to_json
-    from pluribus.tables import show_cautions
-    from pluribus.track.console import print_table
+    from pluribus.storage.files import to_json
+    from pluribus.study.tables import show_cautions
+    from pluribus.terminal import print_table
 
     if as_json:
         told = {"against": [r.to_json() for r in results[:-1]]} | ({"cautions": cautions} if cautions else {})
@@ -575,7 +575,7 @@ class _Greeter:
         from rich.markup import escape
 
         from pluribus import __version__
-        from pluribus.track.console import print_partition
+        from pluribus.terminal import print_partition
 
         self._run = federation.folder
         _at_work.set()
@@ -639,9 +639,9 @@ def _resume(args: list[str]) -> None:
 def _compare(args: list[str]) -> None:
     from pathlib import Path
 
-    from pluribus.comparison import compare
-    from pluribus.files import check_place, to_json, write_text
-    from pluribus.views import ABOUT, AFTER, View
+    from pluribus.internal.views import ABOUT, AFTER, View
+    from pluribus.storage.files import check_place, to_json, write_text
+    from pluribus.study.compare import compare
 
     target = "Rounds and bytes until the mean test accuracy is there."
     asked = [
@@ -679,7 +679,7 @@ def _for_all(
     """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
     import itertools
 
-    from pluribus.comparison import common_settings
+    from pluribus.study.compare import common_settings
 
     config, args = _take(args, "--config")
     methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
@@ -699,7 +699,7 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     from typing import get_type_hints
 
     from pluribus.experiment import Experiment
-    from pluribus.standings import OWN
+    from pluribus.study.standings import OWN
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
     values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
@@ -745,10 +745,10 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _tune(args: list[str]) -> None:
-    from pluribus.files import to_json
+    from pluribus.internal.views import ABOUT, AFTER, View
     from pluribus.result import view_text
-    from pluribus.tuning import SPACE, tune
-    from pluribus.views import ABOUT, AFTER, View
+    from pluribus.storage.files import to_json
+    from pluribus.study.tune import SPACE, tune
 
     asked = [
         _flag("trials", int, 20, "Trials of each method."),
@@ -778,7 +778,7 @@ def _reproduce(args: list[str]) -> None:
 
     import tyro
 
-    from pluribus.views import ABOUT, AFTER, View
+    from pluribus.internal.views import ABOUT, AFTER, View
 
     runs = "Where the runs are, of all tables."
     flags: list[Any] = [
@@ -800,8 +800,8 @@ def _reproduce(args: list[str]) -> None:
         return _list_tables(given.json)
     from pathlib import Path
 
-    from pluribus.files import check_place, to_json, write_text
-    from pluribus.reproduce.run import reproduce, shown
+    from pluribus.storage.files import check_place, to_json, write_text
+    from pluribus.study.reproduce.run import reproduce, shown
 
     if given.markdown is not None:
         check_place(Path(given.markdown))
@@ -822,7 +822,7 @@ def _reproduce(args: list[str]) -> None:
 
 def _list_tables(as_json: bool) -> None:
     from pluribus.listing import print_list
-    from pluribus.reproduce.paper import find, names
+    from pluribus.study.reproduce.paper import find, names
 
     tables = [find(name) for name in names()]
     rows = [
@@ -856,9 +856,9 @@ def _predict(args: list[str]) -> None:
         ("out", _word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
     ]
     given = _typed(dataclasses.make_dataclass("Predict", flags), "pluribus predict", ABOUT_PREDICT, args)
-    from pluribus.files import to_json
     from pluribus.prediction import predict, to_csv
-    from pluribus.track.console import print_predictions
+    from pluribus.storage.files import to_json
+    from pluribus.terminal import print_predictions
 
     predictions = predict(given.place, given.images, given.client, given.round)
     if given.out:
@@ -921,8 +921,8 @@ def _watch(args: list[str]) -> None:
 def _bench(args: list[str]) -> None:
     import dataclasses
 
-    from pluribus.benchmark import ROUNDS, bench
-    from pluribus.files import to_json
+    from pluribus.storage.files import to_json
+    from pluribus.study.bench import ROUNDS, bench
 
     begun, args = _begun(args)
     begun = dataclasses.replace(begun, rounds=ROUNDS)  # a config file is of a whole run
@@ -968,8 +968,8 @@ def _data(args: list[str]) -> None:
     form = dataclasses.make_dataclass("DataCheck", flags)
     given = _typed(form, "pluribus data check", ABOUT_DATA, args[1:] if args[:1] == ["check"] else args)
     from pluribus.data.check import check_data
-    from pluribus.files import to_json
-    from pluribus.track.console import print_data_check
+    from pluribus.storage.files import to_json
+    from pluribus.terminal import print_data_check
 
     found = check_data(given.path)
     if given.json:
@@ -985,8 +985,8 @@ def _list_methods(args: list[str]) -> None:
     from typing import get_type_hints
 
     from pluribus.experiment import Experiment
-    from pluribus.fields import flag
     from pluribus.listing import method_rows, print_methods
+    from pluribus.settings import flag
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str}
     groups = {
@@ -1038,7 +1038,7 @@ def _keys(args: list[str]) -> None:
         ("days", _word(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"), 825),
     ]
     given = _typed(dataclasses.make_dataclass("Keys", flags), "pluribus keys", ABOUT_KEYS, args)
-    from pluribus.flower.keys import make_keys  # after the flags: --help needs no further packages
+    from pluribus.sites.keys import make_keys  # after the flags: --help needs no further packages
 
     server, sites = ([word.strip() for word in text.split(",") if text] for text in (given.server, given.sites))
     for item in make_keys(Path(given.folder), server, sites, given.days, datetime.now(UTC)):
@@ -1061,8 +1061,8 @@ def _serve(args: list[str]) -> None:
         raise MissingSettingError(
             "which method? pluribus serve fedgh --config federation.toml; pluribus list methods shows all."
         )
-    from pluribus.flower.serve import serve
-    from pluribus.track.console import Progress
+    from pluribus.sites.serve import serve
+    from pluribus.terminal import Progress
 
     flags = given.server
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
@@ -1078,7 +1078,7 @@ def _join(args: list[str]) -> None:
 
     config = ("config", str, "site.toml", "Who this site is.")
     given = _understood({"site": [_flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
-    from pluribus.flower.join import join
+    from pluribus.sites.join import join
 
     with _told_how_to_go_on(f"pluribus join --config {given.site.config}"):
         join(given.site.config, tell=_teller(Console()))

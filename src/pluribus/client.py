@@ -11,16 +11,16 @@ from torch import Tensor, nn
 from torch.func import functional_call
 
 from pluribus import draws
-from pluribus.batches import Batch, batch_sizes
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
+from pluribus.internal.batches import Batch, batch_sizes
+from pluribus.internal.snapshot import Snapshot
+from pluribus.internal.state import State
+from pluribus.internal.steps import Eager, Fit, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.models.dropout import set_keys, with_keys
 from pluribus.optim import Life, Opt, Optimiser, Rule
-from pluribus.snapshot import Snapshot
-from pluribus.state import State
-from pluribus.steps import Eager, Fit, Map, Runner, Step
 from pluribus.task import Card, Task
 
 OPTIMISERS = "opt."  # how the names of their slots begin
@@ -47,7 +47,9 @@ class Client:
     message. `now` holds `Method.schedule` as 0-dim tensors; a step reads those, never the round number.
     """
 
-    def __init__(self, card: Card, task: Task, model: Split, data: dict[str, Data], local: Local, device: torch.device):
+    def __init__(
+        self, card: Card, task: Task, model: TwoPartModel, data: dict[str, Data], local: Local, device: torch.device
+    ):
         self.card = card
         self.task = task
         self.model = with_keys(model).to(device)
@@ -71,7 +73,7 @@ class Client:
         self._loss: Tensor | None = None
         self.steps = 0  # of this exchange, in all fits
 
-    # ---- set up by the site that hosts the client ------------------------------------------------------------------
+    # ---- set up by the host that hosts the client ------------------------------------------------------------------
 
     def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
         """Allocate optimisers and the buffers for what comes down, after `Method.prepare`.

@@ -18,8 +18,8 @@ from torch.nn import functional as F
 
 from pluribus.client import Client
 from pluribus.data.federated import Data
+from pluribus.internal.steps import Map
 from pluribus.method import Method
-from pluribus.steps import Map
 from pluribus.task import Task
 
 Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy

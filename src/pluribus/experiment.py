@@ -12,10 +12,10 @@ from typing import Any, Literal
 
 from pluribus.data.augment import augmentations
 from pluribus.errors import ConflictError, FormatError, RangeError, UserCodeError
-from pluribus.fields import check_names, fitted, flag
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
-from pluribus.toml import read_toml
+from pluribus.settings import check_names, fitted, flag
+from pluribus.storage.toml import read_toml
 
 # Where and how a run is executed. All other settings decide its figures.
 EXECUTION = (

@@ -11,20 +11,20 @@ from typing import Any, Protocol
 import torch
 
 from pluribus.assembly import Assembly
-from pluribus.blame import at
-from pluribus.checkpoint import put_back
-from pluribus.clock import Clock
 from pluribus.draws import python_rng
 from pluribus.engines import Engine, Job, engine_for
 from pluribus.evaluate import Figures, exam_sizes, figures_over_clients
-from pluribus.folder import RunFolder
-from pluribus.ledger import Ledger
+from pluribus.host import Reply
+from pluribus.internal.blame import at
+from pluribus.internal.clock import Clock
+from pluribus.internal.ledger import Ledger
 from pluribus.message import Message, decode, encode
 from pluribus.method import PeerMethod, Wires
 from pluribus.result import ClientFacts, Result
-from pluribus.selection import Selections
 from pluribus.server import Server
-from pluribus.site import Reply
+from pluribus.storage.checkpoint import put_back
+from pluribus.storage.folder import RunFolder
+from pluribus.storage.selection import Selections
 
 MOST_PENDING = 256  # clients whose unsaved state may wait in memory
 CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked for

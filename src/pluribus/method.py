@@ -17,15 +17,15 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus.blame import at
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, RangeError, UserCodeError, unknown
-from pluribus.fields import flag
-from pluribus.lookup import imported
+from pluribus.internal.blame import at
+from pluribus.internal.lookup import imported
 from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
+from pluribus.settings import flag
 from pluribus.task import Card, Task
 
 

@@ -15,9 +15,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pluribus.client import Client
 from pluribus.errors import MismatchError
+from pluribus.internal.steps import Map
 from pluribus.message import Message, Rows
 from pluribus.server import Server
-from pluribus.steps import Map
 
 Weighting = Literal["samples", "uniform"]
 

@@ -22,10 +22,10 @@ from pluribus.client import Client
 from pluribus.data.federated import Data, Store
 from pluribus.data.images import SUFFIXES, Picture, decoded, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
-from pluribus.files import write_text
+from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.method import Method
-from pluribus.steps import SWEEP_BATCH
-from pluribus.trained import Round, check_round, trained_client
+from pluribus.storage.files import write_text
+from pluribus.storage.reopen import Round, check_round, trained_client
 
 Shape = tuple[int, int, int]
 Asked = AbstractContextManager[tuple[Method, Client]]
@@ -167,7 +167,7 @@ def _model(place: Path, client: int | None, round: Round) -> Asked:
         return _of_run(place, client, round)
     if client is not None:
         raise ConflictError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
-    from pluribus.flower.recall import recalled
+    from pluribus.sites.recall import recalled
 
     return recalled(place, round)
 

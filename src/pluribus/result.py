@@ -13,9 +13,9 @@ from torch import nn
 
 from pluribus.errors import DamagedFileError
 from pluribus.evaluate import Chosen, Exams, Figures, choose, summarise
-from pluribus.files import read_json, read_lines
-from pluribus.ledger import Ledger
-from pluribus.views import View
+from pluribus.internal.ledger import Ledger
+from pluribus.internal.views import View
+from pluribus.storage.files import read_json, read_lines
 
 RESULT = "result.json"  # of a finished run
 
@@ -124,7 +124,7 @@ class Result:
 
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
         """A client's model: the one whose accuracy is reported, or that of the last round."""
-        from pluribus.trained import load_model
+        from pluribus.storage.reopen import load_model
 
         return load_model(self.folder, client, round)
 
@@ -134,7 +134,7 @@ class Result:
         `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or its
         `own`. Unset: its own where it stands alone, and after training beside others.
         """
-        from pluribus.track.console import print_table
+        from pluribus.terminal import print_table
 
         print_table([*others, self], view=view)
 

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from pluribus import draws
+from pluribus.internal.state import State
 from pluribus.optim import Opt, Optimiser, Rule
-from pluribus.state import State
 from pluribus.task import Card, Task
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from pluribus import draws
-from pluribus.blame import at
 from pluribus.data.federated import Data
+from pluribus.internal.blame import at
 from pluribus.message import Message
-from pluribus.models import Split, build
+from pluribus.models import TwoPartModel, build
 from pluribus.models.layers import Layer, layers_of
 
 if TYPE_CHECKING:
@@ -47,7 +47,7 @@ class Task:
         """A generator that every party derives alike from this key: nothing has to travel."""
         return draws.generator(self.seed, "task", *key)
 
-    def build(self, model: str, *key: draws.Key) -> Split:
+    def build(self, model: str, *key: draws.Key) -> TwoPartModel:
         """A model of the zoo for this task, its initial weights drawn by this key."""
         with draws.seeded(self.seed, "build", *key):
             return build(
@@ -59,11 +59,11 @@ class Task:
                 weights=self.weights,
             )
 
-    def start(self, model: str, client: int | None = None) -> Split:
+    def start(self, model: str, client: int | None = None) -> TwoPartModel:
         """The initial model of a client; without its number, the one that all clients of an architecture may share."""
         return self.build(model, "client", model if client is None else client)
 
-    def shape_of(self, model: str) -> Split:
+    def shape_of(self, model: str) -> TwoPartModel:
         """A model on the meta device: all names and shapes, no weights."""
         with torch.device("meta"):
             return self.build(model)

@@ -28,7 +28,6 @@ import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor
 
-from pluribus.blame import at
 from pluribus.errors import (
     ConfigError,
     DamagedDataError,
@@ -40,7 +39,8 @@ from pluribus.errors import (
     UserCodeError,
     unknown,
 )
-from pluribus.lookup import imported
+from pluribus.internal.blame import at
+from pluribus.internal.lookup import imported
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
@@ -432,7 +432,7 @@ def _one_line(reason: Exception) -> str:
 
 
 def _torchvision_datasets() -> Any:
-    from pluribus.models._torchvision import torchvision
+    from pluribus.internal.torchvision import torchvision
 
     return torchvision.datasets
 

@@ -1,4 +1,4 @@
-"""Where clients run. The round loop speaks to an engine; an engine hands its jobs to sites, here or elsewhere."""
+"""Where clients run. The round loop speaks to an engine; an engine hands its jobs to hosts, here or elsewhere."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pluribus.assembly import Assembly
 from pluribus.engines.serial import Serial
 from pluribus.engines.workers import Workers
 from pluribus.experiment import Experiment
-from pluribus.site import Limits, Selected, Site, Tensors
+from pluribus.host import Host, Limits, Selected, Tensors
 
-Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the site's verb
+Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the host's verb
 
 
 class Engine(Protocol):
@@ -22,7 +22,7 @@ class Engine(Protocol):
         """Bytes of selected models that may wait in memory."""
 
     def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
-        """Do a verb of a site (`work`, `teach`, `learn`, `evaluate`, `enrol`); answers in the order of jobs."""
+        """Do a verb of a host (`work`, `teach`, `learn`, `evaluate`, `enrol`); answers in the order of jobs."""
 
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call, on the CPU. For use between rounds."""
@@ -38,10 +38,10 @@ class Engine(Protocol):
         """Let go of processes and threads."""
 
 
-def site_of(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Site:
-    """A site that can host every client of a federation; `load` gives what was saved of one."""
+def make_host(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Host:
+    """A host that can host every client of a federation; `load` gives what was saved of one."""
     where = parts.data, parts.local, parts.device, load
-    return Site(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)
+    return Host(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)
 
 
 def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
@@ -53,13 +53,13 @@ def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Cal
     workers = min(parts.experiment.workers, parts.experiment.clients)
     if workers > 1:
         return Workers(parts, load, workers)
-    return local_engine(site_of(parts, load), parts.experiment, tell)
+    return local_engine(make_host(parts, load), parts.experiment, tell)
 
 
-def local_engine(site: Site, experiment: Experiment, tell: Callable[[str], None]) -> Engine:
-    """The engine for a site in this process."""
-    if site.device.type == "cuda":
+def local_engine(host: Host, experiment: Experiment, tell: Callable[[str], None]) -> Engine:
+    """The engine for a host in this process."""
+    if host.device.type == "cuda":
         from pluribus.engines.cuda import Cuda
 
-        return Cuda(site, tell, experiment.capture, experiment.stack)
-    return Serial(site)
+        return Cuda(host, tell, experiment.capture, experiment.stack)
+    return Serial(host)

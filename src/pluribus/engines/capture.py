@@ -19,14 +19,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus import draws
-from pluribus.batches import Batch, gathered
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
+from pluribus.internal.batches import Batch, gathered
+from pluribus.internal.snapshot import copy_all
+from pluribus.internal.steps import Eager, Fit, Map, Step, sweep_sizes
 from pluribus.message import Inbox
-from pluribus.snapshot import copy_all
-from pluribus.steps import Eager, Fit, Map, Step, sweep_sizes
 
 Tell = Callable[[str], None]
 

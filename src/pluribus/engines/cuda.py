@@ -16,7 +16,7 @@ import torch
 from pluribus.client import Client
 from pluribus.engines.capture import Captured
 from pluribus.engines.stacked import Gang, cut, stackable
-from pluribus.site import Selected, Site, Tensors, most_selected
+from pluribus.host import Host, Selected, Tensors, most_selected
 
 MOST_LANES = 20
 
@@ -47,9 +47,9 @@ class Lane:
 class Cuda:
     """The engine of a GPU."""
 
-    def __init__(self, site: Site, tell: Callable[[str], None], capture: bool = True, stack: bool = True) -> None:
-        self.site = site
-        self.room: float = most_selected(site.device)
+    def __init__(self, host: Host, tell: Callable[[str], None], capture: bool = True, stack: bool = True) -> None:
+        self.host = host
+        self.room: float = most_selected(host.device)
         self._tell = tell
         self._capture = capture
         self._stack = stack and capture
@@ -57,14 +57,14 @@ class Cuda:
         self._gangs: dict[str, Gang] = {}
 
     def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
-        """Do a site's verb for clients, as many at once as are in memory; answers in the order of jobs."""
+        """Do a host's verb for clients, as many at once as are in memory; answers in the order of jobs."""
         wave: dict[int, tuple[Any, ...]] = {}
         for k, args in jobs:
-            client = self.site.seat(k, beside=wave)
+            client = self.host.seat(k, beside=wave)
             if client is None:
                 yield from self._wave(verb, wave)
                 wave = {}
-                client = self.site.client(k)
+                client = self.host.client(k)
             self._equip(client)
             wave[k] = args
         yield from self._wave(verb, wave)
@@ -80,14 +80,14 @@ class Cuda:
         client.runner = Captured(client.device, lane, self._tell)
 
     def _wave(self, verb: str, wave: dict[int, tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        work = getattr(self.site, verb)
+        work = getattr(self.host, verb)
         if not self._capture:
             yield from ((k, work(*args)) for k, args in wave.items())
             return
-        torch.cuda.synchronize(self.site.device)  # what this thread has copied
+        torch.cuda.synchronize(self.host.device)  # what this thread has copied
         answers: dict[int, Future[Any]] = {}
         for members in self._groups(verb, wave):
-            clients = {k: self.site.client(k) for k in members}
+            clients = {k: self.host.client(k) for k in members}
             first = clients[members[0]]
             assert isinstance(first.runner, Captured)
             lane: Lane = first.runner.lane
@@ -106,8 +106,8 @@ class Cuda:
         alike: dict[str, list[int]] = {}
         single: list[list[int]] = []
         for k in wave:
-            client = self.site.client(k)
-            if self._stack and verb == "work" and stackable(self.site.method, client):
+            client = self.host.client(k)
+            if self._stack and verb == "work" and stackable(self.host.method, client):
                 alike.setdefault(client.card.model, []).append(k)
             else:
                 single.append([k])
@@ -116,15 +116,15 @@ class Cuda:
 
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call."""
-        return self.site.changed()
+        return self.host.changed()
 
     def selected(self) -> dict[int, Selected]:
         """What clients were measured with in the rounds that were selected since the last call."""
-        return self.site.selected()
+        return self.host.selected()
 
     def pending(self) -> int:
         """How many clients wait to be saved."""
-        return self.site.pending()
+        return self.host.pending()
 
     def close(self) -> None:
         """Let threads go."""

@@ -29,8 +29,8 @@ from pluribus.engines.spread import Spread
 from pluribus.engines.worker import Answer, Arithmetic, portable
 from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
+from pluribus.host import Limits, Reply, Selected, Tensors
 from pluribus.message import Parcel, tensor_bytes
-from pluribus.site import Limits, Reply, Selected, Tensors
 
 try:
     import ray
@@ -56,7 +56,7 @@ class Ray(Spread):
         self._ours = False  # whether Ray itself was started here
 
     def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
-        """Do a site's verb for clients; answers in the order of jobs."""
+        """Do a host's verb for clients; answers in the order of jobs."""
         todo = dict(jobs)
         if not todo:
             return
@@ -154,7 +154,7 @@ class Host:
         return None
 
     def _open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
-        from pluribus.engines import local_engine, site_of  # where this module is known too
+        from pluribus.engines import local_engine, make_host  # where this module is known too
 
         arithmetic.set()
         sys.path += [folder for folder in path if folder not in sys.path]  # where a script's own modules lie
@@ -164,8 +164,8 @@ class Host:
         limits = Limits.of(parts.device)._replace(away=math.inf)
         self._told: list[str] = []
         self._saved: dict[int, Tensors | None] = {}
-        self._site = site_of(parts, self._saved.pop, limits)
-        self._engine = local_engine(self._site, experiment, self._told.append)
+        self._host = make_host(parts, self._saved.pop, limits)
+        self._engine = local_engine(self._host, experiment, self._told.append)
 
     def do(self, verb: str, jobs: list[Job]) -> tuple[dict[int, Answer], list[str]]:
         """One verb for all of this actor's clients in a round, and what there is to tell."""
@@ -201,11 +201,11 @@ class Host:
     def release(self, k: int) -> Tensors | None:
         """Let go of a client that moves to another actor; None if nothing of it is unsaved."""
         self._saved.pop(k, None)
-        return self._site.release(k)
+        return self._host.release(k)
 
     def adopt(self, k: int, tensors: Tensors) -> None:
         """Host a client that another actor released."""
-        self._site.adopt(k, tensors)
+        self._host.adopt(k, tensors)
 
 
 # ---- what travels ----------------------------------------------------------------------------------------------------

@@ -8,13 +8,13 @@ from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.assignment import Costs, Size, assign
-from pluribus.site import Selected, Tensors, most_selected
+from pluribus.host import Selected, Tensors, most_selected
 
 Kind = tuple[Any, ...]
 
 
 class Spread:
-    """Base of such engines. A host is a process of this machine or of another, with a site of its own."""
+    """Base of such engines. A host is a process of this machine or of another, with a host of its own."""
 
     def __init__(self, parts: Assembly) -> None:
         self._parts = parts

@@ -19,15 +19,15 @@ from torch import Tensor, nn
 from torch.func import vmap
 from torch.nn.utils.rnn import pad_sequence
 
-from pluribus.batches import Batch
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
 from pluribus.engines.capture import Tell, capturing
+from pluribus.internal.batches import Batch
+from pluribus.internal.steps import Fit, Map, Runner
 from pluribus.message import Kept, Rows
 from pluribus.method import Method
 from pluribus.optim import Opt, Optimiser
-from pluribus.steps import Fit, Map, Runner
 
 if TYPE_CHECKING:
     from pluribus.engines.cuda import Lane

@@ -1,4 +1,4 @@
-"""One worker process: a site of its own, and the pipe between it and the parent, seen from both ends.
+"""One worker process: a host of its own, and the pipe between it and the parent, seen from both ends.
 
 A worker keeps nothing that matters after a round is saved, so it may be killed at any time, and ends by itself as soon
 as the pipe is closed: no worker outlives its parent.
@@ -27,12 +27,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from pluribus.blame import ATTRIBUTE, blame_of
 from pluribus.errors import PluribusError, UserCodeError, WorkerError
-from pluribus.site import Site, Tensors
+from pluribus.host import Host, Tensors
+from pluribus.internal.blame import ATTRIBUTE, blame_of
 
 NAME = "pluribus worker"
-OPEN, SAVED = "open", "saved"  # verbs beside those of a site
+OPEN, SAVED = "open", "saved"  # verbs beside those of a host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES = 2**30
 UNGUARDED = 64  # exit status of a worker that was about to become a parent
@@ -257,12 +257,12 @@ def _keep_freed_memory() -> None:
 
 
 class _Desk:
-    """Takes jobs in, lets the site do them, and hands answers out."""
+    """Takes jobs in, lets the host do them, and hands answers out."""
 
     def __init__(self, connection: Connection, shared: list[Tensor]) -> None:
         self._connection = connection
         self._shared = shared
-        self._site: Site | None = None
+        self._host: Host | None = None
         self._jobs = SimpleQueue[tuple[str, tuple[Any, ...]]]()
         self._saved = SimpleQueue[Tensors | None]()
 
@@ -294,13 +294,13 @@ class _Desk:
 
     def _do(self, verb: str, args: tuple[Any, ...]) -> Any:
         if verb == OPEN:
-            self._site = self._opened(*args)
+            self._host = self._opened(*args)
             return None
-        return getattr(self._site, verb)(*args)
+        return getattr(self._host, verb)(*args)
 
-    def _opened(self, site: bytes) -> Site:
+    def _opened(self, host: bytes) -> Host:
         try:
-            make: Callable[..., Site] = _unpacked(site, self._shared)
+            make: Callable[..., Host] = _unpacked(host, self._shared)
         except (AttributeError, ImportError) as error:
             raise UserCodeError(
                 f"a worker process cannot find what this one knows ({error}). Define it in a script or a module of "

@@ -17,12 +17,12 @@ from pluribus.assembly import Assembly
 from pluribus.engines.spread import Spread
 from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed, process_context, without_interrupts
 from pluribus.errors import ConflictError
-from pluribus.site import Limits, Site, Tensors
+from pluribus.host import Host, Limits, Tensors
 
 AHEAD = 2  # jobs that a worker has at hand: with one it would wait for the parent, with more they would take memory
 
 Load = Callable[[int], Tensors | None]
-Request = tuple[int, str, tuple[Any, ...]]  # the number of a worker, a verb of its site, and the verb's arguments
+Request = tuple[int, str, tuple[Any, ...]]  # the number of a worker, a verb of its host, and the verb's arguments
 
 
 class Workers(Spread):
@@ -35,7 +35,7 @@ class Workers(Spread):
         self._workers: list[Worker] = []
 
     def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
-        """Do a site's verb for clients; answers in the order of jobs."""
+        """Do a host's verb for clients; answers in the order of jobs."""
         todo = dict(jobs)
         if not todo:
             return
@@ -63,19 +63,19 @@ class Workers(Spread):
             return
         if multiprocessing.current_process().daemon:
             raise ConflictError("a process of a pool cannot have worker processes of its own: leave out --workers.")
-        site, shared = packed(self._site())
+        host, shared = packed(self._host())
         context = process_context()
         with without_interrupts():
             for number in range(self._number):
                 self._workers.append(Worker(context, number, shared))
-        self._everywhere(OPEN, site)
+        self._everywhere(OPEN, host)
 
-    def _site(self) -> Callable[..., Site]:
-        """Makes a worker's site, but for what only the worker has."""
+    def _host(self) -> Callable[..., Host]:
+        """Makes a worker's host, but for what only the worker has."""
         parts, limits = self._parts, Limits.of(self._parts.device, self._number)
         where = parts.data, parts.local, parts.device
         same_init = parts.experiment.same_init
-        return partial(Site, parts.method, parts.task, parts.cards, *where, same_init=same_init, limits=limits)
+        return partial(Host, parts.method, parts.task, parts.cards, *where, same_init=same_init, limits=limits)
 
     def _everywhere(self, verb: str, *args: Any) -> list[Any]:
         turn = self._turn((number, verb, args) for number in range(len(self._workers)))

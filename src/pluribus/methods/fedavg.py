@@ -9,7 +9,7 @@ from torch import nn
 from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, register
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -30,7 +30,7 @@ class FedAvg(Method):
     weighting: Weighting = "samples"
     """Whether a client counts by its training samples, or each client once."""
 
-    def part(self, model: Split) -> nn.Module:
+    def part(self, model: TwoPartModel) -> nn.Module:
         """What is averaged: here the whole model. Methods that share less of it override this alone."""
         return model
 

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from pluribus.client import Batch, Client
 from pluribus.method import at_least, register
 from pluribus.methods.fedavg import FedAvg
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Opt
 from pluribus.task import Card, Task
 
@@ -33,7 +33,7 @@ class FedBABU(FedAvg):
         super().check(task, cards)
         at_least(self, finetune_epochs=0)
 
-    def part(self, model: Split) -> nn.Module:
+    def part(self, model: TwoPartModel) -> nn.Module:
         return model.features
 
     def prepare(self, client: Client) -> None:

@@ -8,12 +8,12 @@ from typing import Literal
 
 import torch
 
-from pluribus import layerwise
 from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError, RangeError
-from pluribus.layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
+from pluribus.methods import _layerwise as layerwise
+from pluribus.methods._layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.models.layers import Layer
 from pluribus.server import Server
 from pluribus.task import Card, Task

@@ -16,7 +16,7 @@ from pluribus.draws import seeded, uniform_bits
 from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, at_least, register
-from pluribus.models.generator import Frozen, Generator, alikeness, label_at
+from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
 from pluribus.ops import Weighting, averaged, kl, onehot
 from pluribus.optim import Rule
 from pluribus.server import Server

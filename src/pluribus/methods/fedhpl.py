@@ -11,13 +11,13 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError
+from pluribus.internal.state import State
 from pluribus.message import Dim, Field, Message, Rows, Value, Wire
 from pluribus.method import Method, Need, above, register
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.models.prompts import Prompting, prompts_of
 from pluribus.ops import kl, onehot, row_means, weighted_mean
 from pluribus.server import Server
-from pluribus.state import State
 from pluribus.task import Card, Cards, Task
 
 MOST_LOGITS = 2**20  # that one client may send in a full upload
@@ -161,7 +161,7 @@ class FedHPL(Method):
     def _prompting(self) -> Prompting:
         return Prompting(self.prompt, self.prompts, self.padding)
 
-    def _shared(self, model: Split) -> Mapping[str, Tensor]:
+    def _shared(self, model: TwoPartModel) -> Mapping[str, Tensor]:
         """What travels besides logits, live."""
         prompts = prompts_of(model) if self.share_prompts else {}
         head = dict(model.head.named_parameters()) if self.share_head else {}

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus import lowrank
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Sizes, Traffic, above, register
+from pluribus.methods import _lowrank as lowrank
 from pluribus.methods.fml import Auxiliary
 from pluribus.ops import Weighting, client_weights, kl, weighted_mean
 from pluribus.optim import Opt

@@ -14,7 +14,7 @@ from pluribus.errors import MismatchError
 from pluribus.message import Message
 from pluribus.method import at_least, register
 from pluribus.methods.fml import Auxiliary
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged
 from pluribus.optim import Opt
 from pluribus.server import Server
@@ -39,7 +39,7 @@ class FedMRL(Auxiliary):
     weighting: Weighting = "samples"
     """Whether a client counts by its training samples, or each client once."""
 
-    def auxiliary(self, task: Task) -> Split:
+    def auxiliary(self, task: Task) -> TwoPartModel:
         if self.small_width is not None:
             task = replace(task, width=self.small_width, projector="pool")
         return super().auxiliary(task)

@@ -11,7 +11,7 @@ from pluribus.client import Batch, Client
 from pluribus.message import Message
 from pluribus.method import at_least, register
 from pluribus.methods.fedavg import FedAvg
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.optim import Opt
 from pluribus.task import Card, Task
 
@@ -33,7 +33,7 @@ class FedRep(FedAvg):
         super().check(task, cards)
         at_least(self, head_epochs=1)
 
-    def part(self, model: Split) -> nn.Module:
+    def part(self, model: TwoPartModel) -> nn.Module:
         return model.features
 
     def optimisers(self, client: Client) -> dict[str, Opt]:

@@ -13,7 +13,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import ConfigError, MissingSettingError, RangeError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, register
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged, kl
 from pluribus.optim import Opt
 from pluribus.server import Server
@@ -30,7 +30,7 @@ class Auxiliary(Method):
     def settled(self, task: Task, architectures: Iterable[str]) -> Self:
         return self if self.aux_model is not None else replace(self, aux_model=task.smallest(architectures))
 
-    def auxiliary(self, task: Task) -> Split:
+    def auxiliary(self, task: Task) -> TwoPartModel:
         """The shared model as it begins, alike for all parties."""
         if self.aux_model is None:
             raise MissingSettingError("no shared model is chosen yet: name one with --aux-model.")

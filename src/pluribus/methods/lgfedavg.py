@@ -7,7 +7,7 @@ from torch import nn
 
 from pluribus.method import Need, register
 from pluribus.methods.fedavg import FedAvg
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 
 
 @register("lg-fedavg")
@@ -21,5 +21,5 @@ class LGFedAvg(FedAvg):
     needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})
     defaults = MappingProxyType({})  # any mix of extractors
 
-    def part(self, model: Split) -> nn.Module:
+    def part(self, model: TwoPartModel) -> nn.Module:
         return model.head

@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from pluribus.client import Client
 from pluribus.errors import DeviceError, RangeError
+from pluribus.internal.state import State
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, above, register
 from pluribus.ops import sgd_step
 from pluribus.server import Server
-from pluribus.state import State
 from pluribus.task import Card, Task
 
 WIDTH, DEPTH = 100, 3  # of a hypernetwork: its embedding and hidden layers, and how many of these

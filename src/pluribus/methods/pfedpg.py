@@ -13,7 +13,7 @@ from pluribus.client import Client
 from pluribus.errors import MismatchError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Method, Need, above, at_least, register
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.models.prompts import Prompting, is_transformer, prompts_of
 from pluribus.optim import Rule
 from pluribus.server import Server
@@ -137,7 +137,7 @@ class PFedPG(Method):
     def _prompting(self) -> Prompting:
         return Prompting("shallow", self.prompts, 0)
 
-    def _prompted(self, model: Split, task: Task) -> Split:
+    def _prompted(self, model: TwoPartModel, task: Task) -> TwoPartModel:
         """A model on the meta device with its prompts."""
         with torch.device("meta"):
             self._prompting().attach(model, task.shape)

@@ -10,7 +10,7 @@ from torch import Tensor
 from pluribus.client import Batch, Client, trainable
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, above, register
-from pluribus.models import Split
+from pluribus.models import TwoPartModel
 from pluribus.ops import averaged, flatten, unflatten
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -88,7 +88,7 @@ def _weights(client: Client) -> Tensor:
     return flatten(weights, weights)
 
 
-def _buffers(model: Split) -> dict[str, Tensor]:
+def _buffers(model: TwoPartModel) -> dict[str, Tensor]:
     """What the model has besides trainable parameters, by its name in a message."""
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     return {f"model.{name}": value for name, value in model.state_dict().items() if name not in trained}

@@ -2,14 +2,14 @@
 
 from pluribus.models import plain, tiny, vision, vits  # noqa: F401  importing them fills the zoo
 from pluribus.models.groups import GROUPS, Group, assign, width_of
-from pluribus.models.split import Split
+from pluribus.models.two_part import TwoPartModel
 from pluribus.models.zoo import ModelEntry, build, entries, has_weights, register_model
 
 __all__ = [
     "GROUPS",
     "Group",
     "ModelEntry",
-    "Split",
+    "TwoPartModel",
     "assign",
     "build",
     "entries",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from pluribus.errors import WeightsError
 from pluribus.models.probe import Shape, shape_text
-from pluribus.models.split import Split
+from pluribus.models.two_part import TwoPartModel
 
 SHIPPED = Path(__file__).parent / "weights"
 LIBRARIES = ("timm", "torchvision")
@@ -62,7 +62,7 @@ def filled(
     """The backbone with its pretrained weights and normalisation, if it has any; on the meta device they are checked.
 
     `weights` is timm, torchvision or a folder; then nobody starts from random weights. Models that come with the
-    package need none, nor do builders that load `own` weights. Of a ready `Split` all but the head is written.
+    package need none, nor do builders that load `own` weights. Of a ready `TwoPartModel` all but the head is written.
     """
     found = _tensors(model, origin, own, weights, shape)
     if found is None:
@@ -130,7 +130,7 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tensor]:
 @lru_cache(maxsize=8)
 def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
     """The library's own weights, which it keeps in its cache after the first download."""
-    from pluribus.models._torchvision import torchvision
+    from pluribus.internal.torchvision import torchvision
 
     models: Any = torchvision.models
     try:
@@ -154,7 +154,9 @@ def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor
 def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str, shape: Shape) -> None:
     """Write weights into a network, after checking that names and shapes are the network's own."""
     # A ready model has a head for the classes of this task; the weights are of others.
-    target = {n: v for n, v in net.state_dict().items() if not (isinstance(net, Split) and n.startswith("head."))}
+    target = {
+        n: v for n, v in net.state_dict().items() if not (isinstance(net, TwoPartModel) and n.startswith("head."))
+    }
     # Counters of batches say nothing to a frozen network, and some formats leave them out.
     missing = [n for n in target if n not in tensors and not n.endswith("num_batches_tracked")]
     stray = [n for n in tensors if n not in target and not n.startswith(LAST_LAYERS)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from pluribus.errors import MismatchError
 from pluribus.models.pretrained import layers_before
 from pluribus.models.probe import Shape, output_width
-from pluribus.models.split import Split
+from pluribus.models.two_part import TwoPartModel
 
 Style = Literal["deep", "shallow"]
 
@@ -123,7 +123,7 @@ class Prompting:
     number: int
     padding: int
 
-    def attach(self, model: Split, shape: Shape) -> Frozen:
+    def attach(self, model: TwoPartModel, shape: Shape) -> Frozen:
         """Freeze the backbone of a model and put prompts before it; they are zero until they are drawn."""
         backbone = model.get_submodule("features.backbone")
         frozen: Frozen = PaddedImage(backbone, shape, self.padding)
@@ -132,7 +132,7 @@ class Prompting:
         model.features.backbone = frozen
         return frozen
 
-    def skeleton(self, model: Split, shape: Shape, name: str) -> Split:
+    def skeleton(self, model: TwoPartModel, shape: Shape, name: str) -> TwoPartModel:
         """A model on the meta device with its prompts; MismatchError if it can have none."""
         try:
             with torch.device("meta"):

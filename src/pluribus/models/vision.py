@@ -14,7 +14,7 @@ from pluribus.models.zoo import Builder, register_model
 
 def _models() -> Any:
     """torchvision.models, imported when the first of them is built."""
-    from pluribus.models._torchvision import torchvision
+    from pluribus.internal.torchvision import torchvision
 
     return torchvision.models
 

@@ -15,7 +15,7 @@ def _vit(size: str, patch: int) -> Builder:
         _, height, width = shape
         if height % patch or width % patch:
             raise RuntimeError(f"its patches of {patch}x{patch} do not tile them")
-        from pluribus.models import _torchvision  # noqa: F401  timm imports torchvision, which may need its cure
+        from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need its cure
 
         import timm  # isort: skip
 

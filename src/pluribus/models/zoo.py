@@ -1,4 +1,4 @@
-"""The registry of architectures, and `build`, which makes a `Split` model out of a name."""
+"""The registry of architectures, and `build`, which makes a `TwoPartModel` model out of a name."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from typing import Any, Literal, TypeVar
 
 from torch import nn
 
-from pluribus.blame import at, own_line
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
-from pluribus.lookup import imported
+from pluribus.internal.blame import at, own_line
+from pluribus.internal.lookup import imported
 from pluribus.models.pretrained import Origin, filled
 from pluribus.models.probe import Shape, output_width, shape_text
-from pluribus.models.split import PROJECTORS, Split, projection
+from pluribus.models.two_part import PROJECTORS, TwoPartModel, projection
 
 Builder = Callable[[Shape], nn.Module]
 HeadKind = Literal["linear", "mlp"]
@@ -84,11 +84,11 @@ def build(
     width: int | None = None,
     projector: str = "pool",
     weights: str | None = None,
-) -> Split:
+) -> TwoPartModel:
     """The model `name` for images of `shape` (channels, height, width).
 
     `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
-    shape and returns a backbone or a ready `Split`. `width` is the K that all clients agree on, reached through
+    shape and returns a backbone or a ready `TwoPartModel`. `width` is the K that all clients agree on, reached through
     `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. `weights` says where the
     backbone's pretrained weights come from: timm, torchvision, or a folder that has a file `name`.safetensors; models
     that come with weights need none. All others are drawn from torch's global generator: seed it outside. Under
@@ -104,10 +104,10 @@ def build(
 
 def _built(
     name: str, entry: ModelEntry, shape: Shape, classes: int, agreed: int | None, projector: str, weights: str | None
-) -> Split:
+) -> TwoPartModel:
     try:
         backbone = entry.builder(shape)
-        if isinstance(backbone, Split):
+        if isinstance(backbone, TwoPartModel):
             ready = _checked(backbone, name, shape, classes, agreed)
             filled(ready, name, entry.origin, entry.loads_own, weights, shape)
             return ready
@@ -119,7 +119,7 @@ def _built(
         raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
     width = agreed or native
     features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
-    return Split(features, _head(entry.head, width, classes), width)
+    return TwoPartModel(features, _head(entry.head, width, classes), width)
 
 
 def _find(name: str) -> ModelEntry:
@@ -147,18 +147,20 @@ def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
     return _native_widths[name, shape]
 
 
-def _checked(model: Split, name: str, shape: Shape, classes: int, agreed: int | None) -> Split:
+def _checked(model: TwoPartModel, name: str, shape: Shape, classes: int, agreed: int | None) -> TwoPartModel:
     """A user's ready model, held to what it claims."""
     missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
     if missing:
-        raise UserCodeError(f"model '{name}' is a Split without {missing[0]}. Set it, or call Split.__init__.")
+        raise UserCodeError(
+            f"model '{name}' is a TwoPartModel without {missing[0]}. Set it, or call TwoPartModel.__init__."
+        )
     if (given := output_width(model.features, shape)) != model.width:
         raise UserCodeError(f"model '{name}' says that its width is {model.width}, but its features give {given}.")
     if (given := output_width(model, shape)) != classes:
         raise MismatchError(f"model '{name}' gives {given} logits where the task has {classes} classes.")
     if agreed not in (None, model.width):
         raise MismatchError(
-            f"model '{name}' is a ready Split of width {model.width}, but the agreed width is {agreed}. "
+            f"model '{name}' is a ready TwoPartModel of width {model.width}, but the agreed width is {agreed}. "
             f"Agree on {model.width}, or let its builder return a backbone, which is then projected."
         )
     return model

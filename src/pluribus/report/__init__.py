@@ -33,11 +33,11 @@ def write_report(
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
     check_packages("jinja2", "plotly", *(["matplotlib"] if figures else []))
-    from pluribus.files import write_text
     from pluribus.report.embeddings import embed
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page
     from pluribus.report.plots import sections
+    from pluribus.storage.files import write_text
 
     read = read_runs([runs] if isinstance(runs, str | Path) else runs)
     shown = sections(read, *embed(read, embeddings))

@@ -13,10 +13,10 @@ from pluribus.api import opened
 from pluribus.assembly import Assembly
 from pluribus.client import Client
 from pluribus.data.federated import Data
-from pluribus.engines import site_of
+from pluribus.engines import make_host
 from pluribus.errors import CheckpointError, NoModelError, PluribusError
+from pluribus.host import Host
 from pluribus.report.numbers import Run
-from pluribus.site import Site
 
 How = Literal["tsne", "pca", "none"]
 
@@ -57,8 +57,8 @@ def _of_run(run: Run, how: How) -> Iterator[Embedding]:
         latest = folder.checkpoint.latest
         if latest is None:
             raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")
-        site = site_of(parts, folder.checkpoint.client)
-        seen = [_features(site, parts, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
+        host = make_host(parts, folder.checkpoint.client)
+        seen = [_features(host, parts, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
     says = _sentence(parts, how)
     if parts.task.width is not None and len(seen) > 1:
         yield from _picture(f"{run.name}, together", says, seen, parts, how)
@@ -79,8 +79,8 @@ def _sentence(parts: Assembly, how: How) -> str:
 Seen = tuple[torch.Tensor, torch.Tensor, list[str]]  # features, labels, where
 
 
-def _features(site: Site, parts: Assembly, t: int, k: int) -> Seen:
-    with site.viewed(t, k, "after", None) as client:
+def _features(host: Host, parts: Assembly, t: int, k: int) -> Seen:
+    with host.viewed(t, k, "after", None) as client:
         exams = parts.task.exams
         sets = {f"{name}, " if exams else "": some for name, some in _sets(client, parts).items()}
         features = torch.cat([client.sweep(Client.features, data).flatten(1) for data in sets.values()])

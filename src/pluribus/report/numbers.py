@@ -19,13 +19,13 @@ from typing import Any, NamedTuple, TypeVar
 from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
-from pluribus.engines import site_of
+from pluribus.engines import make_host
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
 from pluribus.evaluate import Chosen, Figures, choose, over_clients
 from pluribus.experiment import Experiment, flags, from_toml
-from pluribus.files import read_json, to_json
 from pluribus.models import assign
 from pluribus.result import selection_text
+from pluribus.storage.files import read_json, to_json
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
 """What reading a file raises that holds something else than a run writes."""
@@ -69,7 +69,7 @@ class Run:
     chosen: Mapping[int, Chosen]
     traffic: Traffic
     counts: list[list[int]]
-    """Rows per client and class; empty where nobody knows, as in a federation of real sites."""
+    """Rows per client and class; empty where nobody knows, as in a federation of real hosts."""
     partition: str
     """Equal where clients hold the very same rows."""
     models: tuple[str, ...]
@@ -260,7 +260,7 @@ class _Ledger:
 
 def _partition(path: Path) -> Held:
     if not path.exists():
-        return [], str(path)  # a federation of real sites: nobody knows
+        return [], str(path)  # a federation of real hosts: nobody knows
     try:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except DataError as error:
@@ -315,9 +315,9 @@ def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
 
 def _found(described: Experiment) -> Facts:
     parts = assemble(replace(described, device="cpu", workers=1))
-    site = site_of(parts, lambda k: None)
+    host = make_host(parts, lambda k: None)
     models = Counter(assign(described.models, described.clients))
-    sizes = {model: _sizes(site.client(k)) for model, k in parts.cards.architectures().items()}
+    sizes = {model: _sizes(host.client(k)) for model, k in parts.cards.architectures().items()}
     rows = tuple(Parameters(model, models[model], *sizes[model]) for model in sizes)
     return Facts(_distinct(parts.task.names), rows)
 

@@ -18,10 +18,10 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from pluribus.files import to_json
 from pluribus.report.numbers import Run, selection_of
 from pluribus.report.plots import Plot, Section, Series
-from pluribus.track.console import human
+from pluribus.storage.files import to_json
+from pluribus.terminal import human
 
 # Okabe and Ito's colours, which people with any colour vision can tell apart; on a dark page the same hues, lighter.
 PALETTE = {

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, selection_of
 from pluribus.result import view_text
-from pluribus.track.console import human
+from pluribus.terminal import human
 
 FEW = 3  # runs whose worst clients fit beside their means
 SPREAD = 0.4  # of a row, over which the runs of one client are spread

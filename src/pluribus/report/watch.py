@@ -11,8 +11,8 @@ from threading import Lock
 from typing import Any
 
 from pluribus.errors import DeviceError, PluribusError, RangeError
-from pluribus.files import to_json
 from pluribus.report import check_packages
+from pluribus.storage.files import to_json
 
 LOOPBACK = "127.0.0.1"
 WHY_NO_FEATURES = "Features are not shown while a run is watched: pluribus report shows them when it has ended."

@@ -12,9 +12,9 @@ from typing import Any, ClassVar
 from pluribus.errors import PackageError, unknown
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
-from pluribus.files import read_json, write_json
-from pluribus.ledger import Ledger
+from pluribus.internal.ledger import Ledger
 from pluribus.result import Result
+from pluribus.storage.files import read_json, write_json
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 

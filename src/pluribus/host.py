@@ -1,0 +1,371 @@
+"""Where clients live: the client half of the round loop, the same in one process, in workers and at real hosts.
+
+A host brings a client to life when it is asked for, lets it work, and keeps its state until it is saved. Only a bounded
+number of clients is in memory; the others are their saved state, or just their key if they never took part.
+"""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Container, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import wraps
+from typing import NamedTuple, ParamSpec, TypeVar
+
+import torch
+from torch import Tensor
+
+from pluribus.client import Client, Local
+from pluribus.data.federated import Data, Federated
+from pluribus.evaluate import Figures, Selection, figures, rule_of, selects
+from pluribus.internal.batches import least_rows
+from pluribus.internal.blame import at
+from pluribus.internal.snapshot import Snapshot
+from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
+from pluribus.method import Method, PeerMethod, Wires
+from pluribus.models import TwoPartModel
+from pluribus.storage.checkpoint import put_back
+from pluribus.task import Card, Cards, Task
+
+Tensors = dict[str, Tensor]
+Selected = tuple[int, Tensors]  # a round, and what a client was measured with in it
+
+# Who may stay in memory between rounds. A client beyond that is a copy of its state, and beyond as much again, what the
+# checkpoint has of it.
+MOST_CLIENTS = 256
+MOST_BYTES = 8 * 2**30
+GPU_SHARE = 0.4  # of a GPU's memory
+SELECTED_SHARE = 1 / 8  # of that: copies of selected models that wait to be saved
+# What a client takes while it trains: a multiple of its weights (gradients, activations, recorded steps), and a little.
+TRAINING_FACTOR = 4
+TRAINING_BYTES = 16 * 2**20
+MOMENTA = "momenta."
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What a client answers: its encoded message (None: nothing to send; for peers perhaps where it lies), its mean
+    training loss, where the time went: seconds of work, and seconds of reading and writing messages; and how many
+    gradient steps it took."""
+
+    up: bytes | Parcel | None
+    loss: float | None
+    compute: float = 0.0
+    communication: float = 0.0
+    steps: int = 0
+
+
+class Limits(NamedTuple):
+    """How many clients may be at hand in a host's memory, how many bytes of them, and of those that are put away."""
+
+    clients: int
+    bytes: int
+    away: float
+
+    @classmethod
+    def of(cls, device: torch.device, hosts: int = 1) -> Limits:
+        """An equal share for each of several hosts on a device."""
+        most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
+        return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, most_bytes // hosts)
+
+
+class Away(NamedTuple):
+    """A client that gave up its place in memory: what it holds, and what it keeps."""
+
+    card: Card
+    data: dict[str, Data] | None  # None: it came from another host, and its sets are still to be made here
+    saved: Snapshot
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def _placed(verb: Callable[P, R]) -> Callable[P, R]:
+    """What a method raises says in which round, and at which client."""
+    names = list(inspect.signature(verb).parameters)
+
+    @wraps(verb)
+    def placed(*args: P.args, **kwargs: P.kwargs) -> R:
+        given = dict(zip(names, args, strict=False)) | kwargs
+        with at(f"round {given['t']}" if "t" in given else "enrolment", f"client {given['k']}"):
+            return verb(*args, **kwargs)
+
+    return placed
+
+
+class Host:
+    """Hosts clients of one federation."""
+
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        cards: Cards,
+        data: Federated,
+        local: Local,
+        device: torch.device,
+        load: Callable[[int], Tensors | None],
+        same_init: bool = False,
+        limits: Limits | None = None,
+    ) -> None:
+        self.method = method
+        self.task = task
+        self.cards = cards
+        self.data = data
+        self.local = local
+        self.device = device
+        self._load = load
+        self._same_init = same_init
+        self._live: OrderedDict[int, Client] = OrderedDict()
+        self._away: OrderedDict[int, Away] = OrderedDict()
+        self._changed: set[int] = set()  # who worked since the last save
+        self._selected: dict[int, tuple[int, Snapshot]] = {}  # round and copy, of whoever has selected one since then
+        self._footprints: dict[str, int] = {}  # by architecture, as what follows
+        self._least: dict[str, int] = {}
+        self._limits = limits or Limits.of(device)
+        self.wires = Wires(method, task, cards)
+
+    # ---- work ------------------------------------------------------------------------------------------------------
+
+    @_placed
+    def enrol(self, k: int) -> Reply:
+        """The client's one message at joining."""
+        client = self.client(k)
+        client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
+        self._changed.add(k)
+        up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
+        return Reply(up, None, steps=client.steps)
+
+    @_placed
+    def work(self, t: int, stage: int, k: int, down: bytes | None) -> Reply:
+        """One exchange: receive, work, answer."""
+        started = time.perf_counter()
+        client, wire = self._start(t, stage, k), self.wires(k)[stage]
+        if down is not None:
+            self._receive(client, decode(down, wire.down, f"round {t}, download of client {k}"))
+        received = time.perf_counter()
+        message = getattr(self.method, self.method.exchanges[stage].work)(client)
+        return self._reply(client, message, wire, t, (started, received))
+
+    @_placed
+    def teach(self, t: int, k: int) -> Reply:
+        """First barrier of a peer method."""
+        assert isinstance(self.method, PeerMethod)
+        started = time.perf_counter()
+        client = self._start(t, 0, k)
+        return self._reply(client, self.method.teach(client), self.wires(k)[0], t, (started, started))
+
+    @_placed
+    def learn(self, t: int, k: int, inbox: Mapping[int, bytes]) -> Reply:
+        """Second barrier of a peer method."""
+        assert isinstance(self.method, PeerMethod)
+        started = time.perf_counter()
+        client = self._start(t, 1, k)
+        messages = {j: decode(data, self.wires(j)[0].up, f"round {t}, client {j}") for j, data in inbox.items()}
+        client.inbox = Inbox.of(messages, self.device)
+        received = time.perf_counter()
+        self.method.learn(client, client.inbox)
+        return self._reply(client, None, self.wires(k)[0], t, (started, received))
+
+    def _reply(self, client: Client, message: Message | None, wire: Wire, t: int, since: tuple[float, float]) -> Reply:
+        loss = client.loss()  # waits for a GPU, so that its work is not counted as communication
+        worked = time.perf_counter()
+        started, received = since
+        up = None
+        # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
+        if message is not None and (message or wire.up):
+            up = encode(message, wire.up, f"round {t}, client {client.card.id}")
+        communication = received - started + time.perf_counter() - worked
+        return Reply(up, loss, worked - received, communication, client.steps)
+
+    @_placed
+    def evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None = None) -> dict[str, Figures]:
+        """Figures of every view. Leaves no trace in the client; but if its validation data prefers this round to the
+        best one so far, the model that the headline measured is kept."""
+        measured: dict[str, Figures] = {}
+        for view in self.method.views:
+            with self.viewed(t, k, view, down) as client:
+                measured[view] = figures(rule_of(self.method, view), client)
+                if view == self.method.views[0] and selects(measured[view], best):
+                    self._selected[k] = t, Snapshot(client.measured())
+        return measured
+
+    @contextmanager
+    def viewed(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
+        """The client as a view has it; on exit, as it was."""
+        client = self.client(k)
+        client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
+        if view == "after":
+            yield client
+            return
+        with client.fork():
+            if down is not None:
+                self._receive(client, decode(down, self.wires(k)[0].down, f"round {t}, evaluation of client {k}"))
+            self.method.adapt(client, view)
+            yield client
+
+    def _start(self, t: int, stage: int, k: int) -> Client:
+        client = self.client(k)
+        client.begin(t, stage, self.method.schedule(t, self.task.rounds))
+        self._changed.add(k)
+        return client
+
+    def _receive(self, client: Client, down: Message) -> None:
+        client.take(down)
+        self.method.receive(client, down)
+
+    # ---- clients in memory -----------------------------------------------------------------------------------------
+
+    def client(self, k: int) -> Client:
+        """The client, brought to life if need be; the one unused for longest makes room."""
+        found = self.seat(k)
+        assert found is not None
+        return found
+
+    def seat(self, k: int, beside: Container[int] = ()) -> Client | None:
+        """The client in memory; None if there is room only where those stand that it shall work beside."""
+        if k not in self._live:
+            client = self._seated(k, beside)
+            if client is None:
+                return None
+            self._live[k] = client
+        self._live.move_to_end(k)
+        return self._live[k]
+
+    def _seated(self, k: int, beside: Container[int]) -> Client | None:
+        """In a place of its own if there is room. If not, in the place of another client of its architecture: all
+        tensors keep their addresses, so recorded steps stay right."""
+        if self._room(k):
+            return self._bring_to_life(k)
+        leaving = [j for j in self._live if j not in beside]
+        if not leaving:
+            return None if self._live else self._bring_to_life(k)
+        alike = [j for j in leaving if self.cards[j].model == self.cards[k].model]
+        j = (alike or leaving)[0]
+        client = self._live.pop(j)
+        self._put_away(j, client)
+        if not alike:
+            return self._seated(k, beside)
+        if (away := self._away.get(k)) is None or away.data is None:
+            away = _away(self._bring_to_life(k))
+        self._away.pop(k, None)
+        client.take_over(away.card, away.data or {})
+        away.saved.put_back(all_tensors(client))
+        return client
+
+    def _room(self, k: int) -> bool:
+        """Whether one more client fits, by what its weights weigh and what training usually adds to that."""
+        if len(self._live) >= self._limits.clients:
+            return False
+        taken = sum(self._footprint(self.cards[j].model) for j in self._live)
+        return not self._live or taken + self._footprint(self.cards[k].model) <= self._limits.bytes
+
+    def _footprint(self, model: str) -> int:
+        if model not in self._footprints:
+            weights = sum(value.nbytes for value in self.task.shape_of(model).state_dict().values())
+            self._footprints[model] = TRAINING_FACTOR * weights + TRAINING_BYTES
+        return self._footprints[model]
+
+    def _bring_to_life(self, k: int) -> Client:
+        with at(f"client {k}"):
+            return self._brought_to_life(k)
+
+    def _brought_to_life(self, k: int) -> Client:
+        card = self._card(k)
+        model = self.task.start(card.model, None if self._same_init else k)
+        client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
+        self.method.prepare(client)
+        client.state.fix()
+        down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
+        client.equip(self.method.optimisers(client), down, self._least_rows(client))
+        away = self._away.pop(k, None)
+        if away is not None:
+            away.saved.put_back(all_tensors(client))
+        elif (saved := self._load(k)) is not None:
+            put_back(client.tensors(), saved, f"client {k}")
+        return client
+
+    def _least_rows(self, client: Client) -> int:
+        """Rows that a batch needs for the client's model and for those that the method put beside it."""
+        if client.card.model not in self._least:
+            models = [client.model, *(one for one in client.state.modules() if isinstance(one, TwoPartModel))]
+            self._least[client.card.model] = max(least_rows(model, self.task.shape) for model in models)
+        return self._least[client.card.model]
+
+    def _card(self, k: int) -> Card:
+        # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
+        return replace(self.cards[k], enrolled=None)
+
+    def _put_away(self, k: int, client: Client) -> None:
+        self._away[k] = _away(client)
+        self._forget()
+
+    def _forget(self) -> None:
+        """Let go of those away for longest, if they are saved and together weigh too much."""
+        taken = sum(away.saved.nbytes for away in self._away.values())
+        for k in [k for k in self._away if k not in self._changed]:
+            if taken <= self._limits.away:
+                return
+            taken -= self._away.pop(k).saved.nbytes
+
+    def changed(self) -> dict[int, Tensors]:
+        """State of every client that worked since the last call, as copies on the CPU. For use between rounds."""
+        states = {k: self._state(k) for k in sorted(self._changed)}
+        self._changed = set()
+        self._forget()
+        return states
+
+    def _state(self, k: int) -> Tensors:
+        if k in self._live:
+            return Snapshot(self._live[k].tensors()).tensors()
+        return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
+
+    def selected(self) -> dict[int, Selected]:
+        """Of every client whose validation data has selected another round since the last call, that round and the
+        model as it was measured, as copies on the CPU."""
+        selected, self._selected = self._selected, {}
+        return {k: (t, saved.tensors()) for k, (t, saved) in sorted(selected.items())}
+
+    def release(self, k: int) -> Tensors | None:
+        """Let go of a client that another host will host: all that it holds, None if nothing of that is unsaved."""
+        client, away = self._live.pop(k, None), self._away.pop(k, None)
+        if k not in self._changed:
+            return None
+        self._changed.remove(k)
+        if client is not None:
+            away = _away(client)
+        assert away is not None
+        return away.saved.tensors()
+
+    def adopt(self, k: int, tensors: Tensors) -> None:
+        """Host a client that another host released."""
+        self._away[k] = Away(self._card(k), None, Snapshot(tensors))
+        self._changed.add(k)
+
+    def pending(self) -> int:
+        """How many clients wait to be saved."""
+        return len(self._changed)
+
+
+def _away(client: Client) -> Away:
+    return Away(client.card, client.data, Snapshot(all_tensors(client)))
+
+
+def all_tensors(client: Client) -> Tensors:
+    """What outlives a round, and what outlives an exchange: another one of the same round may follow."""
+    round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
+    momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
+    return client.tensors() | momenta
+
+
+def most_selected(device: torch.device) -> int:
+    """Bytes of selected models that may wait in memory to be saved."""
+    return int(SELECTED_SHARE * Limits.of(device).bytes)
+
+
+def _memory(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory

@@ -1,0 +1,1 @@
+"""Below a client: batches, steps, state and the books of a run."""

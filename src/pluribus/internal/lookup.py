@@ -1,0 +1,21 @@
+"""Names from outside that point at code: a user's own method, model or data set by its dotted path."""
+
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
+from pluribus.errors import UserCodeError
+from pluribus.internal.blame import at
+
+
+def imported(path: str, kind: str) -> Any:
+    """What `package.module.name` names, with a sentence for each way this can fail."""
+    module, _, name = path.rpartition(".")
+    try:
+        with at(f"{kind} {path}"):
+            return getattr(importlib.import_module(module), name)
+    except ImportError as error:
+        raise UserCodeError(f"{kind} '{path}' cannot be imported: {error}.") from error
+    except AttributeError:
+        raise UserCodeError(f"{kind} '{path}' is not there: module '{module}' has no '{name}'.") from None

@@ -1,0 +1,1 @@
+"""Federations of real sites."""

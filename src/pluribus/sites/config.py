@@ -1,0 +1,126 @@
+"""The two files of a federation: federation.toml at the server, site.toml at each site. Mistakes get one sentence.
+
+No torch here: `pluribus join` leaves that to its worker.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeVar
+from unicodedata import normalize
+
+from pluribus.errors import ConfigError, FormatError, MissingSettingError, RangeError
+from pluribus.settings import check_names, fitted
+from pluribus.storage.toml import read_toml
+
+LOOK = "docs/deployment.md"
+IMAGES = ("data", "train", "val", "test", "public")  # each a place, or the name of a data set
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class FederationFile:
+    """federation.toml: who the sites are, what all agree on, and how long a round may last.
+
+    Beside these, it may hold settings of training and hyper-parameters of the method.
+    """
+
+    sites: tuple[str, ...]
+    """Their names, in the order of the clients' numbers. Each needs a key: pluribus keys."""
+    classes: tuple[str, ...]
+    """The names of the classes, in the same order everywhere."""
+    image: tuple[int, ...]
+    """Shape of an image: channels, height, width."""
+    keys: Path = Path("keys")
+    """What pluribus keys made: ca.crt, server/ and sites.toml."""
+    listen: str = "0.0.0.0:9092"
+    """Address and port at which sites reach this server."""
+    deadline: float = 600.0
+    """Seconds that an exchange may last. Who has not answered by then is missing in that round."""
+    wait: float = 3600.0
+    """Seconds to wait for all sites before the first round."""
+    largest_message: int = 256
+    """MB that a site may send at once."""
+    out: Path = Path("federation")
+    """Run folder. One that is there already is gone on with."""
+
+    def __post_init__(self) -> None:
+        if len(set(self.sites)) < len(self.sites) or not self.sites:
+            raise FormatError("federation.toml needs 'sites': their names, each once.")
+        object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as sites' names
+        if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
+            raise FormatError("federation.toml needs 'classes': at least two names, each once.")
+        if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
+            raise FormatError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
+        for name in ("deadline", "wait", "largest_message"):
+            if getattr(self, name) <= 0:
+                raise RangeError(f"'{name}' in federation.toml must be above 0, not {getattr(self, name)}.")
+
+
+@dataclass(frozen=True)
+class SiteFile:
+    """site.toml: who this site is, what it trains on what, where its state lies, and how it reaches the server."""
+
+    name: str
+    """As the server knows it."""
+    server: str
+    """HOST:PORT of the server."""
+    keys: Path
+    """The folder that the server's people made for this site: NAME.key and ca.crt."""
+    model: str
+    """The architecture (pluribus list models)."""
+    state: Path
+    """A folder for what this site learns. It is all that is needed to go on after a crash."""
+    data: str | None = None
+    """Images: a folder with one folder per class, an .npz file, or a name (pluribus list data)."""
+    train: str | None = None
+    """Instead of `data`, images for training, for validation and for testing."""
+    val: str | None = None
+    test: str | None = None
+    public: str | None = None
+    """Images that all sites have, for methods that need such; the same copy everywhere."""
+    image_size: int | None = None
+    """Resize images to this many pixels a side."""
+    val_fraction: float = 0.1
+    """Share of `data` for validation."""
+    test_fraction: float = 0.2
+    """Share of `data` for testing."""
+    device: str = "auto"
+    """cpu, cuda, or auto."""
+    threads: int | None = None
+    """CPU threads. Unset: as many as cores."""
+    wait: float = 60.0
+    """Seconds to wait for the server when it cannot be reached at the start."""
+
+
+def read_site(path: Path) -> SiteFile:
+    """What site.toml says."""
+    written = read_toml(path)
+    check_names(written, names_of(SiteFile), f"setting in {path}:", LOOK)
+    return made_of(SiteFile, written, path)
+
+
+def names_of(cls: type) -> list[str]:
+    """What a file may say."""
+    return [one.name for one in dataclasses.fields(cls)]
+
+
+def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
+    """A file in the form of its dataclass. Places are seen from where the file lies."""
+    for one in dataclasses.fields(cls):  # type: ignore[arg-type]
+        if one.default is dataclasses.MISSING and one.name not in written:
+            raise MissingSettingError(f"{path} does not say '{one.name}'. {LOOK} shows a whole one.")
+    try:
+        made = cls(**fitted(cls, written))
+    except ConfigError as error:
+        raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
+    return dataclasses.replace(made, **_placed(vars(made), path.absolute().parent))  # type: ignore[type-var]
+
+
+def _placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    places = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
+    images = {name: folder / values[name] for name in IMAGES if values.get(name)}
+    return places | {name: str(place) for name, place in images.items() if place.exists()}

@@ -1,0 +1,148 @@
+"""`pluribus serve`: the server of a federation of real sites, from its config to its result."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
+from pluribus.experiment import SITES, Experiment, experiment
+from pluribus.federation import Observer
+from pluribus.method import find, hyperparameters
+from pluribus.result import Result
+from pluribus.settings import check_names
+from pluribus.sites.agreement import Agreement
+from pluribus.sites.config import LOOK, FederationFile, made_of, names_of
+from pluribus.sites.federate import dismiss, federation, greet, settled
+from pluribus.sites.flower.gate import bind
+from pluribus.sites.flower.link import Door, Link
+from pluribus.sites.keys import check_certificate, site_keys
+from pluribus.storage.files import read_json, write_json
+from pluribus.storage.folder import RunFolder, check_unchanged
+from pluribus.storage.toml import read_toml
+
+MEGABYTE = 10**6
+# Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
+TRAINING = (
+    *("rounds", "epochs", "batch_size"),
+    *("optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life", "augment"),
+)
+SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
+
+
+def serve(
+    method: str,
+    config: str | Path,
+    *,
+    out: str | Path | None = None,
+    tell: Callable[[str], None] = print,
+    observers: Sequence[Observer] = (),
+) -> Result:
+    """Run a federation with the sites that `config` names. One that was stopped is gone on with.
+
+    >>> serve("fedgh", "federation.toml")     # doctest: +SKIP
+    """
+    file, described = read_federation(Path(config), method)
+    keys, door = _keys(file), _door(file)
+    folder = _folder(Path(out or file.out).absolute(), described, Path(config))  # Flower takes no other paths
+    try:
+        place, names = folder.path / "link", dict(enumerate(file.sites))
+        place.mkdir(exist_ok=True)
+        before = _agreed(place / "agreement.json", file, described)
+        with Link(place, door, keys, names) as link:
+            tell(f"listening on {file.listen} for {', '.join(file.sites)}")
+            agreement, facts = before or _agree(
+                place / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
+            )
+            made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
+            result = made.run()
+            dismiss(agreement, names, link)
+            return result
+    finally:
+        folder.close()
+
+
+def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
+    """What federation.toml says, and the experiment that it describes for this method."""
+    written = read_toml(path)
+    hyper = list(hyperparameters(find(method)()))
+    own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
+    if simulated := [name for name in written if name in names_of(Experiment) and name not in SETTINGS]:
+        raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
+    check_names(written, [*names_of(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
+    file = made_of(FederationFile, own, path)
+    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+
+
+def _keys(file: FederationFile) -> dict[str, str]:
+    keys = site_keys(file.keys / "sites.toml")
+    if missing := [site for site in file.sites if site not in keys]:
+        raise CertificateError(
+            f"site '{missing[0]}' has no key in {file.keys / 'sites.toml'}: "
+            f"pluribus keys {file.keys} --sites {missing[0]} makes one."
+        )
+    return {site: keys[site] for site in file.sites}
+
+
+def _door(file: FederationFile) -> Door:
+    certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
+    check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
+    try:
+        bind(file.listen).close()  # the gate does it again, but only once the SuperLink runs
+    except ConfigError as error:
+        raise type(error)(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
+    return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
+
+
+def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
+    """The run that is there, or a new one."""
+    if not (out / "config.toml").exists():
+        folder = RunFolder.create(str(out), described.method)
+        folder.write_config(described.settings(), described.decisive())
+        return folder
+    folder = RunFolder.open(out)
+    if folder.finished:
+        folder.close()
+        raise OtherRunError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
+    try:
+        check_unchanged(folder.path, described.decisive(), config)
+    except PluribusError:
+        folder.close()
+        raise
+    return folder
+
+
+def _agree(
+    path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, Any]]
+) -> tuple[Agreement, dict[int, Any]]:
+    """What all sites agree on before the first round, and what they tell of themselves."""
+    offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
+    facts = greeted(offer)
+    agreement = settled(offer, facts, dict(enumerate(file.sites)))
+    write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
+    return agreement, facts
+
+
+def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Agreement, dict[int, Any]] | None:
+    """The same, of a run that has begun."""
+    if not path.exists():
+        return None
+    saved = read_json(path)
+    facts = {int(k): one for k, one in saved["facts"].items()}
+    agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites)))
+    now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
+    before = {"sites": saved["sites"]} | saved["agreement"]
+    if changed := [name for name in now if now[name] != before.get(name)]:
+        raise OtherRunError(
+            f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
+            f"begun. Set it back, or begin a new run with another --out."
+        )
+    return agreement, facts
+
+
+def _offer(file: FederationFile, described: Experiment, run: str) -> Agreement:
+    return Agreement.of_experiment(described, run, file.classes, (file.image[0], file.image[1], file.image[2]))

@@ -1,0 +1,198 @@
+"""A run folder: everything about one run, readable without this library.
+
+config.toml       how to run it again
+started.json      the settings that decide figures, as they were at the start
+partition.json    who holds which class, and a hash of every row number
+metrics.jsonl     a line per round
+traffic.jsonl     every transfer, by tensor
+state/            full state, for resume; state/selected/ the models of the rounds that validation selects
+result.json       the summary, once the run is finished
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from datetime import date
+from pathlib import Path
+from typing import IO, Any
+
+from pluribus.data import Manifest
+from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
+from pluribus.result import RESULT
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
+from pluribus.storage.toml import read_toml, to_toml
+
+PLACES = ("data", "weights")  # may have moved to another folder; partition.json knows whether data are the same
+
+
+class RunFolder:
+    """One run on disk. While it is open no other process can write to it; any number of them can read it."""
+
+    def __init__(self, path: Path, read_only: bool = False) -> None:
+        self.path = path
+        self._lock = None if read_only else self._acquire()
+        try:
+            self.checkpoint = Checkpoint(path / "state", read_only)
+        except CheckpointError:
+            self.close()
+            raise
+
+    @classmethod
+    def create(cls, out: str | None, label: str) -> RunFolder:
+        """A new run folder: `out`, or a name of its own under `runs/`."""
+        cls.check_free(out)
+        path = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-{label}")
+        try:
+            (path / "state").mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FileAccessError(
+                f"cannot write to {path}: {error.strerror}. Choose another folder with --out."
+            ) from error
+        return cls(path)
+
+    @staticmethod
+    def check_free(out: str | None) -> None:
+        """Refuse a folder that holds a run already."""
+        if out and (Path(out) / "config.toml").exists():
+            raise OtherRunError(
+                f"{out} already holds a run. Go on with it (pluribus resume {out}) or choose another --out."
+            )
+
+    @classmethod
+    def open(cls, path: str | Path, read_only: bool = False) -> RunFolder:
+        """A run folder that is there already. To read it takes no lock: another process may write to it."""
+        if not (Path(path) / "config.toml").exists():
+            raise FileAccessError(f"{path} is not a run folder: it has no config.toml.")
+        return cls(Path(path), read_only)
+
+    def _acquire(self) -> IO[str]:
+        try:
+            lock = (self.path / ".lock").open("w")
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise OtherRunError(f"{self.path} is in use by another process.") from None
+        except OSError as error:
+            raise FileAccessError(f"cannot write to {self.path}: {error.strerror}.") from error
+        return lock
+
+    def close(self) -> None:
+        """Let other processes write to it."""
+        if self._lock is not None:
+            self._lock.close()
+
+    def look_again(self) -> bool:
+        """Take in what another process has committed meanwhile; whether there is anything new."""
+        before = self.checkpoint.latest
+        self.checkpoint = Checkpoint(self.path / "state", read_only=True)
+        return self.checkpoint.latest != before
+
+    # ---- what a run writes -----------------------------------------------------------------------------------------
+
+    def write_config(self, settings: dict[str, Any], decisive: dict[str, Any]) -> None:
+        """Keep the experiment's settings; and apart from what a person may edit, those that decide its figures."""
+        write_json(self.path / "started.json", decisive)
+        write_text(self.path / "config.toml", to_toml(settings))  # last: it makes the folder a run that can be resumed
+
+    def read_config(self) -> dict[str, Any]:
+        """The experiment's settings."""
+        return read_toml(self.path / "config.toml")
+
+    def write_partition(self, manifest: Manifest) -> None:
+        """Keep who holds what."""
+        write_text(self.path / "partition.json", manifest.to_json())
+
+    def read_partition(self) -> Manifest:
+        """Who holds what."""
+        path = self.path / "partition.json"
+        try:
+            return Manifest.from_json(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
+        except (DataError, UnicodeDecodeError) as error:
+            raise DamagedFileError(f"{path} is damaged: {error}") from error
+
+    def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
+        """Add a round."""
+        append_lines(self.path / "metrics.jsonl", [record])
+        append_lines(self.path / "traffic.jsonl", traffic)
+
+    def sync_lines(self) -> None:
+        """Make the rounds so far durable, before the commit that counts on them."""
+        for name in ("metrics.jsonl", "traffic.jsonl"):
+            if (self.path / name).exists():
+                sync(self.path / name)
+
+    def history(self, until: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
+        """Rounds and transfers up to a committed round; what a crash left beyond it is left out, and cut
+        off the files of a folder that is open for writing."""
+        paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
+        metrics, traffic = (read_lines(path) for path in paths)
+        if self.finished:  # even where its checkpoints were deleted to save space
+            return metrics, traffic
+        metrics, traffic = _upto(metrics, until), _upto(traffic, until)
+        if until is not None and len(metrics) != until + 1:
+            raise DamagedFileError(
+                f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
+                f"Start again: pluribus run --config {self.path / 'config.toml'}"
+            )
+        for path, lines in zip(paths, (metrics, traffic), strict=True) if self._lock is not None else ():
+            write_text(path, "".join(to_json(line) + "\n" for line in lines))
+        return metrics, traffic
+
+    def write_result(self, summary: dict[str, Any]) -> None:
+        """Mark the run as finished."""
+        write_json(self.path / RESULT, summary)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run came to its end."""
+        return (self.path / RESULT).exists()
+
+
+def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
+    """Refuse settings that `file` has and that the run was not started with: its figures would belong to neither.
+
+    Nothing is known of runs of older versions, nor of settings that they did not have.
+    """
+    path = folder / "started.json"
+    before = read_json(path) if path.exists() else {}
+    now = json.loads(to_json(decisive))
+    changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
+    if changed:
+        raise OtherRunError(
+            f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {folder} was started. "
+            f"Set that back in {file}, or start a new run with another --out."
+        )
+
+
+def _same(name: str, before: Any, now: Any) -> bool:
+    if name in PLACES and isinstance(before, str) and isinstance(now, str):
+        return Path(before).name == Path(now).name
+    return bool(before == now)
+
+
+def _change(name: str, before: Any, now: Any) -> str:
+    was, is_now = ("unset" if value is None else value for value in (before, now))
+    return f"'{name}' is {is_now}, but was {was}"
+
+
+def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
+    """Lines before the first one of a later round. Layout lines have no round and stay with what precedes them."""
+    kept: list[dict[str, Any]] = []
+    for line in lines:
+        if line.get("round", -1) > (-1 if until is None else until):
+            break
+        kept.append(line)
+    while kept and "tensors" in kept[-1]:
+        kept.pop()
+    return kept
+
+
+def free(path: Path) -> Path:
+    """The path, or with a number behind it the first that is not taken."""
+    candidate, number = path, 2
+    while candidate.exists():
+        candidate, number = path.with_name(f"{path.name}-{number}"), number + 1
+    return candidate

@@ -1,0 +1,64 @@
+"""Which round each client's validation data selects, and the models of these rounds on their way to disk."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from pluribus.engines import Engine
+from pluribus.evaluate import Figures, Selection, choose, selects
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.task import Cards
+
+
+class Selections:
+    """The selected round of every client of a run.
+
+    Whoever evaluates a client keeps a copy of its model if this round is better than the best one so far. The copies
+    wait in memory until the next commit, or until there are too many of them.
+    """
+
+    def __init__(self, cards: Cards, engine: Engine, checkpoint: Checkpoint) -> None:
+        self._cards = cards
+        self._engine = engine
+        self._checkpoint = checkpoint
+        self._best: dict[int, Selection] = {}
+        self._waiting: dict[int, int] = {}  # client -> bytes of its copy
+
+    def restore(self, history: Iterable[Mapping[str, Any]], view: str) -> None:
+        """Go on from what the rounds so far select."""
+        self._best = {k: Selection.of(one) for k, one in choose(history, view).items()}
+
+    def best(self, k: int) -> Selection | None:
+        """The best round of a client so far; None if it was never evaluated."""
+        return self._best.get(k)
+
+    def note(self, t: int, k: int, measured: Figures) -> None:
+        """Take in what was measured of a client; whoever measured it has decided by the same rule."""
+        if selects(measured, self._best.get(k)):
+            self._best[k] = Selection(t, measured["val"])
+            self._waiting[k] = self._cards.nbytes(k)
+
+    def groups(self, clients: Iterable[int]) -> Iterator[list[int]]:
+        """Clients to evaluate at a time, so that their copies fit into memory. What waits is saved between groups."""
+        group: list[int] = []
+        size = sum(self._waiting.values())
+        for k in clients:
+            size += 0 if k in self._waiting else self._cards.nbytes(k)
+            if group and size > self._engine.room:
+                yield group
+                self.keep()
+                group, size = [], self._cards.nbytes(k)
+            group.append(k)
+        if group:
+            yield group
+
+    def keep(self) -> None:
+        """Write what waits. Older files stay until the next commit."""
+        self._waiting.clear()
+        for k, (t, measured) in self._engine.selected().items():
+            self._checkpoint.keep(k, t, measured)
+
+    def committed(self) -> None:
+        """Drop the files that no commit needs any more."""
+        self._checkpoint.drop_superseded({k: self._best[k].round for k in self._checkpoint.doubled if k in self._best})

@@ -1,0 +1,1 @@
+"""Several runs: comparisons, searches, tables of papers."""

@@ -1,0 +1,75 @@
+"""The runs of a comparison: who is done, at work or waiting, and in the end the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.progress import Progress as Bar
+
+from pluribus.experiment import Experiment
+from pluribus.study.parallel import Progress
+from pluribus.study.tables import show_all
+
+if TYPE_CHECKING:
+    from pluribus.study.standings import Comparison
+
+
+class Board:
+    """A live line per run, on standard error."""
+
+    def __init__(self, experiments: Sequence[Experiment], shown: bool = True, console: Console | None = None) -> None:
+        self._bar = Bar(
+            TextColumn(" {task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[accuracy]:5}"),
+            TextColumn("{task.fields[state]}", style="dim"),
+            console=console or Console(stderr=True),
+            disable=not shown,
+        )
+        self._tasks: dict[str, TaskID] = {}
+        width = max(len(Path(one.out or "").name) for one in experiments)
+        for one in experiments:
+            done = (Path(one.out or "") / "result.json").exists()
+            self._tasks[one.out or ""] = self._bar.add_task(
+                escape(Path(one.out or "").name.ljust(width)),
+                total=one.all_rounds(),
+                completed=one.all_rounds() if done else 0,
+                accuracy="",
+                state="done before" if done else "waiting",
+            )
+
+    def __enter__(self) -> Board:
+        self._bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._bar.stop()
+
+    def moved(self, out: str, progress: Progress) -> None:
+        """Move the line of a run."""
+        self._bar.update(self._tasks[out], completed=progress.done, state="running")
+        if progress.accuracy is not None:
+            self._bar.update(self._tasks[out], accuracy=f"{progress.accuracy:.3f}")
+
+    def ended(self, out: str, failed: bool) -> None:
+        """Say how a run came out."""
+        self._bar.update(self._tasks[out], state="failed" if failed else "done")
+
+
+def print_comparison(found: Comparison, console: Console | None = None) -> None:
+    """Accuracy, cost and differences, and what a reader must know of them."""
+    console = console or Console(highlight=False)
+    one = next(iter(found.experiments.values()))
+    seeds = [run.seed for run in found.runs[found.baseline]]
+    which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
+    least, most = (of(row.rounds for row in found.rows) for of in (min, max))
+    rounds = str(least) if least == most else f"{least} to {most}"
+    what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {rounds} rounds   {which}"
+    show_all(what, found.tables, found.notes, console, found.cautions)
+    console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)

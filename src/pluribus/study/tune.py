@@ -1,0 +1,261 @@
+"""A fair search for settings: every method gets as many trials of as many rounds, and only validation data decides.
+
+OUT/METHOD/trial-3/        an ordinary run folder per trial
+OUT/METHOD/trials.jsonl    what was tried, and what came of it
+OUT/METHOD/best.toml       the best settings, for pluribus run --config
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pluribus.api import resume, run
+from pluribus.assembly import assemble
+from pluribus.data.datasets import loaded_once
+from pluribus.draws import number
+from pluribus.engines.worker import check_guarded
+from pluribus.errors import (
+    FileAccessError,
+    FormatError,
+    NotFiniteError,
+    OtherRunError,
+    PackageError,
+    RangeError,
+    unknown,
+)
+from pluribus.experiment import Experiment, flags
+from pluribus.internal.views import AFTER, View, check_view, shown
+from pluribus.method import hyperparameters
+from pluribus.settings import fitted
+from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
+from pluribus.storage.folder import free
+from pluribus.storage.toml import to_toml
+from pluribus.study.compare import AnyMethod, described_by, name_of_any, overruled_by
+from pluribus.study.standings import FOR_ONE, OWN, about_defaults
+
+if TYPE_CHECKING:
+    from optuna.trial import Trial
+
+SPACE = "lr=1e-3:1e-1:log"
+
+
+@dataclass(frozen=True)
+class Range:
+    """Values to try: between two bounds, perhaps evenly on a logarithmic scale, or a choice of words."""
+
+    low: float = 0.0
+    high: float = 0.0
+    log: bool = False
+    choices: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, name: str, text: str) -> Range:
+        """From `1e-3:1e-1:log`, `1:5` or `class|client`."""
+        if "|" in text:
+            return cls(choices=tuple(text.split("|")))
+        low, _, rest = text.partition(":")
+        high, _, scale = rest.partition(":")
+        try:
+            found = cls(float(low), float(high), scale == "log")
+        except ValueError:
+            found = cls()
+        if scale not in ("", "log") or not found.low < found.high or (found.log and found.low <= 0):
+            raise FormatError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
+        return found
+
+    def suggest(self, trial: Trial, name: str, whole: bool) -> Any:
+        """The value to try next."""
+        if self.choices:
+            return trial.suggest_categorical(name, self.choices)
+        if whole:
+            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
+        return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """The best of a method's trials."""
+
+    method: str
+    accuracy: float
+    """On validation data: the mean over clients, in the round that each of them selects."""
+    view: str
+    """Which model was asked."""
+    settings: dict[str, Any]
+    """What was searched for."""
+    command: str
+    file: Path
+    trials: list[dict[str, Any]]
+    cautions: list[str]
+    """What was not searched for, and is not as the method is used to."""
+
+    def to_json(self) -> dict[str, Any]:
+        """As plain values."""
+        return asdict(self) | {"file": str(self.file)}
+
+
+def parse_space(text: str) -> dict[str, Range]:
+    """Ranges by name, from `lr=1e-3:1e-1:log,server_lr=0.01:1`.
+
+    >>> parse_space("lr=0.1:1")["lr"].high
+    1.0
+    """
+    space = {}
+    for part in text.split(","):
+        name, equals, values = part.strip().partition("=")
+        if not equals:
+            raise FormatError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
+        space[name.replace("-", "_")] = Range.of(name, values)
+    return space
+
+
+@loaded_once()
+def tune(
+    methods: Sequence[AnyMethod],
+    *,
+    space: str = SPACE,
+    trials: int = 20,
+    view: View = AFTER,
+    seed: int = 0,
+    out: str | Path | None = None,
+    config: str | Path | None = None,
+    own: Mapping[str, Mapping[str, Any]] | None = None,
+    progress: bool = True,
+    **settings: Any,
+) -> list[Tuned]:
+    """Search for the best settings of each method, with so many trials each, on validation data.
+
+    Names of the space are training settings, which are searched for every method, or hyper-parameters, which are
+    searched for the methods that have them. What a trial tries follows from the seed and from the trials before, so a
+    search that was stopped goes on as if it had not been. `view` is the model that is asked: `after` local training or
+    `before` it, where a method has that view, or its `own`.
+    """
+    _need_optuna()
+    check_guarded()
+    if trials < 1:
+        raise RangeError(f"--trials must be at least 1, not {trials}.")
+    check_view(view)
+    described = described_by(methods, config, own or {}, {**settings, "seed": seed})
+    ranges = {name: _ranges(parse_space(space), one) for name, one in described.items()}
+    _check_known(parse_space(space), described)
+    first = described[name_of_any(methods[0])]
+    if not first.val_fraction:
+        raise RangeError("a search is decided by validation data: --val-fraction must be above 0.")
+    folder = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-tune-{Path(first.data).stem}")
+    for one in described.values():
+        assemble(one)  # what is wrong with a later method should not show after the first was searched
+    for name, one in described.items():
+        _check_search(folder / name, one, space, view)
+    strange = overruled_by(described, config, own or {}, [*settings, *parse_space(space)])
+    return [
+        _search(folder / name, one, ranges[name], trials, view, strange.get(name, {}), progress)
+        for name, one in described.items()
+    ]
+
+
+def _need_optuna() -> None:
+    try:
+        import optuna
+    except ImportError:
+        raise PackageError("a search needs Optuna: pip install 'pluribus[tune]'.") from None
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+def _ranges(space: Mapping[str, Range], described: Experiment) -> dict[str, Range]:
+    """Those of the method."""
+    has = [*OWN, *hyperparameters(described.build_method())]
+    return {name: values for name, values in space.items() if name in has}
+
+
+def _check_known(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> None:
+    known = [*OWN, *(name for one in described.values() for name in hyperparameters(one.build_method()))]
+    for name in space:
+        if name not in known:
+            raise unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
+
+
+def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
+    """A search that is there already must be this one."""
+    path = folder / "search.json"
+    settings = {k: v for k, v in described.settings().items() if v is not None}
+    wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
+    if path.exists():
+        if read_json(path) != wanted:
+            raise OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
+        return
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+    write_json(path, wanted)
+
+
+def _search(
+    folder: Path,
+    described: Experiment,
+    space: Mapping[str, Range],
+    trials: int,
+    view: str,
+    strange: Mapping[str, Any],
+    progress: bool,
+) -> Tuned:
+    view = shown(described.build_method().views, view)
+    tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
+    for count in range(len(tried), trials):
+        settings = _next(described, space, tried)
+        path, wanted = folder / f"trial-{count}", _with(described, settings)
+        one = {"trial": count, "settings": settings, "accuracy": _tried(path, wanted, view, progress)}
+        append_lines(folder / "trials.jsonl", [one])
+        tried.append(one)
+    best = max(tried, key=lambda one: float(one["accuracy"]))
+    found = _with(described, best["settings"])
+    write_text(folder / "best.toml", to_toml(found.settings()))
+    cautions = about_defaults({found.method: strange}, {found.method: found}, FOR_ONE)
+    command = shlex.join(["pluribus", "run", found.method, *flags(found)])
+    return Tuned(
+        described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried, cautions
+    )
+
+
+def _next(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """What to try after these trials. Its draws have a key, so there is no sampler to be saved."""
+    import optuna
+
+    key = number(described.seed, "tune", described.method, len(tried)) % 2**32
+    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=key))
+    for one in tried:
+        fixed = optuna.trial.FixedTrial(one["settings"])
+        _suggested(described, space, fixed)  # fills its distributions
+        done = optuna.trial.create_trial(
+            params=fixed.params, distributions=fixed.distributions, value=float(one["accuracy"])
+        )
+        study.add_trial(done)
+    return _suggested(described, space, study.ask())
+
+
+def _suggested(described: Experiment, space: Mapping[str, Range], trial: Any) -> dict[str, Any]:
+    now = vars(described) | hyperparameters(described.build_method())
+    return {name: values.suggest(trial, name, isinstance(now[name], int)) for name, values in space.items()}
+
+
+def _with(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
+    training = {name: value for name, value in settings.items() if name in OWN}
+    hyper = {name: value for name, value in settings.items() if name not in OWN}
+    return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
+
+
+def _tried(path: Path, described: Experiment, view: str, progress: bool) -> float:
+    """Validation accuracy of a trial; 0 where training diverged. Test data has no say."""
+    try:
+        if (path / "config.toml").exists():
+            result = resume(path, progress=progress)
+        else:
+            result = run(replace(described, out=str(path)), progress=progress)
+    except NotFiniteError:
+        return 0.0
+    return float(result.summary[view]["selected"]["val"]["mean"] or 0.0)

@@ -1,0 +1,342 @@
+"""What a person sees: a progress bar while a run goes on, a table when it is done."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from pluribus.assembly import Assembly
+from pluribus.federation import Federation
+from pluribus.internal.ledger import Ledger
+from pluribus.internal.views import AFTER, View, shown
+from pluribus.result import Result, headline
+
+if TYPE_CHECKING:
+    from pluribus.data.check import DataCheck
+    from pluribus.data.folders import Place
+    from pluribus.prediction import Prediction
+    from pluribus.study.bench import Bench
+
+
+WARMUP = "warm-up"  # where the accuracy will stand
+
+
+class Progress:
+    """A live bar with accuracy, bytes and time left (time taken, at the end), on standard error."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        self._console = console or Console(stderr=True)
+        self.bar = Bar(
+            TextColumn(" {task.description}"),
+            MofNCompleteColumn(),
+            BarColumn(bar_width=20),
+            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("up {task.fields[up]:>8}  down {task.fields[down]:>8}", style="dim"),
+            TimeRemainingColumn(compact=True, elapsed_when_finished=True),
+            console=self._console,
+        )
+        self._task: TaskID | None = None
+        self._view = "after"
+        self._warned = 0
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.bar.live.is_started:  # the run broke off, and the terminal would stay without a cursor
+            self.bar.stop()
+
+    def start(self, federation: Federation) -> None:
+        """Show the bar."""
+        self._federation = federation
+        self._view = federation.method.views[0]
+        done, rounds = len(federation.history), federation.parts.task.rounds
+        self.bar.start()
+        if self._task is not None:  # a run that starts again
+            self.bar.remove_task(self._task)
+            self._warned = 0
+        name = f"{federation.parts.experiment.method:10}"
+        warm = done < federation.parts.task.warmup
+        columns: dict[str, Any] = {"accuracy": WARMUP if warm else "     ", **_traffic(federation.ledger)}
+        self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)
+        self._warn()
+
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
+        """Move the bar."""
+        assert self._task is not None
+        columns: dict[str, Any] = _traffic(ledger)
+        mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
+        if mean is not None:
+            columns["accuracy"] = f"{mean:.3f}"
+        elif record["round"] + 1 == self._federation.parts.task.warmup:
+            columns["accuracy"] = "     "
+        self.bar.update(self._task, advance=1, **columns)
+        self._warn()
+
+    def finish(self, result: Result) -> None:
+        """Leave the bar as it is."""
+        self._warn()
+        self.bar.stop()
+
+    def _warn(self) -> None:
+        for text in self._federation.warnings[self._warned :]:
+            self._console.print(f" [yellow]note[/] {escape(text)}", highlight=False)
+        self._warned = len(self._federation.warnings)
+
+
+def _traffic(ledger: Ledger) -> dict[str, str]:
+    return {way: human(ledger.total[way]) for way in ("up", "down")}
+
+
+def human(size: float) -> str:
+    """Bytes for people.
+
+    >>> human(0), human(999), human(1234567)
+    ('0 B', '999 B', '1.2 MB')
+    """
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"
+
+
+def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
+    """Accuracy per client of one or more runs, with mean, weighted mean, worst and best client.
+
+    Of several runs, also the mean in every other view that one of them has. None is the best where views differ.
+    """
+    console = console or Console()
+    views = [shown(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
+    alike = len(set(views)) == 1
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    facts = results[-1].clients
+    told = any(one.classes for one in facts.values())  # real sites do not tell
+    columns = [("client", True), ("model", False), *([("classes", False)] if told else []), ("train", True)]
+    for name, right in columns:
+        table.add_column(name, justify="right" if right else "left")
+    for result in results:
+        table.add_column(escape(result.method), justify="right")
+    chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
+    for k, one in facts.items():
+        accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
+        classes = [escape(_short(one.classes))] if told else []
+        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
+    table.add_section()
+    for label in ("mean", "weighted", "worst", "best"):
+        values = [_over(label, of, seen) for of, seen in zip(results, views, strict=True)]
+        cells = _cells(values, alike)
+        table.add_row(label, *[""] * (len(columns) - 1), *cells, style="bold" if label == "mean" else "")
+    for other in _others(results, views):
+        values = [_over("mean", of, other) for of in results]
+        table.add_row(f"mean, {other}", *[""] * (len(columns) - 1), *_cells(values))
+    if len(results) > 1:
+        for label, cost in _costs(results):
+            table.add_row(label, *[""] * (len(columns) - 1), *cost)
+    console.print(table)
+    about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
+    about += "" if alike else ". Different views: this is no comparison of methods"
+    about += ". Gradient steps per client differ by more than a tenth" if _unequal(results) else ""
+    warmed = [of for of in results if of.warmup]
+    lengths = [f"{of.method}: {_count(of.warmup, 'round')} of warm-up, then {of.rounds} of training" for of in warmed]
+    for text in (about, *lengths):
+        console.print(Padding(text, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
+
+
+def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
+    """Gradient steps per client, and bytes both ways."""
+    steps = [result.steps_per_client for result in results]
+    yield "steps", ["-" if one is None else f"{one:,.0f}" for one in steps]
+    for way in ("up", "down"):
+        yield way, [human(result.bytes[way]) for result in results]
+
+
+def _unequal(results: Sequence[Result]) -> bool:
+    steps = [result.steps_per_client for result in results]
+    known = [one for one in steps if one is not None]
+    return len(known) == len(steps) > 1 and max(known) - min(known) > MOST_APART * min(known)
+
+
+def _over(how: str, result: Result, view: str) -> float | None:
+    """The selected test accuracy over clients in a view; None where the method lacks it."""
+    return result.summary.get(view, {}).get("selected", {}).get("test", {}).get(how)
+
+
+def _others(results: Sequence[Result], views: Sequence[str]) -> list[str]:
+    """Of several runs, the views that some have and not all show."""
+    there = dict.fromkeys(view for result in results for view in result.views)
+    return [view for view in there if set(views) != {view}] if len(results) > 1 else []
+
+
+def _cells(values: Sequence[float | None], alike: bool = True) -> list[str]:
+    """Figures with the best one marked, where there are several of one kind."""
+    known = [v for v in values if v is not None]
+    best = max(known) if alike and len(known) > 1 else None
+    return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
+
+
+def _short(names: Sequence[str], most: int = 24) -> str:
+    text = " ".join(names)
+    return text if len(text) <= most else f"{len(names)} classes"
+
+
+def print_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
+    """The class of each image."""
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column("file", overflow="fold")
+    table.add_column("label")
+    table.add_column("score", justify="right")
+    for one in predictions:
+        table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
+    (console or Console(highlight=False)).print(table)
+
+
+MOST_COLUMNS = 5  # of a table of counts, beside class and sum
+
+
+def print_data_check(check: DataCheck, console: Console | None = None) -> None:
+    """What a data set holds, what happens to it when it is read, and what cannot be read."""
+    console = console or Console(highlight=False)
+    kinds = {name: {getattr(place, name) for place in check.counts} - {""} for name in ("label", "domain", "split")}
+    words = {"label": ("class", "classes"), "domain": ("domain", "domains"), "split": ("split", "splits")}
+    sizes = [f"{len(found)} {words[name][len(found) != 1]}" for name, found in kinds.items() if found]
+    console.print(f"[bold]{escape(check.path)}[/]   {', '.join([_count(check.images, 'image'), *sizes])}\n")
+    for table in _count_tables(check):
+        console.print(table)
+        console.print()
+    table = Table(box=None, show_header=False, pad_edge=True)
+    table.add_column(no_wrap=True, style="cyan")
+    table.add_column(overflow="fold")
+    for name, text in _data_facts(check):
+        table.add_row(name, escape(text))
+    console.print(table)
+
+
+def _count_tables(check: DataCheck) -> Iterator[Table]:
+    """Images per class, with a column for each split and domain; if those are many, they have a table of their own."""
+    groups = list(dict.fromkeys(_group(place) for place in check.counts))
+    columns = groups if 1 < len(groups) <= MOST_COLUMNS else []
+    yield _sums("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns)
+    if len(groups) > MOST_COLUMNS:
+        yield _sums("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
+
+
+def _group(place: Place) -> str:
+    return " ".join(word for word in (place.split, place.domain) if word)
+
+
+def _sums(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column(name, overflow="fold")
+    for column in (*columns, "images"):
+        table.add_column(escape(column), justify="right", overflow="fold")
+    for row in sorted({row for row, _, _ in cells}) if name == "class" else dict.fromkeys(row for row, _, _ in cells):
+        counts = [sum(n for r, c, n in cells if (r, c) == (row, column)) for column in columns]
+        table.add_row(escape(row), *(str(n or "·") for n in counts), str(sum(n for r, _, n in cells if r == row)))
+    return table
+
+
+def _data_facts(check: DataCheck) -> Iterator[tuple[str, str]]:
+    for name, found in (("height x width", check.shapes), ("pixels", check.modes)):
+        yield name, _some([f"{kind}: {number}" for kind, number in found.items()])
+    copies = check.duplicates
+    if copies.example is not None:
+        apart = f"{copies.across_splits} in another split, {copies.across_classes} with another class"
+        yield "copies", f"{copies.images} of an earlier image: {apart} (such as {' and '.join(copies.example)})"
+    for note in check.notes:
+        yield "note", note
+    for sentence in check.unreadable.values():
+        yield "unreadable", sentence
+
+
+def _some(parts: Sequence[str], most: int = 8) -> str:
+    more = [f"and {len(parts) - most} more"] if len(parts) > most else []
+    return ", ".join([*parts[:most], *more])
+
+
+def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
+    """Who holds how many rows of each class."""
+    names = parts.task.names
+    if len(names) > 20 or parts.task.clients > most:
+        sizes = [sum(counts) for counts in parts.manifest.counts]
+        held = [sum(count > 0 for count in counts) for counts in parts.manifest.counts]
+        console.print(
+            f" partition {parts.manifest.kind}: {min(sizes)} to {max(sizes)} rows and "
+            f"{min(held)} to {max(held)} of {len(names)} classes per client   {parts.manifest.digest[:12]}",
+            highlight=False,
+        )
+        return
+    table = Table(box=None, header_style="bold", pad_edge=True)
+    table.add_column("client", justify="right")
+    table.add_column("model")
+    for name in names:
+        table.add_column(escape(name[:6]), justify="right")
+    table.add_column("rows", justify="right")
+    for k, counts in enumerate(parts.manifest.counts):
+        cells = [str(count) if count else "[dim]·[/]" for count in counts]
+        table.add_row(str(k), parts.cards[k].model, *cells, str(sum(counts)))
+    console.print(table)
+    console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)
+
+
+MOST_APART = 0.1  # by which the steps of two runs may differ before it is said
+BAR = 30  # characters that stand for the whole time
+ELSE = {"other": "everything else"}
+PLACES = {"host": "memory", "gpu": "GPU memory"}
+
+
+def print_bench(bench: Bench, console: Console | None = None) -> None:
+    """Time, traffic and memory of a round, and what they were measured on."""
+    from pluribus import __version__
+
+    console = console or Console()
+    one, machine = bench.experiment, bench.machine
+    what = f"{one.data}   {_count(one.clients, 'client')}, {_count(bench.architectures, 'architecture')}"
+    heading = f"[bold]Pluribus {__version__}[/]   bench {one.method}   {escape(what)}   seed {one.seed}"
+    console.print(f"{heading}\n", highlight=False, soft_wrap=True)
+    table = Table(box=None, show_header=False, pad_edge=True)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_column(style="dim")
+    for number, section in enumerate((_speed(bench), _shares(bench), _sizes(bench))):
+        if number:
+            table.add_row()
+        for row in section:
+            table.add_row(*row)
+    console.print(table)
+    processes = f" in {machine.workers} processes" if machine.workers > 1 else ""
+    threads = _count(machine.threads, "thread") + (" each" if processes else "")
+    facts = f"{machine.engine} engine{processes}, {threads}   {machine.device}   torch {machine.torch}"
+    console.print(f"\n {escape(facts)}", style="dim", highlight=False, soft_wrap=True)
+    console.print(f" again: {bench.command}", highlight=False, markup=False, soft_wrap=True)
+
+
+def _speed(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    yield "round", f"{bench.seconds:.3f} s", f"median of {_count(len(bench.each), 'round')}, everything included"
+    yield "training", f"{bench.samples_per_second:.0f} /s", f"samples, {bench.samples:.0f} a round"
+    if bench.bare_seconds is not None:
+        yield "bare loop", f"{bench.bare_seconds:.3f} s", f"a round takes {bench.ratio:.2f} times as long"
+
+
+def _shares(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    for kind, share in bench.shares.items():
+        yield ELSE.get(kind, kind), f"{100 * share:.1f} %", "▪" * round(share * BAR)
+
+
+def _sizes(bench: Bench) -> Iterator[tuple[str, str, str]]:
+    for way in ("up", "down"):
+        yield way, human(bench.bytes[way]), "a round"
+    for place, size in bench.memory.items():
+        if size is not None:
+            yield PLACES[place], human(size), "at its peak"
+
+
+def _count(number: int, thing: str) -> str:
+    return f"{number} {thing}{'s' if number != 1 else ''}"
