@@ -12,13 +12,13 @@ from torch import nn
 
 from conftest import assemble_tiny, run_tiny
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
+from pluribus.assembly import bytes_per_round
 from pluribus.client import Batch
 from pluribus.errors import MismatchError, MissingSettingError, RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fml import FML
 from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
-from pluribus.traffic import bytes_per_round
 from refusals import assert_facts, refused
 
 LN3 = math.log(3)

@@ -17,7 +17,7 @@ from conftest import assemble_tiny
 from parties import CPU, noise
 from pluribus.assembly import assemble
 from pluribus.data import Dataset, load
-from pluribus.data.datasets import PARTS
+from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions
 from pluribus.data.folders import UNLISTED
 from pluribus.data.lists import read_splits

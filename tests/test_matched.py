@@ -11,7 +11,7 @@ import pluribus
 from conftest import assemble_tiny, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, numbers
 from parties import card_of, equal, federation_of, run_through, task_of
-from pluribus.assembly import assemble
+from pluribus.assembly import assemble, bytes_per_round
 from pluribus.errors import RangeError
 from pluribus.evaluate import figures
 from pluribus.experiment import experiment
@@ -20,7 +20,6 @@ from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedh2l import own_and_public
 from pluribus.methods.matched import FedAvgMatched, FedProxMatched
 from pluribus.optim import Opt
-from pluribus.traffic import bytes_per_round
 from refusals import refused
 
 P = 64 * 64 + 64 + 64 * 10 + 10  # floats of mlp-64 on digits

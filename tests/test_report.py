@@ -223,9 +223,9 @@ def test_features_are_those_of_the_model_on_the_clients_test_images() -> None:
     pictures, reason = embed([run], "pca")
     assert reason == ""
     assert [one.name for one in pictures] == ["fedgh, together", *(f"fedgh, client {run.client(k)}" for k in range(4))]
-    from pluribus.api import opened
+    from pluribus.storage.reopen import open_run
 
-    with opened(run.path) as (parts, _):
+    with open_run(run.path) as (parts, _):
         test = parts.data.sets(2)["test"]
         x, y = test.take(torch.arange(len(test)))
     with torch.no_grad():

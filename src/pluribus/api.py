@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from pluribus.assembly import Assembly, assemble
-from pluribus.engines.worker import check_guarded
-from pluribus.errors import FileAccessError, HostLostError, NotFiniteError, OtherRunError, RangeError, WorkerError
-from pluribus.experiment import SITES, Experiment, experiment, from_toml
+from pluribus.errors import FileAccessError, HostLostError, NotFiniteError, WorkerError
+from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Federation, Observer
+from pluribus.internal.arithmetic import reproducible
 from pluribus.method import Method
-from pluribus.result import RESULT, Result
-from pluribus.storage.folder import RunFolder, check_unchanged
+from pluribus.processes import check_guarded
+from pluribus.result import Result
+from pluribus.storage.folder import RESULT, RunFolder, check_unchanged
+from pluribus.storage.reopen import check_partition, check_settings, read_experiment
 from pluribus.storage.toml import read_toml
 from pluribus.terminal import Progress
 from pluribus.track.tracker import trackers
@@ -47,7 +46,7 @@ def run(
     check_guarded()
     watching = _watching(observers, track, progress)
     described = experiment(method, config, **settings)
-    with _reproducible(described):
+    with reproducible(described.threads_per_worker(), described.precision):
         parts = assemble(described)
         folder = RunFolder.create(described.out, _label(described))
         try:
@@ -68,11 +67,11 @@ def resume(
     watching = _watching(observers, track, progress)
     folder = RunFolder.open(path)
     try:
-        described = _described(folder)
-        _check_settings(folder, described)
-        with _reproducible(described):
+        described = read_experiment(folder)
+        check_settings(folder, described)
+        with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
-            _check_partition(folder, parts)
+            check_partition(folder, parts)
             return _run(parts, folder, watching)
     finally:
         folder.close()
@@ -88,28 +87,6 @@ def load_result(path: str | Path) -> Result:
         hyper = written.pop("hyper", {})
         check_unchanged(folder, written | hyper, config)
     return Result.read(folder)
-
-
-@contextmanager
-def opened(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
-    """A run as it lies on disk, to be read: its parts, on the CPU, and its folder."""
-    folder = RunFolder.open(path, read_only=True)
-    try:
-        described = replace(_described(folder), device="cpu")
-        _check_settings(folder, described)
-        with _reproducible(described):
-            parts = assemble(described)
-            _check_partition(folder, parts)
-            folder.look_again()  # that took a while, and the run may go on
-            yield parts, folder
-    finally:
-        folder.close()
-
-
-def check_client(path: str | Path, parts: Assembly, client: int) -> None:
-    """Refuse a client that a run does not have."""
-    if client not in parts.cards:
-        raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
 
 def _label(described: Experiment) -> str:
@@ -151,45 +128,3 @@ def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -
                 raise
             at = "the beginning" if folder.checkpoint.latest is None else f"round {folder.checkpoint.latest + 1}"
             lost.append(f"{error} Went on from {at}.")
-
-
-def _described(folder: RunFolder) -> Experiment:
-    described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
-    if described.data == SITES:
-        raise OtherRunError(
-            f"{folder.path} is a federation of real sites, whose data and models are theirs: pluribus serve goes on "
-            f"with it, and pluribus predict works at a site."
-        )
-    return described
-
-
-def _check_settings(folder: RunFolder, described: Experiment) -> None:
-    """The same folder with other settings would be another experiment."""
-    file = folder.path / "config.toml"
-    check_unchanged(folder.path, {"method": described.method}, file)  # before its hyper-parameters, which are another's
-    check_unchanged(folder.path, described.decisive(), file)
-
-
-def _check_partition(folder: RunFolder, parts: Assembly) -> None:
-    """The same experiment on other data would be another experiment."""
-    if folder.read_partition().digest != parts.manifest.digest:
-        raise OtherRunError(
-            f"{folder.path} was run on other data: its partition.json does not match {parts.experiment.data}."
-        )
-
-
-@contextmanager
-def _reproducible(described: Experiment) -> Iterator[None]:
-    """So many CPU threads, and on a GPU only kernels that give the same bits every time; as it was, on exit."""
-    cudnn = torch.backends.cudnn
-    before, flags = torch.get_num_threads(), (cudnn.deterministic, cudnn.allow_tf32)
-    # read when cuBLAS starts: with its other workspaces the order of summation depends on what runs beside it
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    cudnn.deterministic, cudnn.allow_tf32 = True, described.precision != "float32"
-    if (threads := described.threads_per_worker()) is not None:
-        torch.set_num_threads(threads)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        cudnn.deterministic, cudnn.allow_tf32 = flags

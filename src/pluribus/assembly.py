@@ -12,7 +12,7 @@ import torch
 from pluribus.client import Local
 from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
 from pluribus.data.augment import augmentations
-from pluribus.data.datasets import PARTS
+from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
@@ -20,10 +20,12 @@ from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment
 from pluribus.internal.blame import at
-from pluribus.method import Method, check_needs, decided
+from pluribus.method import Method, Sizes, Traffic, check_needs, decided
 from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule
 from pluribus.task import Cards, Task
+
+ENOUGH_CLIENTS = 200  # for a mean: ten thousand would say no more
 
 
 @dataclass(frozen=True)
@@ -232,3 +234,19 @@ def common_width(
         with torch.device("meta"), at(f"client {models.index(name)}"):
             native.add(build(name, shape=shape, classes=classes).width)
     return native.pop() if len(native) == 1 else None
+
+
+def bytes_per_round(parts: Assembly) -> Traffic:
+    """Bytes that a client sends and gets in a round at most, headers aside; the mean over clients."""
+    clients = range(min(parts.task.clients, ENOUGH_CLIENTS))
+    held = {k: [count > 0 for count in parts.data.counts(k)] for k in clients}
+    known = sum(map(any, zip(*held.values(), strict=True)))
+
+    alike: dict[tuple[str, int], Traffic] = {}
+    for k in clients:
+        kind = parts.cards[k].model, sum(held[k])
+        if kind not in alike:
+            sizes = Sizes(kind[1], known, parts.local.batch)
+            alike[kind] = parts.method.traffic(parts.task, parts.cards[k], sizes)
+    found = [alike[parts.cards[k].model, sum(held[k])] for k in clients]
+    return Traffic(sum(one.up for one in found) / len(found), sum(one.down for one in found) / len(found))

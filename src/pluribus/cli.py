@@ -745,8 +745,7 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
 
 
 def _tune(args: list[str]) -> None:
-    from pluribus.internal.views import ABOUT, AFTER, View
-    from pluribus.result import view_text
+    from pluribus.internal.views import ABOUT, AFTER, View, view_text
     from pluribus.storage.files import to_json
     from pluribus.study.tune import SPACE, tune
 

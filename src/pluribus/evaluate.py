@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.internal.steps import Map
+from pluribus.internal.views import views_text
 from pluribus.method import Method
 from pluribus.task import Task
 
@@ -193,3 +194,21 @@ def summarise(
             rows: dict[int, Figures] = {k: getattr(c, moment) for k, c in chosen.items()}
             summary[view][moment] = figures_over_clients(rows, samples, exams)
     return summary
+
+
+def selection_text(validation: Iterable[float | None]) -> str:
+    """How rounds were chosen, in words, from the validation accuracies of clients; None of one that has no such data.
+
+    >>> selection_text([0.9, 0.8]), selection_text([None])
+    ('selected on validation', 'in the last round, without validation data')
+    """
+    known = {value is not None for value in validation}
+    if known == {True, False}:
+        return "selected on validation (clients without validation data: the last round)"
+    return "in the last round, without validation data" if known == {False} else "selected on validation"
+
+
+def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
+    """What the accuracies of a table are; views by method, and what each method's rounds were chosen for."""
+    selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
+    return f"test accuracy, {selection}, {views_text(views)}"

@@ -12,7 +12,8 @@ import torch
 
 from pluribus.assembly import Assembly
 from pluribus.draws import python_rng
-from pluribus.engines import Engine, Job, engine_for
+from pluribus.engines import engine_for
+from pluribus.engines.engine import Engine, Job
 from pluribus.evaluate import Figures, exam_sizes, figures_over_clients
 from pluribus.host import Reply
 from pluribus.internal.blame import at

@@ -18,6 +18,7 @@ from typing import NamedTuple, ParamSpec, TypeVar
 import torch
 from torch import Tensor
 
+from pluribus.assembly import Assembly
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
 from pluribus.evaluate import Figures, Selection, figures, rule_of, selects
@@ -369,3 +370,9 @@ def most_selected(device: torch.device) -> int:
 
 def _memory(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).total_memory
+
+
+def make_host(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Host:
+    """A host that can host every client of a federation; `load` gives what was saved of one."""
+    where = parts.data, parts.local, parts.device, load
+    return Host(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)

@@ -41,9 +41,8 @@ def method_rows(settings: Mapping[str, Any]) -> list[Row]:
 
 def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Dataset]) -> Row:
     """Bytes per client and round on the method's own task, or on the one that is set; or why it cannot run there."""
-    from pluribus.assembly import assemble
+    from pluribus.assembly import assemble, bytes_per_round
     from pluribus.experiment import experiment
-    from pluribus.traffic import bytes_per_round
 
     try:
         described = experiment(method, **settings)

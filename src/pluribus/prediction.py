@@ -17,7 +17,6 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from pluribus.api import check_client, opened
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
 from pluribus.data.images import SUFFIXES, Picture, decoded, find_images, picture_notes, skipped_note
@@ -25,7 +24,7 @@ from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDa
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.method import Method
 from pluribus.storage.files import write_text
-from pluribus.storage.reopen import Round, check_round, trained_client
+from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 Shape = tuple[int, int, int]
 Asked = AbstractContextManager[tuple[Method, Client]]
@@ -174,7 +173,7 @@ def _model(place: Path, client: int | None, round: Round) -> Asked:
 
 @contextmanager
 def _of_run(place: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
-    with opened(place) as (parts, folder):
+    with open_run(place) as (parts, folder):
         if client is None:
             raise MissingSettingError(
                 f"{place} has a model for each client: say whose with --client, 0 to {len(parts.cards) - 1}."

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,12 +12,11 @@ import torch
 from torch import nn
 
 from pluribus.errors import DamagedFileError
-from pluribus.evaluate import Chosen, Exams, Figures, choose, summarise
+from pluribus.evaluate import Chosen, Exams, Figures, choose, selection_text, summarise
 from pluribus.internal.ledger import Ledger
-from pluribus.internal.views import View
+from pluribus.internal.views import View, view_text
 from pluribus.storage.files import read_json, read_lines
-
-RESULT = "result.json"  # of a finished run
+from pluribus.storage.folder import RESULT
 
 
 @dataclass(frozen=True)
@@ -184,40 +183,3 @@ def _row(chosen: Mapping[str, Chosen], facts: ClientFacts) -> dict[str, Any]:
         **vars(headline),
         "views": {view: vars(one) for view, one in chosen.items()},
     }
-
-
-def selection_text(validation: Iterable[float | None]) -> str:
-    """How rounds were chosen, in words, from the validation accuracies of clients; None of one that has no such data.
-
-    >>> selection_text([0.9, 0.8]), selection_text([None])
-    ('selected on validation', 'in the last round, without validation data')
-    """
-    known = {value is not None for value in validation}
-    if known == {True, False}:
-        return "selected on validation (clients without validation data: the last round)"
-    return "in the last round, without validation data" if known == {False} else "selected on validation"
-
-
-def view_text(view: str) -> str:
-    """Which model a view asks, in words."""
-    return f"{view} local training" if view in ("after", "before") else view
-
-
-def views_text(views: Mapping[str, str]) -> str:
-    """Which models several views ask, in words; where they differ, who has which.
-
-    >>> views_text({"local": "after", "fedgh": "after"})
-    'after local training'
-    >>> views_text({"local": "after", "fedavg": "before", "fedgh": "after"})
-    'after local training (local, fedgh), before local training (fedavg)'
-    """
-    whose: dict[str, list[str]] = {}
-    for name, view in views.items():
-        whose.setdefault(view_text(view), []).append(name)
-    return ", ".join(f"{view} ({', '.join(names)})" if len(whose) > 1 else view for view, names in whose.items())
-
-
-def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
-    """What the accuracies of a table are; views by method, and what each method's rounds were chosen for."""
-    selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
-    return f"test accuracy, {selection}, {views_text(views)}"

@@ -12,16 +12,17 @@ from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, Tim
 from rich.progress import Progress as Bar
 from rich.table import Table
 
-from pluribus.assembly import Assembly
-from pluribus.federation import Federation
-from pluribus.internal.ledger import Ledger
+from pluribus.evaluate import headline
 from pluribus.internal.views import AFTER, View, shown
-from pluribus.result import Result, headline
 
 if TYPE_CHECKING:
+    from pluribus.assembly import Assembly
     from pluribus.data.check import DataCheck
     from pluribus.data.folders import Place
+    from pluribus.federation import Federation
+    from pluribus.internal.ledger import Ledger
     from pluribus.prediction import Prediction
+    from pluribus.result import Result
     from pluribus.study.bench import Bench
 
 

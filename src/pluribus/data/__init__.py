@@ -1,7 +1,8 @@
 """Data sets, who holds which rows of them, and how each holder's rows are cut."""
 
 from pluribus.data import domains as domains  # registers the data sets with domains
-from pluribus.data.datasets import Dataset, entries, load, register_data
+from pluribus.data.dataset import Dataset
+from pluribus.data.datasets import entries, load, register_data
 from pluribus.data.partition import PARTITIONS, Manifest, by_domain, partition
 from pluribus.data.split import split
 

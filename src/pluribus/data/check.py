@@ -10,7 +10,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pluribus.data.datasets import Dataset, load
+from pluribus.data.dataset import Dataset
+from pluribus.data.datasets import load
 from pluribus.data.domains import folder_of
 from pluribus.data.folders import Layout, Place, read_layout
 from pluribus.data.images import Picture, decode, happened, picture_notes, shown

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pluribus.data.datasets import Dataset, data_folder, entries, load, register_data, resized
+from pluribus.data.dataset import Dataset, resized
+from pluribus.data.datasets import data_folder, entries, load, register_data
 from pluribus.data.folders import image_folder
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError, MissingDataError

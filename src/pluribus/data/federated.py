@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from pluribus.data.augment import Augment
-from pluribus.data.datasets import PARTS, Dataset
+from pluribus.data.dataset import PARTS, Dataset
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
 from pluribus.errors import MismatchError

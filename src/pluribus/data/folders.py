@@ -11,7 +11,7 @@ from unicodedata import normalize
 
 import torch
 
-from pluribus.data.datasets import PARTS, Dataset
+from pluribus.data.dataset import PARTS, Dataset
 from pluribus.data.images import Found, decoded, find_images, picture_notes, shown, skipped_note
 from pluribus.data.lists import find_lists, read_splits
 from pluribus.errors import DataError, MissingDataError

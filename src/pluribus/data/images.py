@@ -19,7 +19,6 @@ import torch
 from PIL import ExifTags, Image
 from torch import Tensor
 
-from pluribus.data.datasets import pixels
 from pluribus.errors import DamagedDataError, DataError
 
 Shape = tuple[int, int, int]
@@ -282,3 +281,10 @@ def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Pa
             f"range: {int(max(deep) * 255 + 0.5) + 1} of 256 levels are left. Stretch the files to their range."
         )
     return notes
+
+
+def pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+    """A decoded image as bytes of this shape: channels (1 is grey, 3 are RGB), height and width."""
+    channels, height, width = shape
+    scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
+    return torch.from_numpy(np.array(scaled)).view(height, width, channels).permute(2, 0, 1)

@@ -25,11 +25,13 @@ from torch import Tensor
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
+from pluribus.engines.local import local_engine
 from pluribus.engines.spread import Spread
-from pluribus.engines.worker import Answer, Arithmetic, portable
+from pluribus.engines.worker import Answer, portable
 from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
-from pluribus.host import Limits, Reply, Selected, Tensors
+from pluribus.host import Limits, Reply, Selected, Tensors, make_host
+from pluribus.internal.arithmetic import Arithmetic
 from pluribus.message import Parcel, tensor_bytes
 
 try:
@@ -154,8 +156,6 @@ class Host:
         return None
 
     def _open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
-        from pluribus.engines import local_engine, make_host  # where this module is known too
-
         arithmetic.set()
         sys.path += [folder for folder in path if folder not in sys.path]  # where a script's own modules lie
         experiment, method = cloudpickle.loads(described)

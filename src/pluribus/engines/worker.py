@@ -7,17 +7,13 @@ as the pipe is closed: no worker outlives its parent.
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import pickle
 import signal
-import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from io import BytesIO
-from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
 from queue import SimpleQueue
@@ -29,18 +25,14 @@ from torch import Tensor
 
 from pluribus.errors import PluribusError, UserCodeError, WorkerError
 from pluribus.host import Host, Tensors
+from pluribus.internal.arithmetic import Arithmetic
 from pluribus.internal.blame import ATTRIBUTE, blame_of
+from pluribus.processes import NAME, SENTENCE, UNGUARDED
 
-NAME = "pluribus worker"
 OPEN, SAVED = "open", "saved"  # verbs beside those of a host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES = 2**30
-UNGUARDED = 64  # exit status of a worker that was about to become a parent
 SECONDS_TO_END = 10.0
-SENTENCE = (
-    "worker processes import this script anew, and would run it anew: put what runs under "
-    "`if __name__ == '__main__':`, or leave out --workers."
-)
 
 
 class Answer(NamedTuple):
@@ -55,28 +47,6 @@ class Wanted(NamedTuple):
     """A worker asks back: what was saved of this client?"""
 
     client: int
-
-
-class Arithmetic(NamedTuple):
-    """What decides on the last bits of a number on a CPU."""
-
-    threads: int
-    deterministic: bool
-    precision: str
-
-    @classmethod
-    def here(cls) -> Arithmetic:
-        """As it is in this process."""
-        deterministic = torch.are_deterministic_algorithms_enabled()
-        return cls(torch.get_num_threads(), deterministic, torch.get_float32_matmul_precision())
-
-    def set(self) -> None:
-        """For the rest of this process."""
-        torch.set_num_threads(self.threads)
-        torch.set_num_interop_threads(1)
-        if self.deterministic:  # also to say no takes torch seconds
-            torch.use_deterministic_algorithms(True)
-        torch.set_float32_matmul_precision(self.precision)
 
 
 # ---- the parent's end ------------------------------------------------------------------------------------------------
@@ -131,40 +101,6 @@ class Worker:
             self._process.kill()
             self._process.join()
         self._process.close()
-
-
-# ---- how processes start ---------------------------------------------------------------------------------------------
-
-
-def process_context() -> ForkServerContext | SpawnContext:
-    """Processes that begin with one thread: by a server that has imported everything, where there is such a thing."""
-    if "forkserver" not in multiprocessing.get_all_start_methods():
-        return multiprocessing.get_context("spawn")
-    context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
-    return context
-
-
-@contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
-    resource_tracker.ensure_running()  # before: it lets Ctrl-C through again once it has started
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-    try:
-        yield
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
-
-
-def check_guarded() -> None:
-    """A script that worker processes import anew must not run a federation by being imported."""
-    process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):  # set while the script is imported, as multiprocessing's own check
-        return
-    if process.name.startswith(NAME):
-        os._exit(UNGUARDED)  # silently: the parent says it once for all workers
-    raise UserCodeError(SENTENCE)
 
 
 # ---- what travels ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.spread import Spread
-from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed, process_context, without_interrupts
+from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed
 from pluribus.errors import ConflictError
 from pluribus.host import Host, Limits, Tensors
+from pluribus.processes import process_context, without_interrupts
 
 AHEAD = 2  # jobs that a worker has at hand: with one it would wait for the parent, with more they would take memory
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Literal, get_args
 
 from pluribus.errors import UnknownNameError
@@ -26,3 +26,22 @@ def shown(views: Iterable[str], wanted: str) -> str:
     """
     views = tuple(views)
     return wanted if wanted in views else views[0]
+
+
+def view_text(view: str) -> str:
+    """Which model a view asks, in words."""
+    return f"{view} local training" if view in ("after", "before") else view
+
+
+def views_text(views: Mapping[str, str]) -> str:
+    """Which models several views ask, in words; where they differ, who has which.
+
+    >>> views_text({"local": "after", "fedgh": "after"})
+    'after local training'
+    >>> views_text({"local": "after", "fedavg": "before", "fedgh": "after"})
+    'after local training (local, fedgh), before local training (fedavg)'
+    """
+    whose: dict[str, list[str]] = {}
+    for name, view in views.items():
+        whose.setdefault(view_text(view), []).append(name)
+    return ", ".join(f"{view} ({', '.join(names)})" if len(whose) > 1 else view for view, names in whose.items())

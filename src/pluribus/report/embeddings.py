@@ -9,14 +9,13 @@ from typing import Literal
 import numpy as np
 import torch
 
-from pluribus.api import opened
 from pluribus.assembly import Assembly
 from pluribus.client import Client
 from pluribus.data.federated import Data
-from pluribus.engines import make_host
 from pluribus.errors import CheckpointError, NoModelError, PluribusError
-from pluribus.host import Host
+from pluribus.host import Host, make_host
 from pluribus.report.numbers import Run
+from pluribus.storage.reopen import open_run
 
 How = Literal["tsne", "pca", "none"]
 
@@ -53,7 +52,7 @@ def embed(runs: Sequence[Run], how: How) -> tuple[list[Embedding], str]:
 
 
 def _of_run(run: Run, how: How) -> Iterator[Embedding]:
-    with opened(run.path) as (parts, folder):
+    with open_run(run.path) as (parts, folder):
         latest = folder.checkpoint.latest
         if latest is None:
             raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")

@@ -19,12 +19,11 @@ from typing import Any, NamedTuple, TypeVar
 from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
-from pluribus.engines import make_host
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
-from pluribus.evaluate import Chosen, Figures, choose, over_clients
+from pluribus.evaluate import Chosen, Figures, choose, over_clients, selection_text
 from pluribus.experiment import Experiment, flags, from_toml
+from pluribus.host import make_host
 from pluribus.models import assign
-from pluribus.result import selection_text
 from pluribus.storage.files import read_json, to_json
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)

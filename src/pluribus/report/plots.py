@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pluribus.internal.views import view_text
 from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, selection_of
-from pluribus.result import view_text
 from pluribus.terminal import human
 
 FEW = 3  # runs whose worst clients fit beside their means

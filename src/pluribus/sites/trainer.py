@@ -15,7 +15,7 @@ import torch
 import torch._dynamo  # which the first step would load, for seconds, while a deadline runs
 
 from pluribus.data import Dataset, load
-from pluribus.data.datasets import PARTS
+from pluribus.data.dataset import PARTS
 from pluribus.data.split import split
 from pluribus.draws import numpy_rng
 from pluribus.errors import DeviceError, MissingSettingError, PluribusError, UnknownNameError, unknown

@@ -19,11 +19,11 @@ from typing import IO, Any
 
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
-from pluribus.result import RESULT
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
 from pluribus.storage.toml import read_toml, to_toml
 
+RESULT = "result.json"  # of a finished run
 PLACES = ("data", "weights")  # may have moved to another folder; partition.json knows whether data are the same
 
 

@@ -1,4 +1,4 @@
-"""A client's trained model, as the folder of a run has it.
+"""A run on disk, opened again: its parts, and a client's trained model.
 
 `selected` is the model whose accuracy the run reports: that of the method's headline view, in the round that the
 client's validation data selects. `last` is the model of the same view at the last checkpoint.
@@ -7,30 +7,33 @@ client's validation data selects. `last` is the model of the same view at the la
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal, get_args
 
 from torch import nn
 
-from pluribus.api import check_client, opened
-from pluribus.assembly import Assembly
+from pluribus.assembly import Assembly, assemble
 from pluribus.client import Client
-from pluribus.engines import make_host
-from pluribus.errors import CheckpointError, NoModelError, UnknownNameError
+from pluribus.errors import CheckpointError, NoModelError, OtherRunError, RangeError, UnknownNameError
 from pluribus.evaluate import choose
+from pluribus.experiment import SITES, Experiment, from_toml
+from pluribus.host import make_host
+from pluribus.internal.arithmetic import reproducible
 from pluribus.message import Message, decode, encode
 from pluribus.method import Wires
 from pluribus.server import Server
 from pluribus.storage.checkpoint import READINGS, Checkpoint, put_back
-from pluribus.storage.folder import RunFolder
+from pluribus.storage.folder import RunFolder, check_unchanged
 
 Round = Literal["selected", "last"]
 
 
 def load_model(path: str | Path, client: int, round: Round = "selected") -> nn.Module:
     """A client's model, in eval mode: the one whose accuracy the run reports, or that of the last checkpoint."""
-    with opened(path) as (parts, folder):
+    with open_run(path) as (parts, folder):
         check_client(path, parts, client)
         with trained_client(parts, folder, client, round) as asked:
             return copy.deepcopy(asked.model).eval()  # on exit the client may change back
@@ -107,3 +110,51 @@ def _download(parts: Assembly, saved: Checkpoint, t: int, client: int) -> bytes 
     server.begin(t, method.schedule(t, parts.task.rounds))
     message: Message | None = getattr(method, name)(server, client)
     return None if message is None else encode(message, wires(client)[0].down, f"download of client {client}")
+
+
+@contextmanager
+def open_run(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
+    """A run as it lies on disk, to be read: its parts, on the CPU, and its folder."""
+    folder = RunFolder.open(path, read_only=True)
+    try:
+        described = replace(read_experiment(folder), device="cpu")
+        check_settings(folder, described)
+        with reproducible(described.threads_per_worker(), described.precision):
+            parts = assemble(described)
+            check_partition(folder, parts)
+            folder.look_again()  # that took a while, and the run may go on
+            yield parts, folder
+    finally:
+        folder.close()
+
+
+def check_client(path: str | Path, parts: Assembly, client: int) -> None:
+    """Refuse a client that a run does not have."""
+    if client not in parts.cards:
+        raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
+
+
+def read_experiment(folder: RunFolder) -> Experiment:
+    """The experiment of a run folder."""
+    described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
+    if described.data == SITES:
+        raise OtherRunError(
+            f"{folder.path} is a federation of real sites, whose data and models are theirs: pluribus serve goes on "
+            f"with it, and pluribus predict works at a site."
+        )
+    return described
+
+
+def check_settings(folder: RunFolder, described: Experiment) -> None:
+    """The same folder with other settings would be another experiment."""
+    file = folder.path / "config.toml"
+    check_unchanged(folder.path, {"method": described.method}, file)  # before its hyper-parameters, which are another's
+    check_unchanged(folder.path, described.decisive(), file)
+
+
+def check_partition(folder: RunFolder, parts: Assembly) -> None:
+    """The same experiment on other data would be another experiment."""
+    if folder.read_partition().digest != parts.manifest.digest:
+        raise OtherRunError(
+            f"{folder.path} was run on other data: its partition.json does not match {parts.experiment.data}."
+        )

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from pluribus.engines import Engine
+from pluribus.engines.engine import Engine
 from pluribus.evaluate import Figures, Selection, choose, selects
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.task import Cards

@@ -20,8 +20,6 @@ import torch
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.data.datasets import loaded_once
-from pluribus.engines import make_host
-from pluribus.engines.worker import check_guarded
 from pluribus.errors import (
     ConflictError,
     FileAccessError,
@@ -34,9 +32,11 @@ from pluribus.errors import (
     unknown,
 )
 from pluribus.experiment import Experiment, embedded_hyper, experiment, from_toml, known_settings
+from pluribus.host import make_host
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.method import Method, find, name_of
 from pluribus.models import assign
+from pluribus.processes import check_guarded
 from pluribus.settings import flag
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, free

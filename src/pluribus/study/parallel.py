@@ -20,12 +20,12 @@ from typing import Any, NamedTuple, Protocol
 from pluribus.api import resume, run
 from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_shared, loaded_once
-from pluribus.engines.worker import NAME, UNGUARDED, process_context, without_interrupts
 from pluribus.errors import PluribusError, UserCodeError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
+from pluribus.processes import NAME, UNGUARDED, process_context, without_interrupts
 from pluribus.result import Result
 from pluribus.storage.files import write_text
 

@@ -14,11 +14,10 @@ from typing import Any
 
 import torch
 
-from pluribus.evaluate import Figures, choose, is_loss, over_clients
+from pluribus.evaluate import Figures, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import Experiment
-from pluribus.internal.views import AFTER, shown
+from pluribus.internal.views import AFTER, shown, views_text
 from pluribus.method import find, hyperparameters
-from pluribus.result import selection_text, views_text
 from pluribus.settings import flag
 from pluribus.storage.files import read_json, read_lines
 from pluribus.study.significance import LEVEL, Difference, difference, holm

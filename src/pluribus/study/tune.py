@@ -18,7 +18,6 @@ from pluribus.api import resume, run
 from pluribus.assembly import assemble
 from pluribus.data.datasets import loaded_once
 from pluribus.draws import number
-from pluribus.engines.worker import check_guarded
 from pluribus.errors import (
     FileAccessError,
     FormatError,
@@ -31,6 +30,7 @@ from pluribus.errors import (
 from pluribus.experiment import Experiment, flags
 from pluribus.internal.views import AFTER, View, check_view, shown
 from pluribus.method import hyperparameters
+from pluribus.processes import check_guarded
 from pluribus.settings import fitted
 from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
 from pluribus.storage.folder import free

@@ -10,8 +10,7 @@ from typing import Any
 
 from rich.console import Console
 
-from pluribus.internal.views import AFTER
-from pluribus.result import views_text
+from pluribus.internal.views import AFTER, views_text
 from pluribus.study.reproduce.measures import figure, has_view
 from pluribus.study.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.study.reproduce.summary import Finished, decisive

@@ -16,7 +16,7 @@ import torch
 from rich.console import Console
 from torch import nn
 
-from pluribus.assembly import Assembly, assemble
+from pluribus.assembly import Assembly, assemble, bytes_per_round
 from pluribus.data import Dataset
 from pluribus.experiment import experiment
 from pluribus.method import Traffic, find
@@ -30,7 +30,6 @@ from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server
 from pluribus.study.reproduce.paper import PaperTable, Printed
 from pluribus.study.tables import Cell, Table, markdown_of, show_all
-from pluribus.traffic import bytes_per_round
 
 K, M = 1024, 1024**2
 VITS = {"ViT-S": "vit-s16", "ViT-B": "vit-b16", "ViT-L": "vit-l16"}

@@ -12,10 +12,10 @@ from pathlib import Path
 
 from pluribus.assembly import assemble
 from pluribus.data.datasets import loaded_once
-from pluribus.engines.worker import check_guarded
 from pluribus.errors import RangeError
 from pluribus.experiment import Experiment
 from pluribus.internal.views import AFTER, View, check_view
+from pluribus.processes import check_guarded
 from pluribus.settings import flag
 from pluribus.storage.files import check_place
 from pluribus.study.bench import device_name
