@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from pluribus.cli import FLAG_GROUPS, explanations
+from pluribus.cli.flags import FLAG_GROUPS, explanations
 from pluribus.data import PARTITIONS, load, partition
 from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
@@ -26,7 +26,7 @@ from pluribus.experiment import Experiment
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build
 from pluribus.models import entries as model_entries
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.sites.config import FederationFile, SiteFile
 from pluribus.study.reproduce import paper
 from pluribus.study.reproduce.run import shown
@@ -132,7 +132,12 @@ def _data() -> str:
 
 def _partitions() -> str:
     rows = [
-        (code(name), kind.about, ", ".join(code(flag(read)) for read in kind.reads), "yes" if kind.disjoint else "no")
+        (
+            code(name),
+            kind.about,
+            ", ".join(code(flag_name(read)) for read in kind.reads),
+            "yes" if kind.disjoint else "no",
+        )
         for name, kind in PARTITIONS.items()
     ]
     return table(("partition", "what it does", "reads", "disjoint"), rows)
@@ -180,7 +185,7 @@ def _flag_table(cls: type, names: Sequence[str]) -> str:
     helps = explanations(cls)
     defaults = {field.name: field.default for field in dataclasses.fields(cls)}
     rows = [
-        (code(flag(name)), "" if defaults[name] is None else code(_spelled(defaults[name])), helps[name].strip())
+        (code(flag_name(name)), "" if defaults[name] is None else code(_spelled(defaults[name])), helps[name].strip())
         for name in names
     ]
     return table(("flag", "default", "meaning"), rows) if rows else "None."

@@ -46,8 +46,8 @@ class Terminal:
             self._kinds.append(kind)
             cli_fail(sentence, kind, as_json)
 
-        cli_fail = cli._fail
-        monkeypatch.setattr(cli, "_fail", fail)
+        cli_fail = cli.failures.fail
+        monkeypatch.setattr(cli.failures, "fail", fail)
 
     def __call__(self, *argv: object) -> Answer:
         self._capsys.readouterr()

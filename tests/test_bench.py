@@ -24,7 +24,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook
 import pluribus
 from conftest import assemble_tiny, few_digits, run_tiny, tiny
 from kit import assert_same
-from pluribus import cli
+from pluribus.cli.flags import begin, parse_experiment
 from pluribus.errors import (
     ConflictError,
     FileAccessError,
@@ -348,8 +348,8 @@ COMMANDS: list[Experiment] = [
 
 @pytest.mark.parametrize("described", COMMANDS, ids=lambda one: " ".join(flags(one))[:30])
 def test_the_flags_of_an_experiment_are_the_experiment(described: Experiment) -> None:
-    begun, rest = cli._begun([described.method, *flags(described)])
-    parsed, _ = cli._parse("run", begun, rest, [])
+    begun, rest = begin([described.method, *flags(described)])
+    parsed, _ = parse_experiment("run", begun, rest, [])
     names = [",".join(pluribus.models.assign(one.models, one.clients)) for one in (described, parsed)]
     assert names[0] == names[1]
     assert parsed.settings() == replace(described, models=parsed.models).settings()

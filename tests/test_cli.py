@@ -19,7 +19,7 @@ import pytest
 
 import pluribus
 from conftest import few_digits, run_tiny
-from pluribus.cli import FLAG_GROUPS
+from pluribus.cli.flags import FLAG_GROUPS
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
     ConflictError,

@@ -20,7 +20,8 @@ import torch
 
 import pluribus
 from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny, tiny
-from pluribus.cli import FLAG_GROUPS, _common_flags
+from pluribus.cli.compare import _common_flags
+from pluribus.cli.flags import FLAG_GROUPS
 from pluribus.data import Dataset, load
 from pluribus.errors import (
     ConflictError,

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 import pluribus
-from pluribus.cli import _begun, _parse
+from pluribus.cli.flags import begin, parse_experiment
 from pluribus.method import methods
 from pluribus.models import zoo
 from pluribus.study.reproduce import paper, summary
@@ -147,8 +147,8 @@ def test_every_row_of_the_papers_can_be_run(section):
     rows = re.findall(r"^\| [^`|]+ \| `pluribus run (.*?)` \|$", section, re.MULTILINE)
     assert len(rows) == section.count("\n| ") - 2  # but for the heading and the rule
     for row in rows:
-        described, args = _begun([*shlex.split(row)[:1], *shared, *shlex.split(row)[1:]])
-        parsed, _ = _parse("run", described, args, [])
+        described, args = begin([*shlex.split(row)[:1], *shared, *shlex.split(row)[1:]])
+        parsed, _ = parse_experiment("run", described, args, [])
         assert parsed.build_method() is not None
         assert parsed.method in methods()
 
@@ -172,8 +172,8 @@ def test_the_commands_of_a_paper_run_its_table(paper_name, table, own):
     assert len(rows) >= 5
     for row in rows:
         method, *flags = shlex.split(commands[row.name])
-        described, args = _begun([method, *shared, *shlex.split(own), *flags])
-        parsed, _ = _parse("run", described, args, [])
+        described, args = begin([method, *shared, *shlex.split(own), *flags])
+        parsed, _ = parse_experiment("run", described, args, [])
         assert summary.decisive(parsed) == summary.decisive(found.experiment(row)), row.name
 
 

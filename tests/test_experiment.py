@@ -15,12 +15,13 @@ import pytest
 import pluribus
 from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
-from pluribus.cli import FLAG_GROUPS, main
+from pluribus.cli import main
+from pluribus.cli.flags import FLAG_GROUPS
 from pluribus.errors import OTHER_NAMES, FormatError, UnknownNameError
 from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml, known_settings
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.storage.toml import to_toml
 from pluribus.study.compare import described_by
 from refusals import Kind, refused
@@ -67,7 +68,7 @@ def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
         settings["matched_batch"] = 10**6  # one round pays for a model
     told = pluribus.run(method, progress=False, out=new_folder(), **settings).folder
     typed = new_folder()
-    flags = [word for name, value in settings.items() for word in (flag(name), str(value))]
+    flags = [word for name, value in settings.items() for word in (flag_name(name), str(value))]
     assert main(["run", method, "--out", typed, *flags, "--json"]) == 0
     assert (told / "config.toml").read_text() == (Path(typed) / "config.toml").read_text()
     assert experiment(method, told / "config.toml").settings() == experiment(method, **settings).settings()

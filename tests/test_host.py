@@ -97,7 +97,7 @@ def normed(shape: tuple[int, int, int]) -> nn.Module:
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 16), nn.BatchNorm1d(16))
 
 
-@pytest.mark.parametrize(("beside", "smallest"), [("mlp-64", 2), ("test_site.normed", 8)])
+@pytest.mark.parametrize(("beside", "smallest"), [("mlp-64", 2), ("test_host.normed", 8)])
 def test_a_batch_is_large_enough_for_the_model_that_travels_too(beside, smallest, monkeypatch):
     """A last batch of two to seven is one of its own only where neither model normalises single numbers."""
     looked = []

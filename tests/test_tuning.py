@@ -12,7 +12,7 @@ import pytest
 
 import pluribus
 from conftest import few_digits, new_folder, tiny
-from pluribus.cli import _begun, _parse
+from pluribus.cli.flags import begin, parse_experiment
 from pluribus.errors import FormatError, MismatchError, OtherRunError, RangeError, UnknownNameError
 from pluribus.storage.files import read_json
 from pluribus.study.tune import Range, Tuned, parse_space, tune
@@ -71,8 +71,8 @@ def test_what_is_not_searched_is_the_same_for_all() -> None:
 
 def test_what_it_prints_is_the_best_run() -> None:
     (found,) = tune_tiny("fedgh", trials=2)
-    begun, rest = _begun(shlex.split(found.command)[2:])
-    told, _ = _parse("run", begun, rest, [])
+    begun, rest = begin(shlex.split(found.command)[2:])
+    told, _ = parse_experiment("run", begun, rest, [])
     file = pluribus.experiment.experiment(None, found.file)
     assert told.settings() == file.settings()
     assert (file.lr, file.hyper["server_lr"]) == (found.settings["lr"], found.settings["server_lr"])

@@ -12,10 +12,10 @@ from torch.func import functional_call
 
 from pluribus import draws
 from pluribus.data.augment import Augment
-from pluribus.data.federated import Data
+from pluribus.data.federated import Data as Data
 from pluribus.internal.batches import Batch, batch_sizes
 from pluribus.internal.snapshot import Snapshot
-from pluribus.internal.state import State
+from pluribus.internal.state import State as State
 from pluribus.internal.steps import Eager, Fit, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel

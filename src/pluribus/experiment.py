@@ -14,7 +14,7 @@ from pluribus.data.augment import augmentations
 from pluribus.errors import ConflictError, FormatError, RangeError, UserCodeError
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
-from pluribus.settings import check_names, fitted, flag
+from pluribus.settings import check_names, fitted, flag_name
 from pluribus.storage.toml import read_toml
 
 # Where and how a run is executed. All other settings decide its figures.
@@ -150,13 +150,13 @@ class Experiment:
             raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
         for name in ("workers", "clients", "rounds", "epochs", "batch_size", "evaluate_every"):
             if getattr(self, name) < 1:
-                raise RangeError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
+                raise RangeError(f"{flag_name(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("width", "threads", "checkpoint_every"):
             if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise RangeError(f"{flag(name)} must be at least 1, not {getattr(self, name)}.")
+                raise RangeError(f"{flag_name(name)} must be at least 1, not {getattr(self, name)}.")
         for name in ("drop_rate", "straggler_rate", "val_fraction", "test_fraction", "public_fraction"):
             if not 0 <= getattr(self, name) < 1:
-                raise RangeError(f"{flag(name)} must be in [0, 1), not {getattr(self, name)}.")
+                raise RangeError(f"{flag_name(name)} must be in [0, 1), not {getattr(self, name)}.")
         if not 0 <= self.gpu_share < math.inf:
             raise RangeError(f"--gpu-share must be at least 0, not {self.gpu_share}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
@@ -173,7 +173,7 @@ class Experiment:
             raise RangeError(f"--lr-decay must be above 0 and finite, not {self.lr_decay}.")
         for name in ("momentum", "weight_decay"):
             if not 0 <= getattr(self, name) < math.inf:
-                raise RangeError(f"{flag(name)} must be at least 0 and finite, not {getattr(self, name)}.")
+                raise RangeError(f"{flag_name(name)} must be at least 0 and finite, not {getattr(self, name)}.")
 
     def threads_per_worker(self) -> int | None:
         """CPU threads of each process; None leaves torch its own choice."""
@@ -216,16 +216,16 @@ def flags(described: Experiment) -> list[str]:
         named["data"] = described.data
     if models != usual.models:  # so are those for the embedded models
         named["models"] = models
-    usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag(k), v)]
+    usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag_name(k), v)]
     values = vars(described) | {"models": models} | hyperparameters(described.build_method())
     defaults = vars(usual) | hyperparameters(usual.build_method())
     for name, value in values.items():
         if name in ("method", "hyper", "out") or value == defaults[name]:
             continue
         if isinstance(defaults[name], bool):
-            words.append(flag(name) if value else flag(f"no_{name}"))
+            words.append(flag_name(name) if value else flag_name(f"no_{name}"))
         else:
-            words += [flag(name), *map(str, value if isinstance(value, tuple) else (value,))]
+            words += [flag_name(name), *map(str, value if isinstance(value, tuple) else (value,))]
     return words
 
 

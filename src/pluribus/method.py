@@ -25,7 +25,7 @@ from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.task import Card, Task
 
 
@@ -270,7 +270,7 @@ def decided(given: Method, settled: Method) -> list[str]:
     """A sentence for each hyper-parameter that was not set and that `Method.settled` filled in."""
     before, name = hyperparameters(given), name_of(type(settled))
     found = {key: value for key, value in hyperparameters(settled).items() if value != before[key]}
-    return [f"{flag(key)} is not set: {name} takes {value}." for key, value in found.items()]
+    return [f"{flag_name(key)} is not set: {name} takes {value}." for key, value in found.items()]
 
 
 def at_least(method: Method, **least: float) -> None:

@@ -54,7 +54,7 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
     renamed = f" '{value}' is called '{now}' now." if now else ""
     misnamed = isinstance(value, str) and any(get_origin(choice) is Literal for choice in choices)
     refusal = UnknownNameError if misnamed else FormatError
-    raise refusal(f"{flag(name)} must be {wanted}, not {value!r}.{renamed}")
+    raise refusal(f"{flag_name(name)} must be {wanted}, not {value!r}.{renamed}")
 
 
 def _described(choice: Any) -> str:
@@ -71,6 +71,6 @@ def check_names(given: Any, known: Any, kind: str, look: str) -> None:
             raise unknown(kind, name, known, look)
 
 
-def flag(name: str) -> str:
+def flag_name(name: str) -> str:
     """The command-line spelling of a field."""
     return "--" + name.replace("_", "-")

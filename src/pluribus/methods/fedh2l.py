@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client, trainable
-from pluribus.data.federated import Data
+from pluribus.client import Batch, Client, Data, trainable
 from pluribus.errors import ConflictError, RangeError, SchemaError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
 from pluribus.method import Method, Need, PeerMethod, above, at_least, register

@@ -9,9 +9,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client
+from pluribus.client import Batch, Client, State
 from pluribus.errors import ConflictError
-from pluribus.internal.state import State
 from pluribus.message import Dim, Field, Message, Rows, Value, Wire
 from pluribus.method import Method, Need, above, register
 from pluribus.models import TwoPartModel

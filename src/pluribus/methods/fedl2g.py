@@ -14,8 +14,7 @@ from torch import Tensor
 from torch.func import jvp
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client
-from pluribus.data.federated import Data
+from pluribus.client import Batch, Client, Data
 from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import Method, Need, Sizes, Traffic, at_least, name_of, register

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client
-from pluribus.data.federated import Data
+from pluribus.client import Batch, Client, Data
 from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Need, at_least, register

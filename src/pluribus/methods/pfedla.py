@@ -7,9 +7,8 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from pluribus.client import Client
+from pluribus.client import Client, State
 from pluribus.errors import DeviceError, RangeError
-from pluribus.internal.state import State
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, above, register
 from pluribus.ops import sgd_step

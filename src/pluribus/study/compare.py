@@ -37,7 +37,7 @@ from pluribus.internal.views import AFTER, View, check_view
 from pluribus.method import Method, find, name_of
 from pluribus.models import assign
 from pluribus.processes import check_guarded
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, free
 from pluribus.storage.toml import read_toml, to_toml
@@ -131,7 +131,7 @@ def name_of_any(method: AnyMethod) -> str:
 def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | None, target: float | None) -> None:
     for given, value in (("seeds", seeds), ("jobs", jobs)):
         if value is not None and value < 1:
-            raise RangeError(f"{flag(given)} must be at least 1, not {value}.")
+            raise RangeError(f"{flag_name(given)} must be at least 1, not {value}.")
     if baseline is not None and baseline not in names:
         raise UnknownNameError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
     if target is not None and not 0 <= target <= 1:
@@ -175,7 +175,7 @@ def described_by(
         alone = {**embedded, **written.get(name, {}), **own.get(name, {})}
         for setting in alone:
             if setting in known_settings() and setting not in OWN:
-                raise ConflictError(f"{setting} is the same for all methods: use {flag(setting)}.")
+                raise ConflictError(f"{setting} is the same for all methods: use {flag_name(setting)}.")
         described[name] = experiment(method, **usual | common | alone)  # no method's own defaults
         described[name].build_method()  # what is wrong with its hyper-parameters shows here
     return described
@@ -252,7 +252,9 @@ def check_settings(described: Experiment) -> None:
     for name in {**there, **wanted}:
         if there.get(name) != wanted.get(name):
             was, now = (_spelled(settings.get(name)) for settings in (there, wanted))
-            raise OtherRunError(f"{described.out} was run with {flag(name)} {was}, not {now}. Choose another --out.")
+            raise OtherRunError(
+                f"{described.out} was run with {flag_name(name)} {was}, not {now}. Choose another --out."
+            )
 
 
 def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:

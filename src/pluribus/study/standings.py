@@ -18,7 +18,7 @@ from pluribus.evaluate import Figures, choose, is_loss, over_clients, selection_
 from pluribus.experiment import Experiment
 from pluribus.internal.views import AFTER, shown, views_text
 from pluribus.method import find, hyperparameters
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, read_lines
 from pluribus.study.significance import LEVEL, Difference, difference, holm
 from pluribus.study.tables import Cell, Table, cells, markdown_of
@@ -327,8 +327,9 @@ def about_defaults(
         for name, own in settings.items():
             whose.setdefault((name, own, vars(experiments[method])[name]), []).append(method)
     return [
-        f"{', '.join(methods)}: {flag(name)} is {own} by default, but here it is {ran}, as for all methods, so there "
-        f"is no verdict. Set it for all with {flag(name)}{for_one.format(method=methods[0], name=name, value=own)}."
+        f"{', '.join(methods)}: {flag_name(name)} is {own} by default, but here it is {ran}, as for all methods, so "
+        f"there is no verdict. Set it for all with {flag_name(name)}"
+        f"{for_one.format(method=methods[0], name=name, value=own)}."
         for (name, own, ran), methods in whose.items()
     ]
 
@@ -510,7 +511,7 @@ class Comparison:
             values = {method: getattr(one, name) for method, one in self.experiments.items()}
             if len(set(values.values())) > 1:
                 each = ", ".join(f"{method} {value}" for method, value in values.items())
-                yield f"Training differs, {flag(name)}: {each}."
+                yield f"Training differs, {flag_name(name)}: {each}."
 
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:

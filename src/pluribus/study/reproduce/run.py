@@ -16,7 +16,7 @@ from pluribus.errors import RangeError
 from pluribus.experiment import Experiment
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.processes import check_guarded
-from pluribus.settings import flag
+from pluribus.settings import flag_name
 from pluribus.storage.files import check_place
 from pluribus.study.bench import device_name
 from pluribus.study.compare import check_settings, default_jobs, finish
@@ -57,7 +57,7 @@ def reproduce(
     rows = table.chosen(only)
     for given, value in (("seeds", seeds), ("jobs", jobs), ("rounds", rounds)):
         if value is not None and value < 1:
-            raise RangeError(f"{flag(given)} must be at least 1, not {value}.")
+            raise RangeError(f"{flag_name(given)} must be at least 1, not {value}.")
     if table.counted:
         return counted(table)
     folder, rounds = Path(out), rounds or table.rounds

@@ -1,0 +1,195 @@
+"""pluribus compare and tune: several methods."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from pluribus.cli.flags import (
+    CONFIG,
+    FLAG_GROUPS,
+    JSON,
+    ONE_BY_ONE,
+    explanations,
+    flag,
+    flags_of,
+    given_names,
+    identifier,
+    parse_groups,
+    take_flag,
+    word,
+)
+from pluribus.errors import FormatError, UnfinishedError
+
+ABOUT_COMPARE = """\
+Methods side by side on the same data, partition, models and initial weights, over several seeds.
+
+  pluribus compare local fedgh fedproto --clients 10 --seeds 3
+
+Flags and their defaults hold for all methods. Where a method's own default of training is another and nobody gave the
+flag, a line above the tables says so, and there is no verdict on that method. --set fedgh.server_lr=0.02 is for one
+method: a hyper-parameter of its own, or a training setting.
+
+All methods are asked in one --view, and only equal views are tested against each other.
+
+--out is a folder with a run folder per method and seed. The same command with the same --out goes on: runs that are
+finished are read, those that were stopped are resumed. Every run has one CPU thread unless --threads says otherwise, so
+that no figure but seconds depends on --jobs.
+
+Differences to --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips over
+all pairs, corrected for several methods) and a 95 % interval without 0 (seeds drawn anew, then clients within them).
+"""
+
+ABOUT_TUNE = """\
+A fair search: every method gets as many trials of as many rounds, and only validation data decides, never test data.
+
+  pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
+
+Names of --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
+the methods that have them. Flags are those of compare. The same command with the same --out goes on, and with more
+--trials goes further. It needs Optuna: pip install 'pluribus[tune]'.
+"""
+
+
+def compare(args: list[str]) -> None:
+    """pluribus compare: methods side by side over several seeds."""
+    from pathlib import Path
+
+    from pluribus.internal.views import ABOUT, AFTER, View
+    from pluribus.storage.files import check_place, to_json, write_text
+    from pluribus.study.compare import compare
+
+    target = "Rounds and bytes until the mean test accuracy is there."
+    asked = [
+        flag("seeds", int, 3, "Number of seeds."),
+        flag("seed", int, 0, "The first of them."),
+        (
+            "baseline",
+            word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"),
+            None,
+        ),
+        ("target", word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
+        flag("view", View, AFTER, ABOUT),
+        flag("equal_steps", bool, False, "More rounds for some, until all have as many gradient steps per client."),
+        (
+            "jobs",
+            word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"),
+            None,
+        ),
+    ]
+    formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
+    files = [flag(kind, str | None, None, f"Write the tables to a file, as {name}.") for kind, name in formats.items()]
+    methods, settings, flat = _parse_for_all("compare", ABOUT_COMPARE, args, asked, files)
+    paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
+    for path in paths:
+        check_place(path)
+    try:
+        found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    except UnfinishedError as error:
+        if error.partial is not None and not flat["json"]:
+            error.partial.table()
+        raise
+    for path, kind in paths.items():
+        write_text(path, getattr(found, f"to_{kind}")())
+    if flat["json"]:
+        print(to_json(found.to_json()))
+    else:
+        found.table()
+
+
+def tune(args: list[str]) -> None:
+    """pluribus tune: a search for settings."""
+    from pluribus.internal.views import ABOUT, AFTER, View, view_text
+    from pluribus.storage.files import to_json
+    from pluribus.study.tune import SPACE, tune
+
+    asked = [
+        flag("trials", int, 20, "Trials of each method."),
+        flag("space", str, SPACE, "What is searched: NAME=LOW:HIGH, LOW:HIGH:log or ONE|OTHER, with commas between."),
+        flag("view", View, AFTER, ABOUT),
+        flag("seed", int, 0, "Of all runs, and of the search."),
+    ]
+    methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
+    found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    if flat["json"]:
+        print(to_json({"tuned": [one.to_json() for one in found]}))
+        return
+    for one in found:
+        for caution in one.cautions:
+            print(caution)
+        what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
+        print(f"{one.method}  {one.accuracy:.3f} {what}")
+        print(f"  {one.command}")
+        print(f"  pluribus run --config {one.file}")
+
+
+def _parse_for_all(
+    command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
+) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
+    """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
+    import itertools
+
+    from pluribus.study.compare import common_settings
+
+    config, args = take_flag(args, "--config")
+    methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
+    common = common_settings(config)
+    groups = _common_flags(common) | {command: [*asked, *_set_and_out()]}
+    groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
+    given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
+    flat = {k: v for name in groups for k, v in vars(getattr(given, identifier(name))).items()}
+    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
+    usual = {"data", "models"} - given_names(args)  # not named: hyper-parameters for the embedded ones hold
+    settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
+    return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
+
+
+def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
+    """Those of an experiment but for method, seed and folder."""
+    from typing import get_type_hints
+
+    from pluribus.experiment import Experiment
+    from pluribus.study.standings import OWN
+
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
+    values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
+    groups: dict[str, list[Any]] = {
+        name: flags_of(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)
+        for name, fields in FLAG_GROUPS.items()
+    }
+    for name in OWN:  # None where nobody says anything
+        usual = f"(default: {common.get(name, getattr(Experiment, name))})"
+        groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
+    return groups
+
+
+def _set_and_out() -> list[Any]:
+    import tyro
+
+    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "A setting of one method; may be repeated."
+    return [
+        ("set", word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
+        (
+            "out",
+            word(str | None, "FOLDER", "Where the runs are.", "(default: a name of its own under runs/)"),
+            None,
+        ),
+    ]
+
+
+def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """What `--set fedgh.server_lr=0.02` says, by method."""
+    import tomllib
+
+    own: dict[str, dict[str, Any]] = {}
+    for text in settings:
+        where, equals, value = text.partition("=")
+        method, dot, name = where.rpartition(".")
+        if not (equals and dot):
+            raise FormatError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
+        try:
+            read = tomllib.loads(f"value = {value}")["value"]
+        except tomllib.TOMLDecodeError:
+            read = value  # a word, which TOML would have in quotes
+        own.setdefault(method, {})[name.replace("-", "_")] = read
+    return own

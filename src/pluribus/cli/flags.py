@@ -1,0 +1,235 @@
+"""Dataclasses as flags, and flags as settings.
+
+torch takes seconds to import, so nothing here imports it before the flags are read.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from functools import cache
+from typing import TYPE_CHECKING, Annotated, Any
+
+from pluribus.cli.failures import error_json
+from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, same_thing, unknown
+
+if TYPE_CHECKING:
+    from pluribus.experiment import Experiment
+
+
+FLAG_GROUPS = {
+    "data": "data partition clients classes_per_client unequal mass alpha min_samples min_share "
+    "val_fraction test_fraction public_fraction test image_size",
+    "models": "models width projector same_init weights",
+    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life augment",
+    "participation": "participation drop_rate straggler_rate",
+    "evaluation": "evaluate evaluate_every",
+    "this run": "seed device threads workers engine ray_address gpu_share precision channels_last "
+    "capture stack checkpoint_every out",
+}
+
+TASK = (
+    "data partition clients classes_per_client mass alpha min_share public_fraction image_size "
+    "models width projector rounds batch_size"
+)
+
+JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
+
+CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
+
+AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
+
+TRACK = ("track", str, "", "Trackers that are told, with commas between: tensorboard, mlflow, wandb.")
+
+BARE = ("bare", bool, True, "Time the bare loop too. It takes as long as the run.")
+
+ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
+
+
+def given_names(args: list[str]) -> set[str]:
+    """The settings that someone has given, as flags or in a config file."""
+    from pathlib import Path
+
+    from pluribus.experiment import from_toml
+
+    config, args = take_flag(args, "--config")
+    flags = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in args if word.startswith("--")}
+    return flags | (from_toml(Path(config)).keys() if config else set())
+
+
+def begin(args: list[str]) -> tuple[Experiment, list[str]]:
+    """What a method and a config file say of an experiment, and the flags that are left."""
+    from pluribus.experiment import experiment
+
+    config, args = take_flag(args, "--config")
+    method, args = take_flag(args, "--method")
+    if method is None and args and not args[0].startswith("-"):
+        method, args = args[0], args[1:]
+    named = {name: take_flag(args, f"--{name}")[0] for name in ("data", "models")}  # a method's defaults depend on them
+    return experiment(method, config, **{name: value for name, value in named.items() if value is not None}), args
+
+
+def take_flag(args: list[str], flag: str) -> tuple[str | None, list[str]]:
+    """Take a flag that decides which other flags there are out of the arguments."""
+    for i, arg in enumerate(args):
+        if arg == flag and i + 1 < len(args):
+            return args[i + 1], args[:i] + args[i + 2 :]
+        if arg.startswith(flag + "="):
+            return arg.removeprefix(flag + "="), args[:i] + args[i + 1 :]
+    return None, args
+
+
+def parse_experiment(
+    command: str, described: Experiment, args: list[str], output: list[Any], about: str = ""
+) -> tuple[Experiment, dict[str, Any]]:
+    """Flags over an experiment's own values, and those of the command itself."""
+    import dataclasses
+
+    from pluribus.method import find, hyperparameters
+
+    cls = find(described.method)
+    hyper = hyperparameters(described.build_method())
+    values = vars(described) | {"models": described.models if isinstance(described.models, str) else ONE_BY_ONE}
+    groups = {name: flags_of(type(described), fields.split(), values) for name, fields in FLAG_GROUPS.items()}
+    if hyper:
+        groups[described.method] = flags_of(cls, list(hyper), hyper)
+    groups["output"] = [flag(*one) for one in output]
+    description = f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}"
+    parsed = parse_groups(groups, f"pluribus {command} {described.method}", description, args)
+    flat = {k: v for name in groups for k, v in vars(getattr(parsed, identifier(name))).items()}
+    chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
+    hyper = {k: flat[k] for k in hyper}
+    return dataclasses.replace(described, **chosen, hyper=hyper), {name: flat[name] for name, *_ in output}
+
+
+def parse_groups(groups: dict[str, list[Any]], command: str, about: str, args: list[str]) -> Any:
+    """The flags of a command, by group."""
+    return parse(_tree(groups), command, about, args)
+
+
+def parse(form: type, command: str, about: str, args: list[str]) -> Any:
+    """The arguments of a command in the form of a dataclass."""
+    import tyro
+
+    _check_flags(form, command, args)
+    # no comment in any source is the help of a flag, and to look for some takes longer than all the rest
+    plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
+    try:
+        return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
+    except SystemExit as end:
+        if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
+            print(error_json("the flags are not understood; standard error says which.", "flags"))
+        raise
+
+
+def _check_flags(form: type, command: str, args: list[str]) -> None:
+    """Refuse a flag that is another name of one of ours, and a choice by its former name.
+
+    Of those that are merely mistyped tyro knows the nearest.
+    """
+    from pluribus.settings import FORMER, flag_name
+
+    known = {"--help", *_flag_names(form)}
+    for (name, former), now in FORMER.items():
+        if flag_name(name) in known and take_flag(args, flag_name(name))[0] == former:
+            raise UnknownNameError(f"{flag_name(name)} {former} is called {flag_name(name)} {now} now.")
+    for word in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
+        if word.replace("_", "-") not in known and same_thing(word, known):
+            raise unknown("flag", word, known, f"{command} --help")
+
+
+def _flag_names(form: type) -> Iterator[str]:
+    """The flags of a dataclass, and of those within."""
+    import dataclasses
+
+    from pluribus.settings import flag_name
+
+    for field in dataclasses.fields(form):
+        if dataclasses.is_dataclass(field.type):
+            yield from _flag_names(field.type)  # type: ignore[arg-type]
+        else:
+            yield flag_name(field.name)
+            yield flag_name(f"no_{field.name}")
+
+
+def _wrapped(about: str) -> str:
+    """Paragraphs as wide as the terminal; tyro would make one long line of each, were it not for the margin."""
+    import shutil
+    import textwrap
+
+    width = min(100, shutil.get_terminal_size().columns)
+    margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
+    parts = (part if part.startswith(" ") else margin.fill(part) for part in about.strip().split("\n\n"))
+    return "\n\n".join(parts)
+
+
+def flags_of(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
+    """Fields for tyro, with the attribute docstrings as help."""
+    from typing import get_type_hints
+
+    helps = explanations(cls)
+    hints = get_type_hints(cls)
+    hints |= {"models": str, "augment": str}  # lists and tables are for config files and Python
+    return [flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
+
+
+@cache  # a command asks for each of its groups of flags, and the source has to be parsed
+def explanations(cls: type) -> Mapping[str, str]:
+    """The attribute docstrings of a dataclass by field, those that it inherits too."""
+    import dataclasses
+
+    import docstring_parser
+
+    bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
+    said = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
+    return {param.arg_name: param.description for param in said if param.description}
+
+
+def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
+    """A flag for tyro."""
+    import tyro
+
+    return name, Annotated[kind, tyro.conf.arg(help=about)], value
+
+
+def word(kind: Any, metavar: str, about: str, hint: str) -> Any:
+    """A flag or argument whose help is written by hand."""
+    import tyro
+
+    return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
+
+
+def _tree(groups: dict[str, list[Any]]) -> type:
+    """A dataclass of dataclasses, one per group of flags."""
+    import dataclasses
+
+    def default(value: Any) -> Any:
+        return dataclasses.field(default_factory=lambda: value)
+
+    fields: list[Any] = []
+    for name, flags in groups.items():
+        group = dataclasses.make_dataclass(name, [(n, kind, default(v)) for n, kind, v in flags])
+        group.__doc__ = " "
+        fields.append((identifier(name), group, dataclasses.field(default_factory=group)))
+    return dataclasses.make_dataclass("Run", fields)
+
+
+def identifier(name: str) -> str:
+    """The name of a group of flags, as Python spells it."""
+    return name.replace(" ", "_").replace("-", "_").replace(".", "_")
+
+
+def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:
+    """The argument of a command that takes just one, and whether it shall answer in JSON."""
+    usage = f"pluribus {command} {word} [--json]"
+    if "-h" in args or "--help" in args:
+        print(f"usage: {usage}\n\n{about}")
+        sys.exit(0)
+    flags, words = ([a for a in args if a.startswith("-") == is_flag] for is_flag in (True, False))
+    for flag in flags:
+        if flag != "--json":
+            raise unknown("flag", flag, ["--json", "--help"], f"pluribus {command} --help")
+    if len(words) != 1:
+        kind = FormatError if words else MissingSettingError
+        raise kind(f"{len(words)} arguments where one is needed: {usage}.")
+    return words[0], bool(flags)

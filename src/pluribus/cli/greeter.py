@@ -1,0 +1,86 @@
+"""What a person sees when a run starts."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from pluribus.cli.interrupts import at_work
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from pluribus.experiment import Experiment
+    from pluribus.federation import Federation
+    from pluribus.internal.views import View
+    from pluribus.result import Result
+    from pluribus.storage.folder import RunFolder
+
+
+class Greeter:
+    """Prints what is about to run, and remembers its folder for whoever interrupts it."""
+
+    def __init__(self, console: Console, chain: Sequence[Experiment], first: bool) -> None:
+        self._console = console
+        self._chain = chain
+        self._first = first
+        self._run: RunFolder | None = None
+
+    @property
+    def folder(self) -> str | None:
+        """Where the run is, once there is one."""
+        return None if self._run is None else str(self._run.path)
+
+    def saved(self) -> int | None:
+        """The last round that a resumed run would not have to do again."""
+        return None if self._run is None else self._run.checkpoint.latest
+
+    def start(self, federation: Federation) -> None:
+        """Print the heading, once."""
+        from rich.markup import escape
+
+        from pluribus import __version__
+        from pluribus.terminal import print_partition
+
+        self._run = federation.folder
+        at_work.set()
+        if not self._first:
+            return
+        one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
+        kinds = len(federation.parts.cards.architectures())
+        what = f"{one.data}   {one.clients} clients, {kinds} architecture{'s' if kinds > 1 else ''}   seed {one.seed}"
+        self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
+        print_partition(federation.parts, self._console)
+        self._console.print()
+
+    def round(self, record: Any, ledger: Any) -> None:
+        """Nothing to say."""
+
+    def finish(self, result: Result) -> None:
+        """Nothing to say."""
+
+
+def print_results(
+    results: list[Result],
+    as_json: bool,
+    console: Console,
+    again: str | None = None,
+    view: View | None = None,
+    cautions: Sequence[str] = (),
+) -> None:
+    """The table of one or more runs, or with `--json` an object."""
+    from pluribus.storage.files import to_json
+    from pluribus.study.tables import show_cautions
+    from pluribus.terminal import print_table
+
+    if as_json:
+        told = {"against": [r.to_json() for r in results[:-1]]} | ({"cautions": cautions} if cautions else {})
+        print(to_json(results[-1].to_json() | told))
+        return
+    console.print()
+    show_cautions(cautions, console)
+    print_table(results, console, view)
+    folder = results[-1].folder
+    again = again or f"pluribus run --config {folder}/config.toml"
+    saved = f"\n Saved {folder}   again: {again}"
+    console.print(saved, highlight=False, markup=False, soft_wrap=True)

@@ -1,0 +1,97 @@
+"""Ctrl-C: it ends a program that is still importing at once, and everything else in order."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+from pluribus.errors import CheckpointError
+
+if TYPE_CHECKING:
+    from pluribus.cli.greeter import Greeter
+
+
+at_work = threading.Event()  # set once something runs that Ctrl-C has to end in order
+
+
+@contextlib.contextmanager
+def end_imports_on_ctrl_c() -> Iterator[None]:
+    """Ctrl-C while a module is imported ends the program at once, unless there is something to clean up.
+
+    As an exception it would come up inside that module: torch and numpy make another error of it, or swallow it.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+        yield
+        return
+    at_work.clear()
+    try:
+        signal.signal(signal.SIGINT, _stopped)
+    except ValueError:  # not in the main thread, which alone hears of signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _stopped(number: int, frame: FrameType | None) -> None:
+    if _importing(frame) and not (at_work.is_set() or multiprocessing.active_children()):
+        print("\nstopped.", file=sys.stderr, flush=True)
+        os._exit(130)
+    signal.default_int_handler(number, frame)
+
+
+def _importing(frame: FrameType | None) -> bool:
+    while frame is not None:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return True
+        frame = frame.f_back
+    return False
+
+
+@contextlib.contextmanager
+def resumable(greeter: Greeter) -> Any:
+    """However a run is cut short, say how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        if greeter.folder is None:
+            raise
+        raise KeyboardInterrupt(f"Go on with: pluribus resume {greeter.folder}") from stop
+    except CheckpointError as error:
+        if greeter.folder is None:
+            raise
+        raise type(error)(f"{error} {_saved_text(greeter.saved())} pluribus resume {greeter.folder}") from error
+
+
+def _saved_text(latest: int | None) -> str:
+    """What of a run is saved; the command that takes it from there follows."""
+    if latest is None:
+        return "No round is saved yet. Once this is fixed, start again:"
+    rounds = "Round 0 is" if latest == 0 else f"Rounds 0 to {latest} are"
+    return f"{rounds} saved. Once this is fixed, continue:"
+
+
+@contextlib.contextmanager
+def say_how_to_resume(command: str) -> Any:
+    """However it is stopped, what it started is ended, and a person learns how to go on."""
+
+    def stopped(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    at_work.set()
+    before = signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        raise KeyboardInterrupt(f"Go on with: {command}") from stop
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,90 @@
+"""pluribus list and data check: what there is to choose from, and what a data set holds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from typing import Any
+
+from pluribus.cli.flags import JSON, TASK, explanations, flag, parse, parse_groups, parse_one_word, word
+from pluribus.errors import unknown
+
+ABOUT_DATA = """\
+What a data set holds: images per class, domain and split, their shapes and depths, which files are not read and which
+cannot be, which images are scaled or turned, and which are there twice.
+
+  pluribus data check photos/           a folder of images
+  pluribus data check mine.npz          a file
+  pluribus data check cifar10           a name of pluribus list data
+
+The status is 0 if it can be read, and 2 if not.
+"""
+
+
+def show_list(args: list[str]) -> None:
+    """pluribus list: what there is to choose from."""
+    from pluribus.listing import LISTS, print_list
+
+    if args[:1] == ["methods"]:
+        return _list_methods(args[1:])
+    lists = ["methods", *LISTS]
+    what, as_json = parse_one_word("list", f"{{{','.join(lists)}}}", "What there is to choose from.", args)
+    if what not in LISTS:
+        raise unknown("list", what, lists, "pluribus list --help")
+    rows = LISTS[what]()
+    if as_json:
+        print(json.dumps({what: rows}))
+    else:
+        print_list(rows)
+
+
+def _list_methods(args: list[str]) -> None:
+    from typing import get_type_hints
+
+    from pluribus.experiment import Experiment
+    from pluribus.listing import method_rows, print_methods
+    from pluribus.settings import flag_name
+
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str}
+    groups = {
+        "task": [flag(name, hints[name] | None, None, helps[name]) for name in TASK.split()],
+        "output": [flag(*JSON)],
+    }
+    about = "Every method, what travels, and how much of it: on its own default task, or on the one given."
+    parsed = parse_groups(groups, "pluribus list methods", about, args)
+    settings = {name: value for name, value in vars(parsed.task).items() if value is not None}
+    rows = method_rows(settings)
+    if parsed.output.json:
+        print(json.dumps({"methods": rows}))
+    else:
+        given = " ".join(f"{flag_name(name)} {value}" for name, value in settings.items())
+        print_methods(rows, f"with {given}" if given else "each on its default task")
+
+
+def data(args: list[str]) -> None:
+    """pluribus data check: what a data set holds."""
+    import dataclasses
+
+    import tyro
+
+    if args and args[0] != "check" and not args[0].startswith("-"):
+        raise unknown("command", f"data {args[0]}", ["data check"], "pluribus --help")
+    path = "A folder of images, an .npz file, or the name of a data set."
+    flags: list[Any] = [
+        ("path", word(tyro.conf.Positional[str], "PATH", path, "(required)")),
+        flag("json", bool, False, "Print what was found as one JSON object, and nothing else."),
+    ]
+    form = dataclasses.make_dataclass("DataCheck", flags)
+    given = parse(form, "pluribus data check", ABOUT_DATA, args[1:] if args[:1] == ["check"] else args)
+    from pluribus.data.check import check_data
+    from pluribus.storage.files import to_json
+    from pluribus.terminal import print_data_check
+
+    found = check_data(given.path)
+    if given.json:
+        print(to_json(found.to_json()))
+    else:
+        print_data_check(found)
+    if found.problem is not None:
+        print(f"error: {found.problem}", file=sys.stderr)
+        sys.exit(2)

@@ -1,0 +1,107 @@
+"""pluribus predict, report and watch: what finished and running federations have to show."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pluribus.cli.flags import flag, parse, word
+
+ABOUT_PREDICT = """\
+The classes of images, by a model that a run has trained.
+
+  pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
+  pluribus predict state scans/                          the model of a real site: site.toml says where its state lies
+
+Images are brought to the shape that the model takes. The model is the one whose accuracy the run reports: of the round
+that validation selects; --round last takes that of the last round. The score is the class's share in the softmax of
+what the method gives to each class: a probability where that is logits, just a number where it is a distance.
+"""
+
+ABOUT_REPORT = """\
+Plots and tables of runs, as one web page that holds all it needs: it can be sent by mail and read without a network.
+
+  pluribus report runs/a                              report.html
+  pluribus report runs/a runs/b --out both.html       several runs in the same plots
+  pluribus report runs --figures figures              all runs below a folder; figures for a paper, as PNG and PDF
+
+A run may be going on, or have been stopped. Features of models are shown from its last checkpoint.
+"""
+
+ABOUT_WATCH = """\
+The page of pluribus report, live, while a run goes on. It is served to this machine alone; Ctrl-C ends it, not the run.
+
+  pluribus watch runs/a
+"""
+
+
+def predict(args: list[str]) -> None:
+    """pluribus predict: classes of images."""
+    import dataclasses
+    from pathlib import Path
+    from typing import Literal
+
+    import tyro
+
+    words, place = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
+    flags: list[Any] = [
+        ("place", word(tyro.conf.Positional[str], "PLACE", place, "(required)")),
+        ("images", word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
+        ("client", word(int | None, "K", "Whose model, of the clients of a run.", "(needed for a run)"), None),
+        flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
+        flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
+        (
+            "out",
+            word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"),
+            None,
+        ),
+    ]
+    given = parse(dataclasses.make_dataclass("Predict", flags), "pluribus predict", ABOUT_PREDICT, args)
+    from pluribus.prediction import predict, to_csv
+    from pluribus.storage.files import to_json
+    from pluribus.terminal import print_predictions
+
+    predictions = predict(given.place, given.images, given.client, given.round)
+    if given.out:
+        to_csv(predictions, Path(given.out))
+    if given.json:
+        print(to_json([dataclasses.asdict(one) for one in predictions]))
+    else:
+        print_predictions(predictions)
+
+
+def report(args: list[str]) -> None:
+    """pluribus report: plots and tables as a web page."""
+    import dataclasses
+    from typing import Literal
+
+    import tyro
+
+    words, places = tyro.conf.Positional[tuple[str, ...]], "Folders of runs, or folders that hold some."
+    folder, features = "Write every plot to this folder, too, as PNG and PDF.", "How features of models are shown."
+    flags: list[Any] = [
+        ("runs", word(words, "RUN...", places, "(required)")),
+        ("out", word(str, "FILE", "The page.", "(default: report.html)"), "report.html"),
+        ("figures", word(str | None, "FOLDER", folder, "(default: none)"), None),
+        flag("embeddings", Literal["tsne", "pca", "none"], "pca", features),
+    ]
+    given = parse(dataclasses.make_dataclass("Report", flags), "pluribus report", ABOUT_REPORT, args)
+    from pluribus.report import write_report
+
+    for path in write_report(given.runs, given.out, given.figures, given.embeddings):
+        print(f"wrote {path}")
+
+
+def watch(args: list[str]) -> None:
+    """pluribus watch: the page of a run, live."""
+    import dataclasses
+
+    import tyro
+
+    flags: list[Any] = [
+        ("run", word(tyro.conf.Positional[str], "RUN", "The folder of a run.", "(required)")),
+        ("port", word(int, "INT", "Where the page is served.", "(default: 0, any that is free)"), 0),
+    ]
+    given = parse(dataclasses.make_dataclass("Watch", flags), "pluribus watch", ABOUT_WATCH, args)
+    from pluribus.report.watch import watch
+
+    watch(given.run, given.port, tell=lambda text: print(text, flush=True))

@@ -1,0 +1,98 @@
+"""pluribus reproduce: the tables of papers."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pluribus.cli.flags import JSON, flag, parse, word
+
+ABOUT_REPRODUCE = """\
+A paper's table: runs its rows over several seeds, and puts ours beside the paper's figures.
+
+Tables named claim-... show a paper's claim on embedded data. They have no figures of the paper, and take seconds to
+minutes on a laptop.
+
+  pluribus reproduce                                            all tables, and what they need
+  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       less than the paper, which the heading says
+  pluribus reproduce fedh2l-table2 --summary benchmarks/results what was measured, without running anything
+
+The same command goes on: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
+tables share are run once.
+"""
+
+
+def reproduce(args: list[str]) -> None:
+    """pluribus reproduce: a paper's table, or the list of all."""
+    import dataclasses
+
+    import tyro
+
+    from pluribus.internal.views import ABOUT, AFTER, View
+
+    runs = "Where the runs are, of all tables."
+    flags: list[Any] = [
+        ("name", word(tyro.conf.Positional[str], "NAME", "The table.", "(default: list all)"), ""),
+        ("seeds", word(int | None, "INT", "Number of seeds.", "(default: as the table has it)"), None),
+        ("rounds", word(int | None, "INT", "Rounds of every run.", "(default: as the table has it)"), None),
+        ("only", word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
+        flag("view", View, AFTER, f"For differences between rows. {ABOUT}"),
+        (
+            "jobs",
+            word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"),
+            None,
+        ),
+        flag("device", str, "auto", "cpu, cuda, or auto."),
+        ("out", word(str, "FOLDER", runs, "(default: runs/reproduce)"), "runs/reproduce"),
+        (
+            "save",
+            word(str | None, "FILE", "Write what stays of the runs here.", "(default: OUT/NAME.json)"),
+            None,
+        ),
+        (
+            "summary",
+            word(str | None, "PLACE", "Run nothing: read this file or folder.", "(default: none)"),
+            None,
+        ),
+        flag("markdown", str | None, None, "Write the tables to a file, as Markdown."),
+        flag(*JSON),
+    ]
+    given = parse(dataclasses.make_dataclass("Reproduce", flags), "pluribus reproduce", ABOUT_REPRODUCE, args)
+    if not given.name:
+        return _list_tables(given.json)
+    from pathlib import Path
+
+    from pluribus.storage.files import check_place, to_json, write_text
+    from pluribus.study.reproduce.run import reproduce, shown
+
+    if given.markdown is not None:
+        check_place(Path(given.markdown))
+    asked = {"seeds": given.seeds, "rounds": given.rounds, "view": given.view}
+    asked["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
+    if given.summary is not None:
+        found = shown(given.name, given.summary, **asked)
+    else:
+        how = {name: getattr(given, name) for name in ("out", "save", "jobs", "device")}
+        found = reproduce(given.name, **asked, **how, progress=not given.json)
+    if given.markdown is not None:
+        write_text(Path(given.markdown), found.to_markdown())
+    if given.json:
+        print(to_json(found.to_json()))
+    else:
+        found.show()
+
+
+def _list_tables(as_json: bool) -> None:
+    from pluribus.listing import print_list
+    from pluribus.study.reproduce.paper import find, names
+
+    tables = [find(name) for name in names()]
+    rows = [
+        {"name": one.name, "about": one.title, "data": one.data, "needs": one.needs}
+        | {"rows": ", ".join(row.name for row in one.rows)}
+        for one in tables
+    ]
+    if as_json:
+        print(json.dumps({"tables": rows}))
+    else:
+        print_list(rows)

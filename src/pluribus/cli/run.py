@@ -1,0 +1,106 @@
+"""pluribus run, resume and bench: one experiment."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from pluribus.cli.flags import (
+    AGAINST,
+    BARE,
+    CONFIG,
+    JSON,
+    TRACK,
+    begin,
+    given_names,
+    parse_experiment,
+    parse_one_word,
+    take_flag,
+)
+from pluribus.cli.greeter import Greeter, print_results
+from pluribus.cli.interrupts import resumable
+
+if TYPE_CHECKING:
+    from pluribus.experiment import Experiment
+    from pluribus.internal.views import View
+
+
+ABOUT_BENCH = """
+Measures --rounds rounds after one that warms up, and gives the median. Its run folder is deleted unless --out is given.
+
+After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
+cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
+the framework costs, and whatever the method does besides a step of cross-entropy.
+"""
+
+
+def run(args: list[str]) -> None:
+    """pluribus run: one federation, or two with --against."""
+    from pluribus.internal.views import ABOUT, AFTER, View
+
+    view = ("view", View, AFTER, f"For --against. {ABOUT}")
+    described, output = parse_experiment("run", *begin(args), [AGAINST, view, TRACK, JSON, CONFIG])
+    _run_and_report(described, output["against"], output["view"], output["track"], output["json"], given_names(args))
+
+
+def _run_and_report(
+    described: Experiment, against: str | None, view: View, track: str, as_json: bool, given: set[str]
+) -> None:
+    import dataclasses
+
+    from rich.console import Console
+
+    from pluribus import api
+    from pluribus.assembly import assemble
+    from pluribus.experiment import embedded_hyper
+    from pluribus.method import find
+    from pluribus.storage.folder import RunFolder
+    from pluribus.study.standings import about_defaults, overruled
+
+    console = Console(stderr=as_json)
+    chain, cautions = [described], list[str]()
+    if against is not None:
+        assemble(described)  # what is wrong with it should not show after the other has run
+        RunFolder.check_free(described.out)
+        out = f"{described.out}-{against}" if described.out else None
+        other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
+        cautions = about_defaults({against: overruled(other, given)}, {against: other})
+        chain.insert(0, other)
+    results = []
+    for number, one in enumerate(chain):
+        greeter = Greeter(console, chain, first=number == 0)
+        with resumable(greeter):
+            results.append(api.run(one, progress=not as_json, observers=[greeter], track=track))
+    print_results(results, as_json, console, view=view if against else None, cautions=cautions)
+
+
+def resume(args: list[str]) -> None:
+    """pluribus resume: a stopped run, from its last checkpoint."""
+    from rich.console import Console
+
+    from pluribus import api
+
+    about = "Go on with a run that was stopped, from its last checkpoint; a finished run shows its table again."
+    track, args = take_flag(args, "--track")
+    path, as_json = parse_one_word("resume", "FOLDER [--track NAMES]", about, args)
+    console = Console(stderr=as_json)
+    greeter = Greeter(console, [], first=False)
+    with resumable(greeter):
+        result = api.resume(path, progress=not as_json, observers=[greeter], track=track or ())
+    print_results([result], as_json, console)
+
+
+def bench(args: list[str]) -> None:
+    """pluribus bench: how fast a run is here."""
+    import dataclasses
+
+    from pluribus.storage.files import to_json
+    from pluribus.study import bench
+
+    begun, args = begin(args)
+    begun = dataclasses.replace(begun, rounds=bench.ROUNDS)  # a config file is of a whole run
+    described, output = parse_experiment("bench", begun, args, [BARE, JSON, CONFIG], ABOUT_BENCH)
+    report = bench.bench(described, rounds=described.rounds, bare=output["bare"], progress=not output["json"])
+    if output["json"]:
+        print(to_json(report.to_json()))
+    else:
+        report.table()
