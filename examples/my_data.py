@@ -1,9 +1,9 @@
-"""A data set of your own, in one file: a function that returns images and labels.
+"""Your own data set in one file: a function that returns images and labels.
 
     pluribus run fedgh --data examples.my_data.blobs --rounds 5
     pluribus run fedgh --data examples.my_data.blobs --partition pathological --classes-per-client 2 --rounds 5
 
-Images are bytes, (N, channels, height, width); labels are numbers into the names of the classes.
+Images are bytes, (N, channels, height, width); labels index the class names.
 """
 
 import numpy as np

@@ -1,10 +1,10 @@
-"""A method of your own, in one file: clients pull the features of a class towards a mean that all of them share.
+"""Your own method in one file: clients pull the features of a class toward a mean that all clients share.
 
     pluribus run --method examples.my_method.PrototypePull --rounds 5
     pluribus run --method examples.my_method.PrototypePull --rounds 5 --pull 0.1 --against local
     pluribus run --method examples.my_method.PrototypePull --help
 
-The idea is FedProto's (Tan et al., AAAI 2022). Features of one width are all it needs, so models may differ.
+The idea is from FedProto (Tan et al., AAAI 2022). It needs only features of one width, so models may differ.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from pluribus.ops import class_means
 
 @dataclass(frozen=True)
 class PrototypePull(Method):
-    """Features are pulled towards the mean of their class over all clients."""
+    """Features are pulled toward the mean of their class over all clients."""
 
     paper = "an example, after Tan et al., AAAI 2022"
     up = "mean feature of each held class"

@@ -1,9 +1,9 @@
-"""A model of your own, in one file: a function from the shape of the images to a backbone.
+"""Your own model in one file: a function that takes the shape of the images and returns a backbone.
 
     pluribus run fedgh --models examples.my_model.tiny_net,mlp-64 --width 64 --rounds 5
 
-The backbone gives one flat feature vector per image. The library finds its width, brings it to the K that the clients
-agree on (here 64, by pooling), and adds the head. Client i gets model i mod 2.
+The backbone returns one flat feature vector per image. The library measures its width, brings it to the K that the
+clients share (here 64, by pooling), and adds the head. Client i gets model i mod 2.
 """
 
 from torch import nn
