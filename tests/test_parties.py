@@ -30,6 +30,7 @@ from pluribus.errors import (
     DamagedDataError,
     DataError,
     FileAccessError,
+    FormatError,
     MismatchError,
     OtherRunError,
     PluribusError,
@@ -493,6 +494,14 @@ def test_a_site_that_is_not_there_at_the_start(tmp_path: Path) -> None:
         federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
 
 
+def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh")
+    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport.exchange = lambda requests, seconds: dict.fromkeys(requests, b"noise")  # type: ignore[method-assign]
+    with refused(UnreadableMessageError, "site north"):
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
+
+
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
@@ -618,6 +627,14 @@ NO_AGREEMENT: dict[str, tuple[Any, ...]] = {
     "half an image": ({"public": [0.5]}, "'0.5'"),
     "a projector": ({"projector": "magic"}, "projector", "'magic'"),
 }
+KINDS: dict[str, Kind] = {  # of the others it is SchemaError
+    "an unknown rule": UnknownNameError,
+    "a rule in words": FormatError,
+    "a rule without end": UnreadableMessageError,
+    "hyper too many": AgreementError,
+    "public images": AgreementError,
+    "a projector": UnknownNameError,
+}
 
 
 def _files(folder: Path) -> dict[Path, bytes]:
@@ -627,12 +644,16 @@ def _files(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("name", [*NONSENSE, *NO_AGREEMENT])
 def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> None:
     parts, agreement, _ = agreed("local")
-    answer = Desk(party_of(parts, None, 0, tmp_path / "sites")).answer
+    party = party_of(parts, None, 0, tmp_path / "sites")
+    answer = Desk(party).answer
     done = answer(request(agreement))
     known = _files(tmp_path)
     change, *facts = (NONSENSE | NO_AGREEMENT)[name]
     head = change if name in NONSENSE else {"agreement": agreement.facts() | change}
-    assert_facts(unseal(answer(request(agreement, **{"t": 1} | head))).head["refused"], *facts)
+    nonsense = request(agreement, **{"t": 1} | head)
+    with refused(KINDS.get(name, SchemaError), *facts) as caught:
+        party.answer(nonsense)
+    assert unseal(answer(nonsense)).head["refused"] == str(caught.value)
     assert _files(tmp_path) == known
     assert answer(request(agreement)) == done
 
