@@ -221,7 +221,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     OtherRunError: (
         run_where_a_run_is,
-        "FOLDER already holds a run. Go on with it (pluribus resume FOLDER) or choose another --out.",
+        "FOLDER already holds a run. Resume it (pluribus resume FOLDER) or choose another --out.",
     ),
     NoModelError: (
         delete_what_was_trained,
@@ -233,7 +233,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     HostLostError: (
         lambda folder: run_tiny(Losing, rounds=1, models="mlp-64", out=folder),
-        "a host was lost. Go on with: pluribus resume FOLDER",
+        "a host was lost. Resume with: pluribus resume FOLDER",
     ),
     UnfinishedError: (
         compare_what_diverges,

@@ -60,7 +60,7 @@ def run(
 def resume(
     path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
 ) -> Result:
-    """Go on with a run that was stopped, from its last checkpoint; a finished run gives its result back."""
+    """Continue a stopped run from its last checkpoint. A finished run returns its result."""
     check_guarded()
     if (Path(path) / RESULT).exists():
         return load_result(path)
@@ -111,7 +111,7 @@ def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> R
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:
-        raise type(error)(f"{error} Go on with: pluribus resume {folder.path}") from error
+        raise type(error)(f"{error} Resume with: pluribus resume {folder.path}") from error
 
 
 def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:

@@ -23,29 +23,29 @@ USAGE = """\
 Pluribus: heterogeneous federated learning.
 
   pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
-  pluribus resume FOLDER           go on with a stopped run
-  pluribus compare METHOD... [..]  methods over several seeds, and which differences are more than noise
-  pluribus tune METHOD... [flags]  a fair search for settings, on validation data
-  pluribus reproduce [NAME] [..]   a paper's table: ours beside its figures
-  pluribus predict PLACE IMAGES    classes of images, by a trained model
-  pluribus report RUN... [flags]   plots and tables of runs, as one web page
-  pluribus watch RUN               the same page, live, while a run goes on
-  pluribus bench METHOD [flags]    how fast it runs here, and where its time goes
-  pluribus list WHAT               methods, models, groups, data or partitions
-  pluribus data check PATH         what a data set holds, and what happens to it when it is read
+  pluribus resume FOLDER           continue a stopped run
+  pluribus compare METHOD... [..]  run methods over several seeds, and test which differences are real
+  pluribus tune METHOD... [flags]  search settings for each method, on validation data
+  pluribus reproduce [NAME] [..]   run a paper's table, and show our numbers beside the paper's
+  pluribus predict PATH IMAGES     classify images with a trained model
+  pluribus report RUN... [flags]   write plots and tables of runs to one web page
+  pluribus watch RUN               show the same page live, during a run
+  pluribus bench METHOD [flags]    measure how fast a method runs here, and where the time goes
+  pluribus list WHAT               list methods, models, groups, data or partitions
+  pluribus data check PATH         show what a data set holds, and how it is read
 
-  pluribus keys FOLDER [flags]     certificates and keys for a federation of real sites
-  pluribus serve METHOD [flags]    the server of a federation of real sites
-  pluribus join [flags]            one site of a federation
+  pluribus keys FOLDER [flags]     make certificates and keys for a federation of real sites
+  pluribus serve METHOD [flags]    start the server of a federation of real sites
+  pluribus join [flags]            join a federation as one site
 
-  pluribus run METHOD --help       every flag, with the paper's symbols and the defaults
+  pluribus run METHOD --help       show every flag with its default and the paper's symbol
 """
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
-    sys.path.insert(0, "")  # a user's own method, model or data set lies beside where they work
+    sys.path.insert(0, "")  # the user's own method, model or data set is in the working folder
     commands: dict[str, Callable[[list[str]], None]] = {
         "run": run,
         "resume": resume,
@@ -82,9 +82,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)
         return 130
-    except BrokenPipeError:  # whoever reads, such as head, has read enough
+    except BrokenPipeError:  # the reader, such as head, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 141
-    except Exception as error:  # of a user's own method, model or data function, or a mistake of ours
+    except Exception as error:  # from the user's own code, or a bug of ours
         failures.fail_with_lines(error, "--json" in args)
         return 1

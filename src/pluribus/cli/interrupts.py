@@ -59,13 +59,13 @@ def _importing(frame: FrameType | None) -> bool:
 
 @contextlib.contextmanager
 def resumable(greeter: Greeter) -> Any:
-    """However a run is cut short, say how to go on."""
+    """If a run is interrupted, say how to resume it."""
     try:
         yield
     except KeyboardInterrupt as stop:
         if greeter.folder is None:
             raise
-        raise KeyboardInterrupt(f"Go on with: pluribus resume {greeter.folder}") from stop
+        raise KeyboardInterrupt(f"Resume with: pluribus resume {greeter.folder}") from stop
     except CheckpointError as error:
         if greeter.folder is None:
             raise
@@ -73,7 +73,7 @@ def resumable(greeter: Greeter) -> Any:
 
 
 def _saved_text(latest: int | None) -> str:
-    """What of a run is saved; the command that takes it from there follows."""
+    """Which rounds are saved. The command that resumes follows."""
     if latest is None:
         return "No round is saved yet. Once this is fixed, start again:"
     rounds = "Round 0 is" if latest == 0 else f"Rounds 0 to {latest} are"
@@ -82,16 +82,16 @@ def _saved_text(latest: int | None) -> str:
 
 @contextlib.contextmanager
 def say_how_to_resume(command: str) -> Any:
-    """However it is stopped, what it started is ended, and a person learns how to go on."""
+    """If it is stopped, end what it started, and say how to resume."""
 
     def stopped(*_: object) -> None:
         raise KeyboardInterrupt
 
     at_work.set()
-    before = signal.signal(signal.SIGTERM, stopped)  # by which services are stopped
+    before = signal.signal(signal.SIGTERM, stopped)  # the signal that stops a service
     try:
         yield
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"Go on with: {command}") from stop
+        raise KeyboardInterrupt(f"Resume with: {command}") from stop
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -10,14 +10,14 @@ from pluribus.cli.flags import JSON, TASK, explanations, flag, parse, parse_grou
 from pluribus.errors import unknown
 
 ABOUT_DATA = """\
-What a data set holds: images per class, domain and split, their shapes and depths, which files are not read and which
-cannot be, which images are scaled or turned, and which are there twice.
+Shows what a data set holds: images per class, domain and split, their shapes and depths, which files are skipped and
+which cannot be read, which images are scaled or rotated, and which are duplicates.
 
   pluribus data check photos/           a folder of images
   pluribus data check mine.npz          a file
   pluribus data check cifar10           a name of pluribus list data
 
-The status is 0 if it can be read, and 2 if not.
+The exit status is 0 if it can be read, and 2 if not.
 """
 
 
@@ -28,7 +28,7 @@ def show_list(args: list[str]) -> None:
     if args[:1] == ["methods"]:
         return _list_methods(args[1:])
     lists = ["methods", *LISTS]
-    what, as_json = parse_one_word("list", f"{{{','.join(lists)}}}", "What there is to choose from.", args)
+    what, as_json = parse_one_word("list", f"{{{','.join(lists)}}}", "Lists what you can choose from.", args)
     if what not in LISTS:
         raise unknown("list", what, lists, "pluribus list --help")
     rows = LISTS[what]()
@@ -50,7 +50,7 @@ def _list_methods(args: list[str]) -> None:
         "task": [flag(name, hints[name] | None, None, helps[name]) for name in TASK.split()],
         "output": [flag(*JSON)],
     }
-    about = "Every method, what travels, and how much of it: on its own default task, or on the one given."
+    about = "Lists every method, what it sends and how many bytes: on its own default task, or on the given one."
     parsed = parse_groups(groups, "pluribus list methods", about, args)
     settings = {name: value for name, value in vars(parsed.task).items() if value is not None}
     rows = method_rows(settings)

@@ -7,28 +7,28 @@ from typing import Any
 from pluribus.cli.flags import flag, parse, word
 
 ABOUT_PREDICT = """\
-The classes of images, by a model that a run has trained.
+Classifies images with a model that a run has trained.
 
   pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
-  pluribus predict state scans/                          the model of a real site: site.toml says where its state lies
+  pluribus predict state scans/                          the model of a real site; site.toml names its state folder
 
-Images are brought to the shape that the model takes. The model is the one whose accuracy the run reports: of the round
-that validation selects; --round last takes that of the last round. The score is the class's share in the softmax of
-what the method gives to each class: a probability where that is logits, just a number where it is a distance.
+Images are resized to the shape that the model takes. The model is the one whose accuracy the run reports: that of the
+round that validation selects. --round last takes the model of the last round. The score is the softmax of the method's
+scores per class: a probability if the scores are logits, and only a number if they are distances.
 """
 
 ABOUT_REPORT = """\
-Plots and tables of runs, as one web page that holds all it needs: it can be sent by mail and read without a network.
+Writes plots and tables of runs to one self-contained web page. It can be mailed, and read without a network.
 
   pluribus report runs/a                              report.html
   pluribus report runs/a runs/b --out both.html       several runs in the same plots
   pluribus report runs --figures figures              all runs below a folder; figures for a paper, as PNG and PDF
 
-A run may be going on, or have been stopped. Features of models are shown from its last checkpoint.
+A run may be running, stopped or finished. Features of models come from its last checkpoint.
 """
 
 ABOUT_WATCH = """\
-The page of pluribus report, live, while a run goes on. It is served to this machine alone; Ctrl-C ends it, not the run.
+Shows the page of pluribus report live, during a run. Only this machine can read it. Ctrl-C ends the page, not the run.
 
   pluribus watch runs/a
 """
@@ -44,9 +44,9 @@ def predict(args: list[str]) -> None:
 
     words, place = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
     flags: list[Any] = [
-        ("place", word(tyro.conf.Positional[str], "PLACE", place, "(required)")),
+        ("place", word(tyro.conf.Positional[str], "PATH", place, "(required)")),
         ("images", word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
-        ("client", word(int | None, "K", "Whose model, of the clients of a run.", "(needed for a run)"), None),
+        ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
         (
@@ -99,7 +99,7 @@ def watch(args: list[str]) -> None:
 
     flags: list[Any] = [
         ("run", word(tyro.conf.Positional[str], "RUN", "The folder of a run.", "(required)")),
-        ("port", word(int, "INT", "Where the page is served.", "(default: 0, any that is free)"), 0),
+        ("port", word(int, "INT", "Port of the page.", "(default: 0, any free one)"), 0),
     ]
     given = parse(dataclasses.make_dataclass("Watch", flags), "pluribus watch", ABOUT_WATCH, args)
     from pluribus.report.watch import watch

@@ -8,16 +8,16 @@ from typing import Any
 from pluribus.cli.flags import JSON, flag, parse, word
 
 ABOUT_REPRODUCE = """\
-A paper's table: runs its rows over several seeds, and puts ours beside the paper's figures.
+Runs the rows of a paper's table over several seeds, and shows our numbers beside the paper's.
 
-Tables named claim-... show a paper's claim on embedded data. They have no figures of the paper, and take seconds to
+Tables named claim-... show a paper's claim on embedded data. They hold no numbers from the paper, and take seconds to
 minutes on a laptop.
 
-  pluribus reproduce                                            all tables, and what they need
-  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       less than the paper, which the heading says
-  pluribus reproduce fedh2l-table2 --summary benchmarks/results what was measured, without running anything
+  pluribus reproduce                                            list all tables, and what they need
+  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       run less than the paper; the heading says so
+  pluribus reproduce fedh2l-table2 --summary benchmarks/results show what was measured; run nothing
 
-The same command goes on: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
+The same command resumes: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
 tables share are run once.
 """
 
@@ -30,11 +30,11 @@ def reproduce(args: list[str]) -> None:
 
     from pluribus.internal.views import ABOUT, AFTER, View
 
-    runs = "Where the runs are, of all tables."
+    runs = "Folder of the runs of all tables."
     flags: list[Any] = [
         ("name", word(tyro.conf.Positional[str], "NAME", "The table.", "(default: list all)"), ""),
-        ("seeds", word(int | None, "INT", "Number of seeds.", "(default: as the table has it)"), None),
-        ("rounds", word(int | None, "INT", "Rounds of every run.", "(default: as the table has it)"), None),
+        ("seeds", word(int | None, "INT", "Number of seeds.", "(default: that of the table)"), None),
+        ("rounds", word(int | None, "INT", "Rounds of every run.", "(default: that of the table)"), None),
         ("only", word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
         flag("view", View, AFTER, f"For differences between rows. {ABOUT}"),
         (
@@ -46,12 +46,12 @@ def reproduce(args: list[str]) -> None:
         ("out", word(str, "FOLDER", runs, "(default: runs/reproduce)"), "runs/reproduce"),
         (
             "save",
-            word(str | None, "FILE", "Write what stays of the runs here.", "(default: OUT/NAME.json)"),
+            word(str | None, "FILE", "Write the summary of the runs here.", "(default: OUT/NAME.json)"),
             None,
         ),
         (
             "summary",
-            word(str | None, "PLACE", "Run nothing: read this file or folder.", "(default: none)"),
+            word(str | None, "PATH", "Run nothing: read this file or folder.", "(default: none)"),
             None,
         ),
         flag("markdown", str | None, None, "Write the tables to a file, as Markdown."),

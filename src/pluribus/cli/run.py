@@ -25,11 +25,11 @@ if TYPE_CHECKING:
 
 
 ABOUT_BENCH = """
-Measures --rounds rounds after one that warms up, and gives the median. Its run folder is deleted unless --out is given.
+Measures --rounds rounds after one warm-up round, and reports the median. The run folder is deleted unless --out is set.
 
-After each round a bare loop does the same in plain PyTorch: batches of the same sizes through the same models, forward,
-cross-entropy, backward, step, and the same forward passes of evaluation. How many times as long a round takes is what
-the framework costs, and whatever the method does besides a step of cross-entropy.
+After each round, a bare loop in plain PyTorch does the same work: batches of the same sizes through the same models, with
+forward, cross-entropy, backward and step, and the same forward passes of evaluation. The ratio of the two times is the
+cost of the framework, and of whatever the method does beyond a step of cross-entropy.
 """
 
 
@@ -59,7 +59,7 @@ def _run_and_report(
     console = Console(stderr=as_json)
     chain, cautions = [described], list[str]()
     if against is not None:
-        assemble(described)  # what is wrong with it should not show after the other has run
+        assemble(described)  # find its mistakes before the other method runs
         RunFolder.check_free(described.out)
         out = f"{described.out}-{against}" if described.out else None
         other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
@@ -79,7 +79,7 @@ def resume(args: list[str]) -> None:
 
     from pluribus import api
 
-    about = "Go on with a run that was stopped, from its last checkpoint; a finished run shows its table again."
+    about = "Continue a stopped run from its last checkpoint. A finished run shows its table again."
     track, args = take_flag(args, "--track")
     path, as_json = parse_one_word("resume", "FOLDER [--track NAMES]", about, args)
     console = Console(stderr=as_json)

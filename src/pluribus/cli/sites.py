@@ -15,37 +15,37 @@ if TYPE_CHECKING:
 
 
 ABOUT_KEYS = """\
-Certificates and keys for a federation of real sites: a CA of your own, a certificate for the server, a key per site.
+Makes certificates and keys for a federation of real sites: your own CA, a certificate for the server, a key per site.
 
   pluribus keys keys --server fl.example.org,10.0.0.5 --sites berlin,paris
 
-  keys/ca.crt, ca.key   the CA. ca.key signs the server's certificate: keep it offline, it is needed for nothing else
+  keys/ca.crt, ca.key   the CA. ca.key signs the server's certificate and nothing else: keep it offline
   keys/server/          server.pem and server.key, for the server
-  keys/sites/berlin/    berlin.key, berlin.pub and ca.crt: hand this folder to the site, by a way that you trust
-  keys/sites.toml       the public key of each site, for the server: who may join
+  keys/sites/berlin/    berlin.key, berlin.pub and ca.crt: give this folder to the site over a channel you trust
+  keys/sites.toml       the public key of each site, for the server: these sites may join
 
-What is there stays as it is. To add a site, run it again with --sites rome. To renew the server's certificate, or to
-change its names, remove keys/server first: the CA stays, and sites notice nothing. To give a site a new key, remove its
-folder and its line in keys/sites.toml first.
+Existing files are kept. To add a site, run the command again with --sites rome. To renew the server's certificate, or to
+change its names, remove keys/server first; the CA stays, and the sites need no change. To give a site a new key, remove
+its folder and its line in keys/sites.toml first.
 """
 
 ABOUT_SERVE = """\
-The server of a federation of real sites: it waits for all of them, runs the rounds, and shows their accuracies.
+Starts the server of a federation of real sites. It waits for all sites, runs the rounds, and shows their accuracies.
 
   pluribus serve fedgh --config federation.toml
 
-federation.toml says who the sites are, which classes there are and how training goes; docs/deployment.md shows one.
-The same command goes on with a run that was stopped. Sites reach the address that federation.toml names under 'listen',
-over TLS, and only those with a key in keys/sites.toml.
+federation.toml names the sites and the classes, and has the settings of training; docs/deployment.md shows one. The
+same command resumes a stopped run. Sites connect over TLS to the address under 'listen' in federation.toml. Only sites
+with a key in keys/sites.toml may join.
 """
 
 ABOUT_JOIN = """\
-One site of a federation: it trains its own model on its own images, and leaves when the federation has ended.
+Joins a federation as one site. The site trains its own model on its own images, and leaves when the federation ends.
 
   pluribus join --config site.toml
 
-site.toml says who this site is, where its images and its keys lie and how to reach the server; docs/deployment.md shows
-one. The same command goes on after a crash: all that the site has learned lies in its state folder.
+site.toml has the name of this site, the paths of its images and keys, and the address of the server;
+docs/deployment.md shows one. The same command resumes after a crash: the state folder holds all that the site learned.
 """
 
 
@@ -57,17 +57,17 @@ def keys(args: list[str]) -> None:
 
     import tyro
 
-    reached = "Host names and IP addresses by which sites reach the server."
+    reached = "Host names and IP addresses under which sites reach the server."
     flags: list[Any] = [
         (
             "folder",
-            word(tyro.conf.Positional[str], "FOLDER", "Where the keys are, or shall be.", "(required)"),
+            word(tyro.conf.Positional[str], "FOLDER", "Folder of the keys.", "(required)"),
         ),
         ("server", word(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
-        ("sites", word(str, "NAME[,NAME...]", "Sites that shall have a key.", "(default: none)"), ""),
+        ("sites", word(str, "NAME[,NAME...]", "Sites to make a key for.", "(default: none)"), ""),
         (
             "days",
-            word(int, "INT", "How long a new certificate of the server is valid.", "(default: 825)"),
+            word(int, "INT", "Days that a new server certificate is valid.", "(default: 825)"),
             825,
         ),
     ]
@@ -84,8 +84,8 @@ def serve(args: list[str]) -> None:
     from rich.console import Console
 
     method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
-    config = ("config", str, "federation.toml", "What server and sites agree on.")
-    out = ("out", str | None, None, "Run folder. Unset: as the config says, or 'federation' beside it.")
+    config = ("config", str, "federation.toml", "Settings that the server and the sites agree on.")
+    out = ("out", str | None, None, "Run folder. Default: that of the config, or 'federation' beside it.")
     given = parse_groups(
         {"server": [flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
     )
@@ -109,7 +109,7 @@ def join(args: list[str]) -> None:
     """pluribus join: one site of a federation."""
     from rich.console import Console
 
-    config = ("config", str, "site.toml", "Who this site is.")
+    config = ("config", str, "site.toml", "Name, paths and server address of this site.")
     given = parse_groups({"site": [flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
     from pluribus.sites.join import join
 
@@ -118,7 +118,7 @@ def join(args: list[str]) -> None:
 
 
 def make_teller(console: Console) -> Callable[[str], None]:
-    """Says what happens, and when."""
+    """A function that prints what happens, with the time."""
     import time
 
     def tell(text: str) -> None:

@@ -172,7 +172,7 @@ def put_back(live: Tensors, saved: Tensors, whose: str) -> None:
     except (KeyError, ValueError) as error:
         raise OtherRunError(
             f"the saved state of {whose} does not fit its method and model as they are now ({error.args[0]}). "
-            f"Go on with the code that wrote it, or start a new run."
+            f"Use the code that wrote it, or start a new run."
         ) from error
 
 

@@ -57,7 +57,7 @@ class RunFolder:
         """Refuse a folder that holds a run already."""
         if out and (Path(out) / "config.toml").exists():
             raise OtherRunError(
-                f"{out} already holds a run. Go on with it (pluribus resume {out}) or choose another --out."
+                f"{out} already holds a run. Resume it (pluribus resume {out}) or choose another --out."
             )
 
     @classmethod

@@ -276,7 +276,7 @@ def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) 
         with Board(grid, shown=progress) as board:
             failed = run_all(todo, min(jobs, len(todo)), board)
     except KeyboardInterrupt as stop:
-        raise KeyboardInterrupt(f"Go on with the same command and --out {folder}") from stop
+        raise KeyboardInterrupt(f"Resume with the same command and --out {folder}") from stop
     if failed:
         kept = f"The other runs are kept: the same command with --out {folder} goes on."
         raise UnfinishedError(f"{_why(failed)} {kept}", failed)
