@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import pluribus
+from pluribus.cli import USAGE
 from pluribus.cli.flags import begin, parse_experiment
 from pluribus.method import methods
 from pluribus.models import zoo
@@ -113,6 +114,12 @@ def test_the_page_about_methods_quotes_the_whole_example():
 
 
 # ---- what is said agrees with the code -------------------------------------------------------------------------------
+
+
+def test_the_page_of_the_command_line_begins_with_the_overview_of_help() -> None:
+    overview = [line.strip() for line in USAGE.splitlines() if line.startswith("  pluribus")]
+    shown = re.search(r"```text\n(.*?)```", read(ROOT / "docs/cli.md"), re.DOTALL)[1].splitlines()
+    assert [line for line in overview if not any(line.startswith(one) for one in shown if one)] == []
 
 
 @pytest.mark.parametrize(("page", "name"), GENERATED, ids=[f"{page.name}: {name}" for page, name in GENERATED])

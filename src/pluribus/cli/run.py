@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 ABOUT_BENCH = """
 Measures --rounds rounds after one warm-up round, and reports the median. The run folder is deleted unless --out is set.
 
-After each round, a bare loop in plain PyTorch does the same work: batches of the same sizes through the same models, with
-forward, cross-entropy, backward and step, and the same forward passes of evaluation. The ratio of the two times is the
-cost of the framework, and of whatever the method does beyond a step of cross-entropy.
+After each round, a bare loop in plain PyTorch does the same work: batches of the same sizes through the same models,
+with forward, cross-entropy, backward and step, and the same forward passes of evaluation. The ratio of the two times is
+the cost of the framework, and of whatever the method does beyond a step of cross-entropy.
 """
 
 

@@ -24,9 +24,9 @@ Makes certificates and keys for a federation of real sites: your own CA, a certi
   keys/sites/berlin/    berlin.key, berlin.pub and ca.crt: give this folder to the site over a channel you trust
   keys/sites.toml       the public key of each site, for the server: these sites may join
 
-Existing files are kept. To add a site, run the command again with --sites rome. To renew the server's certificate, or to
-change its names, remove keys/server first; the CA stays, and the sites need no change. To give a site a new key, remove
-its folder and its line in keys/sites.toml first.
+Existing files are kept. To add a site, run the command again with --sites rome. To renew the server's certificate, or
+to change its names, remove keys/server first; the CA stays, and the sites need no change. To give a site a new key,
+remove its folder and its line in keys/sites.toml first.
 """
 
 ABOUT_SERVE = """\
