@@ -29,6 +29,7 @@ from pluribus.errors import (
     FormatError,
     MismatchError,
     MissingSettingError,
+    NotFiniteError,
     OtherRunError,
     RangeError,
     UnfinishedError,
@@ -457,6 +458,8 @@ def test_equal_steps_give_more_rounds_to_those_who_take_fewer() -> None:
 def test_equal_steps_that_no_rounds_can_give() -> None:
     with refused(ConflictError, "Idle", "--equal-steps"):
         compare_tiny("local", Idle, equal_steps=True)
+    with refused(NotFiniteError, "--equal-steps", "fedgh", "'means'"):  # the kind of what stopped the measurement
+        compare_tiny("fedgh", equal_steps=True, lr=1e30)
 
 
 @dataclass(frozen=True)
