@@ -95,4 +95,4 @@ def _foreign() -> tuple[str, ...]:
     """Folders of code that no user wrote: this package, libraries, and Python itself."""
     paths = sysconfig.get_paths()
     libraries = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return (*dict.fromkeys((str(Path(__file__).parent), *libraries)),)
+    return (*dict.fromkeys((str(Path(__file__).parents[1]), *libraries)),)
