@@ -36,17 +36,28 @@ nested = st.recursive(plain, lambda inner: st.lists(inner) | st.dictionaries(st.
 @example({"models": {"0": "mlp-64", "10": "cnn-16"}, "hyper": {"é": 1, "a b": 2, "": 3, "deep": {"er": [{"x": 1}]}}})
 def test_settings_come_back_from_toml_as_they_were(settings: dict[str, Any]) -> None:
     again = tomllib.loads(to_toml(settings))
-    assert repr(again) == repr(in_order({name: value for name, value in settings.items() if value != {}}))
+    assert exact(again) == exact(without_empty_tables(settings))
 
 
-def in_order(settings: dict[str, Any]) -> dict[str, Any]:
-    """As TOML has to write them: tables last."""
-    return dict(sorted(settings.items(), key=lambda item: isinstance(item[1], dict)))
+def exact(value: Any) -> str:
+    """A value with its types and signs, but for the order of names: TOML has to write tables last."""
+    match value:
+        case dict():
+            return "{" + ", ".join(sorted(f"{name!r}: {exact(item)}" for name, item in value.items())) + "}"
+        case list():
+            return "[" + ", ".join(map(exact, value)) + "]"
+    return repr(value)
+
+
+def without_empty_tables(table: dict[str, Any]) -> dict[str, Any]:
+    """Lists keep theirs."""
+    kept = {name: value for name, value in table.items() if value != {}}
+    return {name: without_empty_tables(value) if isinstance(value, dict) else value for name, value in kept.items()}
 
 
 def test_none_is_left_out_and_nan_stays() -> None:
     text = to_toml({"alpha": None, "hyper": {"beta": None, "gamma": math.nan}})
-    assert text == "\n[hyper]\ngamma = nan\n"
+    assert text == "[hyper]\ngamma = nan\n"
     assert math.isnan(tomllib.loads(text)["hyper"]["gamma"])
 
 
