@@ -20,6 +20,7 @@ import pytest
 import pluribus
 from conftest import few_digits, run_tiny
 from pluribus.cli.flags import FLAG_GROUPS
+from pluribus.data import Dataset, load
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
     ConflictError,
@@ -163,6 +164,25 @@ def test_against_runs_both_and_shows_them_side_by_side(terminal: Terminal, tmp_p
     assert (told["method"], [other["method"] for other in told["against"]]) == ("fedgh", ["local"])
     assert (told["folder"], told["against"][0]["folder"]) == (f"{tmp_path}/again", f"{tmp_path}/again-local")
     assert told["against"][0]["summary"] == run_tiny("local", lr=0.01).summary
+
+
+def noted_digits() -> Dataset:
+    """Few digits; each time that they are loaded is noted in a file."""
+    with Path(os.environ["NOTED"]).open("a") as file:
+        file.write("loaded\n")
+    return load(few_digits())
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_against_loads_the_data_once(
+    workers: int, terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NOTED", str(file := tmp_path / "noted"))
+    settings = [*SMALL, "--data", "test_cli.noted_digits", "--workers", workers]
+    assert terminal("run", "fedgh", *settings, "--against", "local", "--out", tmp_path / "run").code == 0
+    assert file.read_text().count("loaded") == 1
+    assert terminal("run", "fedgh", *settings, "--out", tmp_path / "alone").code == 0
+    assert file.read_text().count("loaded") == 2  # nothing is kept beyond a command
 
 
 def test_what_is_wrong_with_the_second_run_shows_before_the_first(terminal: Terminal, tmp_path: Path) -> None:

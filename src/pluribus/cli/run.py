@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import TYPE_CHECKING
 
 from pluribus.cli.flags import (
@@ -45,32 +46,37 @@ def run(args: list[str]) -> None:
 def _run_and_report(
     described: Experiment, against: str | None, view: View, track: str, as_json: bool, given: set[str]
 ) -> None:
-    import dataclasses
-
     from rich.console import Console
 
     from pluribus import api
+    from pluribus.data.datasets import loaded_once
+
+    console = Console(stderr=as_json)
+    results = []
+    with contextlib.nullcontext() if against is None else loaded_once():  # a single run need not keep what it loaded
+        chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
+        for number, one in enumerate(chain):
+            greeter = Greeter(console, chain, first=number == 0)
+            with resumable(greeter):
+                results.append(api.run(one, progress=not as_json, observers=[greeter], track=track))
+    print_results(results, as_json, console, view=view if against else None, cautions=cautions)
+
+
+def _add_other(described: Experiment, against: str, given: set[str]) -> tuple[list[Experiment], list[str]]:
+    """The other method on the same data and then this one, and what a reader must know about the two."""
+    import dataclasses
+
     from pluribus.assembly import assemble
     from pluribus.experiment import embedded_hyper
     from pluribus.method import find
     from pluribus.storage.folder import RunFolder
     from pluribus.study.standings import about_defaults, overruled
 
-    console = Console(stderr=as_json)
-    chain, cautions = [described], list[str]()
-    if against is not None:
-        assemble(described)  # find its mistakes before the other method runs
-        RunFolder.check_free(described.out)
-        out = f"{described.out}-{against}" if described.out else None
-        other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
-        cautions = about_defaults({against: overruled(other, given)}, {against: other})
-        chain.insert(0, other)
-    results = []
-    for number, one in enumerate(chain):
-        greeter = Greeter(console, chain, first=number == 0)
-        with resumable(greeter):
-            results.append(api.run(one, progress=not as_json, observers=[greeter], track=track))
-    print_results(results, as_json, console, view=view if against else None, cautions=cautions)
+    assemble(described)  # find its mistakes before the other method runs
+    RunFolder.check_free(described.out)
+    out = f"{described.out}-{against}" if described.out else None
+    other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
+    return [other, described], about_defaults({against: overruled(other, given)}, {against: other})
 
 
 def resume(args: list[str]) -> None:
