@@ -1,14 +1,10 @@
 """TensorBoard: event files in RUN/tensorboard.
 
 tensorboard --logdir runs
-
-Written here and now, not by the thread of TensorBoard's own writer: what goes wrong there is printed, and not raised.
 """
 
 from __future__ import annotations
 
-import os
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -23,37 +19,28 @@ class TensorBoard(Tracker):
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
         """Open a file; what earlier ones hold of later rounds is no longer shown, because it happens again."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-        from tensorboard.summary.writer.record_writer import RecordWriter
+        from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
-        place = folder / "tensorboard"
-        place.mkdir(exist_ok=True)
-        file = place / f"events.out.tfevents.{time.time():.6f}.{os.getpid()}"  # TensorBoard reads them by name
-        self._records: Any = RecordWriter(file.open("xb"))
-        self._write(file_version="brain.Event:2")
-        self._write(step=done + 1, session_log=SessionLog(status=SessionLog.START))
+        self._writer: Any = SummaryWriter(folder / "tensorboard", purge_step=done + 1)
+        # by hand, because add_hparams says that a run is finished, in a folder of its own
         experiment, session, self._ended = hparams(dict(settings), {"accuracy": 0.0})  # type: ignore[no-untyped-call]
-        self._write(summary=experiment)
-        self._write(summary=session)
-        self._records.flush()
+        self._add(experiment)
+        self._add(session)
+        self._writer.flush()
 
     def log(self, step: int, figures: Mapping[str, float]) -> None:
         """A point on each curve."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        values = [Summary.Value(tag=name, simple_value=value) for name, value in figures.items()]
-        self._write(step=step, summary=Summary(value=values))
-        self._records.flush()  # whoever watches wants to see it now
+        for name, value in figures.items():
+            self._writer.add_scalar(name, value, step)
+        self._writer.flush()  # whoever watches wants to see it now, and a full disk shows here
 
     def end(self, step: int, figures: Mapping[str, float] | None) -> None:
         """Close the file."""
         if figures is not None:
             self.log(step, figures)
-            self._write(step=step, summary=self._ended)
-        self._records.close()
+            self._add(self._ended, step)
+        self._writer.close()
 
-    def _write(self, **event: Any) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-
-        self._records.write(Event(wall_time=time.time(), **event).SerializeToString())
+    def _add(self, summary: Any, step: int | None = None) -> None:
+        self._writer.file_writer.add_summary(summary, step)
