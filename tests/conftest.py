@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -24,6 +24,9 @@ from pluribus.host import Host, Tensors
 from pluribus.method import Method, find
 from pluribus.result import Result
 from terminal import Terminal
+
+if TYPE_CHECKING:
+    from browser import Browser
 
 AnyMethod = str | Method | type[Method]
 
@@ -52,6 +55,17 @@ def _same_conditions_for_all() -> Iterator[None]:
         patch.setenv("PLURIBUS_DATA", str(Path(_scratch.name) / "data"))
         yield
     torch.set_num_threads(threads)
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    """Not for the whole session: an event loop runs as long as it is open."""
+    from browser import CHROMIUM, Browser  # here, because most tests do without Playwright
+
+    if CHROMIUM is None:
+        pytest.skip("there is no Chromium")
+    with Browser() as one:
+        yield one
 
 
 @pytest.fixture

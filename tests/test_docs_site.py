@@ -13,7 +13,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from browser import CHROMIUM, Browser
+from browser import Browser, until
 from pluribus.method import methods
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -83,21 +83,18 @@ def test_no_page_asks_for_anything_from_elsewhere() -> None:
         assert "url(http" not in style.read_text(encoding="utf-8")
 
 
-@pytest.mark.skipif(CHROMIUM is None, reason="there is no Chromium")
-def test_a_browser_shows_and_searches_it_from_disk() -> None:
-    with Browser() as browser:
-        browser.open(f"{site().as_uri()}/methods/fedgh.html", width=390, scheme="dark")
-        assert browser.js("document.documentElement.scrollWidth") == 390  # wide tables scroll by themselves
-        assert browser.js("document.body.dataset.mdColorScheme") == "slate"
-        assert browser.js("document.querySelector('math').getBoundingClientRect().height") > 5
-        assert elsewhere(browser) == []
-        browser.open(f"{site().as_uri()}/index.html")
-        browser.click(".md-search__input")
-        browser("Input.insertText", text="stragglers")
-        browser("Input.dispatchKeyEvent", type="keyUp", key="s")
-        browser.until("document.querySelectorAll('.md-search-result__item').length > 0")
-        assert elsewhere(browser) == []
-        assert browser.troubles == []
+def test_a_browser_shows_and_searches_it_from_disk(browser: Browser) -> None:
+    page = browser.open(f"{site().as_uri()}/methods/fedgh.html", width=390, scheme="dark")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390  # wide tables scroll by themselves
+    assert page.evaluate("document.body.dataset.mdColorScheme") == "slate"
+    assert page.evaluate("document.querySelector('math').getBoundingClientRect().height") > 5
+    assert elsewhere(browser) == []
+    page = browser.open(f"{site().as_uri()}/index.html")
+    page.click(".md-search__input")
+    page.keyboard.type("stragglers")
+    until(page, "document.querySelectorAll('.md-search-result__item').length > 0")
+    assert elsewhere(browser) == []
+    assert browser.troubles == []
 
 
 def elsewhere(browser: Browser) -> list[str]:
