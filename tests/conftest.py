@@ -28,6 +28,9 @@ from terminal import Terminal
 if TYPE_CHECKING:
     from browser import Browser
 
+NO_BROWSER = "no browser on this machine"
+GET_ONE = "Install one: sudo apt-get install chromium"
+
 AnyMethod = str | Method | type[Method]
 
 _scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when the process ends
@@ -46,6 +49,15 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist: pip install -c constraints.txt pytest")
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so that its line comes last
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> Iterator[None]:
+    """Say which tests a machine without a browser has left out."""
+    yield
+    reports = terminalreporter.getreports("skipped")
+    if skipped := [one for one in reports if isinstance(one.longrepr, tuple) and NO_BROWSER in one.longrepr[2]]:
+        terminalreporter.write_line(f"Page tests skipped: {len(skipped)}, {NO_BROWSER}. {GET_ONE}", yellow=True)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _same_conditions_for_all() -> Iterator[None]:
     """Bits are equal per number of threads; and no test may read or fill the user's own data folder."""
@@ -62,8 +74,10 @@ def browser() -> Iterator[Browser]:
     """Not for the whole session: an event loop runs as long as it is open."""
     from browser import CHROMIUM, Browser  # here, because most tests do without Playwright
 
+    if CHROMIUM is None and os.environ.get("PLURIBUS_REQUIRE_BROWSER"):
+        pytest.fail(f"{NO_BROWSER}, and PLURIBUS_REQUIRE_BROWSER is set. {GET_ONE}")
     if CHROMIUM is None:
-        pytest.skip("there is no Chromium")
+        pytest.skip(NO_BROWSER)
     with Browser() as one:
         yield one
 

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import subprocess
+import sys
 import threading
 from pathlib import Path
 
@@ -120,3 +123,15 @@ def test_a_watched_run_is_drawn_as_it_grows(browser: Browser) -> None:
         server.shutdown()
         thread.join()
     shutil.rmtree(folder)
+
+
+@pytest.mark.parametrize(("required", "code", "fact"), [("", 0, "Page tests skipped: 1,"), ("1", 1, "1 error")])
+def test_a_machine_without_a_browser_is_told(required: str, code: int, fact: str) -> None:
+    one = f"{__file__}::{test_scripts_in_names_are_only_text.__name__}"
+    settings = {"PATH": "", "PLURIBUS_REQUIRE_BROWSER": required}
+    done = subprocess.run(
+        [sys.executable, "-m", "pytest", one], env=os.environ | settings, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert fact in done.stdout
+    assert "apt-get install chromium" in done.stdout
