@@ -18,7 +18,6 @@ from pluribus.errors import DamagedFileError, FileAccessError, MissingDataError,
 from pluribus.models import assign
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, Pair
-from pluribus.study.reproduce.counts import counted
 from pluribus.study.reproduce.measures import ACCURACY, TARGET, figure, targets
 from pluribus.study.reproduce.paper import PaperTable, Printed
 from pluribus.study.reproduce.run import reproduce, shown
@@ -28,8 +27,6 @@ from refusals import Kind, refused
 from terminal import Terminal
 
 RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
-RUN = [name for name in paper.names() if not paper.find(name).counted]
-COUNTED = [name for name in paper.names() if paper.find(name).counted]
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------
@@ -53,7 +50,7 @@ def stand_in(table: PaperTable) -> Dataset:
 FEW = {"htfe8": {"models": "cnn4,mobilenet-v2", "width": 512}, "fedfree": {"models": "fedfree-cnn,mobilenet-v2"}}
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", paper.names())
 def test_every_row_can_be_put_together(name: str) -> None:
     table = paper.find(name)
     assert table.title
@@ -67,7 +64,7 @@ def test_every_row_can_be_put_together(name: str) -> None:
         assert len(parts.cards) == table.settings["clients"]
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", paper.names())
 def test_rows_train_alike(name: str) -> None:
     """No method's own default decides what the table does not say."""
     table = paper.find(name)
@@ -77,7 +74,7 @@ def test_rows_train_alike(name: str) -> None:
         assert len({json.dumps(one.get(setting)) for one in told}) == 1, setting
 
 
-@pytest.mark.parametrize("name", RUN)
+@pytest.mark.parametrize("name", paper.names())
 def test_every_figure_of_the_paper_has_one_of_ours(name: str) -> None:
     table = paper.find(name)
     for row in table.rows:
@@ -105,7 +102,6 @@ def test_every_figure_of_the_paper_has_one_of_ours(name: str) -> None:
         ("fedl2g-table1-cifar10-dirichlet", "FedProto", ("82.1±1.7",)),
         ("fedfree-table1-cifar10-n10-homogeneous", "pFedLA", ("90.94",)),
         ("fedfree-table1-cifar10-n20-heterogeneous", "FedTGP", ("38.04",)),
-        ("fedhpl-table6", "head (K), CIFAR100", ("37.60", "75.10", "100.10")),
     ],
 )
 def test_figures_are_those_of_the_paper(name: str, row: str, figures: tuple[str, ...]) -> None:
@@ -125,54 +121,6 @@ def test_the_papers_accuracy_is_the_mean_of_its_parts() -> None:
             acc, bwt, fwt = (printed.value or 0.0 for printed in row.figures.values())
             apart = misprinted.get((part, row.name.removesuffix(" (pre-trained)")), 0.01)
             assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.name
-
-
-# ---- parameters and traffic ------------------------------------------------------------------------------------------
-
-# Each place where ours is another figure; the notes of the tables say why.
-DIFFERING = {
-    "fedhpl-table5": [("entire model (M), CIFAR10/SVHN", "ViT-S")],
-    "fedhpl-table9": [
-        ("FedMD, each public sample", "CIFAR10/SVHN"),
-        ("FedMD, each public sample", "CIFAR100"),
-        ("FedHPL+", "CIFAR10/SVHN"),
-        ("FedHPL+", "CIFAR100"),
-        ("FedGen, G (M)", "CIFAR10/SVHN"),
-        ("FedGen, G (M)", "CIFAR100"),
-    ],
-    "fedhpl-table10": [
-        ("average upload of all clients (K)", "CIFAR10/SVHN"),
-        ("average upload of all clients (K)", "CIFAR100"),
-    ],
-}
-
-
-counts = pytest.mark.xdist_group("counts")  # in one process: tables share models, and what torch loads to count them
-
-
-@counts
-@pytest.mark.parametrize("name", COUNTED)
-def test_counts_are_the_papers_but_where_it_is_explained(name: str) -> None:
-    found = counted(paper.find(name))
-    assert found.differing == DIFFERING.get(name, [])
-    assert bool(found.differing) <= bool(found.notes)
-    assert {row.name: set(row.figures) for row in found.table.rows} == {row: set(of) for row, of in found.ours.items()}
-
-
-@counts
-def test_what_differs_in_the_traffic_is_what_the_notes_say() -> None:
-    """Class numbers beside the logits: 10 and 100 for each client; FedMD's public classes; biases before batch norm."""
-    traffic = counted(paper.find("fedhpl-table9")).ours
-    for data, classes in (("CIFAR10/SVHN", 10), ("CIFAR100", 100)):
-        assert traffic["FedHPL+"][data] - classes == classes**2 + classes
-        assert traffic["FedMD, each public sample"][data] + 10 + 1 == classes + 10 + 1
-        printed = {"CIFAR10/SVHN": "0.507", "CIFAR100": "0.551"}[data]
-        assert f"{traffic['FedGen, G (M)'][data] + 512 / 2**20:.3f}" == printed  # a bias for each hidden unit
-    total = counted(paper.find("fedhpl-table10")).ours["average upload of all clients (K)"]
-    assert [f"{total[data] - 5 * n / 1024:.2f}" for data, n in (("CIFAR10/SVHN", 10), ("CIFAR100", 100))] == [
-        "0.54",
-        "49.32",
-    ]
 
 
 # ---- figures by hand -------------------------------------------------------------------------------------------------
@@ -419,7 +367,7 @@ def test_a_summary_that_is_none(tmp_path: Path) -> None:
         summary.read(tmp_path / "nowhere")
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if paper.find(name).printed])
+@pytest.mark.parametrize("name", [name for name in paper.names() if paper.find(name).printed])
 def test_fedproto_runs_with_the_lambda_of_the_paper(name: str) -> None:
     """10 in Table A2 of FedFree, and by assumption in FedL2G; FedGH names none, and FedProto's authors have 1."""
     table = paper.find(name)
@@ -445,7 +393,7 @@ def least_seeds(name: str, row: str) -> int:
     return 3 if name.startswith("claim-") else 1
 
 
-@pytest.mark.parametrize("name", [name for name in RUN if (RESULTS / f"{name}.json").exists()])
+@pytest.mark.parametrize("name", [name for name in paper.names() if (RESULTS / f"{name}.json").exists()])
 def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
     table = paper.find(name)
     found, alone = shown(table, RESULTS), shown(table, RESULTS / f"{name}.json")
@@ -513,12 +461,6 @@ def test_summaries_are_shown_without_running(terminal: Terminal, tmp_path: Path)
     assert [row["seeds"] for row in told["rows"]] == [[0, 1], [0, 1]]
 
 
-@counts
-def test_counts_are_shown(terminal: Terminal) -> None:
-    told = terminal("reproduce", "fedhpl-table10", "--json").json
-    assert len(told["differing"]) == 2
-
-
 @pytest.mark.parametrize(
     ("words", "kind", "facts"),
     [
@@ -526,7 +468,7 @@ def test_counts_are_shown(terminal: Terminal) -> None:
         (["fedh2l-table2", "--only", "FedH2L,FedM"], UnknownNameError, ["fedh2l-table2", "'FedM'", "'FedMD'"]),
         (["fedh2l-table2", "--seeds", "0"], RangeError, ["--seeds", 1, 0]),
         (["fedh2l-table2", "--save", "no/such/file.json"], FileAccessError, ["no/such/file.json", "no/such "]),
-        (["fedhpl-table10", "--markdown", "no/such/file.md"], FileAccessError, ["no/such/file.md", "no/such "]),
+        (["fedh2l-table2", "--markdown", "no/such/file.md"], FileAccessError, ["no/such/file.md", "no/such "]),
         (["fedh2l-table2", "--summary", "nowhere"], FileAccessError, ["nowhere"]),
         (["fedh2l-table2", "--device", "cpu"], MissingDataError, ["mnist"]),
     ],

@@ -30,15 +30,6 @@ class Printed:
         """As a number, without what stands behind ±; None where the paper has a dash."""
         return None if self.text == "-" else float(self.text.partition("±")[0])
 
-    @property
-    def decimals(self) -> int:
-        """Digits behind the point.
-
-        >>> Printed("86.8±.3").decimals, Printed("-").decimals
-        (1, 0)
-        """
-        return len(self.text.partition("±")[0].strip().partition(".")[2])
-
 
 @dataclass(frozen=True)
 class PaperRow:
@@ -72,14 +63,12 @@ class PaperTable:
     """The row that the others are tested against."""
     needs: str = ""
     """What it takes to run it, as far as that was measured."""
-    counted: str = ""
-    """The function of `counts.py` that knows our figures, where nothing has to run."""
     notes: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
         """The data set."""
-        return str(self.settings.get("data", "-"))
+        return str(self.settings["data"])
 
     @property
     def rounds(self) -> int:

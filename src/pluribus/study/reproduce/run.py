@@ -22,7 +22,6 @@ from pluribus.study.bench import device_name
 from pluribus.study.compare import check_settings, default_jobs, finish
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, of_row
-from pluribus.study.reproduce.counts import Counted, counted
 from pluribus.study.reproduce.measures import targets
 from pluribus.study.reproduce.paper import PaperTable
 from pluribus.study.reproduce.summary import Finished, Key
@@ -43,7 +42,7 @@ def reproduce(
     jobs: int | None = None,
     device: str = "auto",
     progress: bool = True,
-) -> Beside | Counted:
+) -> Beside:
     """Run what is missing of a table, and put ours beside the paper's figures.
 
     What lies in `out` or in a summary beside `save` (OUT/NAME.json) is not run again. Seeds are 0, 1 and so on; fewer
@@ -58,8 +57,6 @@ def reproduce(
     for given, value in (("seeds", seeds), ("jobs", jobs), ("rounds", rounds)):
         if value is not None and value < 1:
             raise RangeError(f"{flag_name(given)} must be at least 1, not {value}.")
-    if table.counted:
-        return counted(table)
     folder, rounds = Path(out), rounds or table.rounds
     file = Path(save) if save else folder / f"{table.name}.json"
     if save:
@@ -84,12 +81,10 @@ def shown(
     rounds: int | None = None,
     only: Sequence[str] = (),
     view: View = AFTER,
-) -> Beside | Counted:
+) -> Beside:
     """The same from summaries, without running anything."""
     check_view(view)
     table = paper.find(table) if isinstance(table, str) else table
-    if table.counted:
-        return counted(table)
     found = [one for one in summary.read(Path(place)).values() if seeds is None or one.run.seed < seeds]
     return Beside.of(table, table.chosen(only), found, rounds, view)
 

@@ -1,15 +1,21 @@
-"""FedHPL's tables of parameters and traffic (Tables 5, 6, 8, 9 and 10): nothing runs, models have no weights.
+"""FedHPL's tables of parameters and traffic (Ma et al., arXiv 2024): ours beside the paper's figures.
 
-K and M are 1024 and 1024 x 1024, as in the paper. Traffic is what `Method.traffic` says, in numbers of four bytes.
+    python benchmarks/fedhpl_counts.py
+
+These are Tables 5, 6, 8, 9 and 10. Nothing runs, and models have no weights: it takes seconds on a CPU. Each table is a
+TOML file in fedhpl_counts/, with the paper's figures as text, to the digit as they are printed. K and M are 1024 and
+1024 x 1024, as in the paper. Traffic is what `Method.traffic` says, in numbers of four bytes.
 """
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import tomllib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -28,9 +34,9 @@ from pluribus.methods.pfedpt import Border
 from pluribus.models import TwoPartModel, build
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server
-from pluribus.study.reproduce.paper import PaperTable, Printed
-from pluribus.study.tables import Cell, Table, markdown_of, show_all
+from pluribus.study.tables import Cell, Table, show_all
 
+TABLES = Path(__file__).parent / "fedhpl_counts"
 K, M = 1024, 1024**2
 VITS = {"ViT-S": "vit-s16", "ViT-B": "vit-b16", "ViT-L": "vit-l16"}
 CLASSES = {"CIFAR10/SVHN": 10, "CIFAR100": 100}
@@ -41,80 +47,59 @@ FLOAT = 4  # bytes
 
 Counts = Iterator[tuple[str, str, float]]
 """Row, column and value, in the unit of the paper."""
+Figures = dict[str, dict[str, str]]
+"""As text, by row and column."""
 
 
 @dataclass(frozen=True)
 class Counted:
-    """A table of a paper with what our code counts."""
+    """A table of the paper with what our code counts."""
 
-    table: PaperTable
-    ours: dict[str, dict[str, float]]
-    """By row and column."""
+    title: str
+    notes: list[str]
+    """Why figures differ, where they do."""
+    paper: Figures
+    exact: dict[str, dict[str, float]]
+    """Ours, by row and column."""
+
+    @cached_property
+    def ours(self) -> Figures:
+        """Rounded as the paper's."""
+        return {
+            row: {column: rounded(self.exact[row][column], text) for column, text in figures.items()}
+            for row, figures in self.paper.items()
+        }
 
     @cached_property
     def differing(self) -> list[tuple[str, str]]:
-        """Rows and columns in which ours, rounded as the paper's, is another figure."""
-        return [
-            (row.name, column)
-            for row in self.table.rows
-            for column, printed in row.figures.items()
-            if _rounded(self.ours[row.name][column], printed) != printed.text
+        """Rows and columns in which ours is another figure."""
+        pairs = [(row, column) for row, figures in self.paper.items() for column in figures]
+        return [(row, column) for row, column in pairs if self.ours[row][column] != self.paper[row][column]]
+
+    def show(self) -> None:
+        """Print a line per figure."""
+        lines = [
+            (f"{row}, {column}", text, self.paper[row][column], "differs" if (row, column) in self.differing else "")
+            for row, figures in self.ours.items()
+            for column, text in figures.items()
         ]
-
-    @property
-    def tables(self) -> list[Table]:
-        """A line per figure."""
-        rows = []
-        for row in self.table.rows:
-            for column, printed in row.figures.items():
-                same = (row.name, column) not in self.differing
-                ours = _rounded(self.ours[row.name][column], printed)
-                rows.append(tuple(map(Cell, (f"{row.name}, {column}", ours, printed.text, "" if same else "differs"))))
-        return [Table(("", "ours", "paper", ""), tuple(rows))]
-
-    @property
-    def notes(self) -> list[str]:
-        """Why figures differ, where they do."""
-        return list(self.table.notes)
-
-    def show(self, console: Console | None = None) -> None:
-        """Print it."""
-        show_all(self.table.title, self.tables, self.notes, console or Console(highlight=False))
-
-    def to_markdown(self) -> str:
-        """The table and notes in Markdown."""
-        return markdown_of(self.tables, self.notes)
-
-    def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
-        return {
-            "table": self.table.name,
-            "title": self.table.title,
-            "rows": [
-                {
-                    "row": row.name,
-                    "figures": {
-                        column: {"ours": self.ours[row.name][column], "paper": printed.text}
-                        for column, printed in row.figures.items()
-                    },
-                }
-                for row in self.table.rows
-            ],
-            "differing": [list(one) for one in self.differing],
-            "notes": self.notes,
-        }
+        table = Table(("", "ours", "paper", ""), tuple(tuple(map(Cell, line)) for line in lines))
+        show_all(self.title, [table], self.notes, Console(highlight=False))
 
 
-def counted(table: PaperTable) -> Counted:
+def counted(name: str) -> Counted:
     """Our counts beside the paper's."""
-    ours: dict[str, dict[str, float]] = {}
-    for row, column, value in COUNTS[table.counted]():
-        ours.setdefault(row, {})[column] = value
-    return Counted(table, ours)
+    written = tomllib.loads((TABLES / f"{name}.toml").read_text(encoding="utf-8"))
+    exact: dict[str, dict[str, float]] = {}
+    for row, column, value in COUNTS[name]():
+        exact.setdefault(row, {})[column] = value
+    paper = {row: told["paper"] for row, told in written["rows"].items()}
+    return Counted(written["title"], written.get("notes", []), paper, exact)
 
 
-def _rounded(value: float, like: Printed) -> str:
-    return f"{value:.{like.decimals}f}"
+def rounded(value: float, like: str) -> str:
+    """A number with as many digits behind the point as a figure has."""
+    return f"{value:.{len(like.partition('.')[2])}f}"
 
 
 # ---- parameters ------------------------------------------------------------------------------------------------------
@@ -229,3 +214,12 @@ COUNTS: dict[str, Callable[[], Counts]] = {
     "table9": _table9,
     "table10": _table10,
 }
+
+
+def main() -> None:
+    for name in COUNTS:
+        counted(name).show()
+
+
+if __name__ == "__main__":
+    main()
