@@ -325,3 +325,8 @@ def test_lost_hosts_are_forgiven_unless_they_are_lost_again_and_again(losses, en
     told = [sentence for sentence in result.warnings if "a host was lost." in sentence]
     for sentence, t in zip(told, losses, strict=True):
         assert_facts(sentence, f"round {t}" if t else "beginning")
+
+
+def test_a_former_name_says_what_it_is_called_now() -> None:
+    with pytest.raises(AttributeError, match=r"pluribus\.TwoPartModel"):
+        pluribus.Split  # noqa: B018

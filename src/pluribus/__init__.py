@@ -55,6 +55,8 @@ _HOMES = {
     "study.tune": ("Tuned", "tune"),
 }
 
+_FORMER = {"Split": "TwoPartModel"}
+
 __all__ = [
     "Batch",
     "Bench",
@@ -111,6 +113,8 @@ def __getattr__(name: str) -> Any:
     for home, names in _HOMES.items():
         if name in names:
             return getattr(import_module(f"pluribus.{home}"), name)
+    if name in _FORMER:
+        raise AttributeError(f"pluribus.{name} is called pluribus.{_FORMER[name]} now")
     raise AttributeError(f"module 'pluribus' has no attribute '{name}'")
 
 
