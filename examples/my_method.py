@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from pluribus import Batch, Card, Client, Field, Message, Method, Need, Rows, Server, Task, Wire
+from pluribus import Batch, Card, Client, Field, Message, Method, Need, Rows, Server, Task, Wire, setting
 from pluribus.ops import class_means
 
 
@@ -27,8 +27,8 @@ class PrototypePull(Method):
     down = "mean feature of each known class"
     needs = frozenset({Need.SAME_WIDTH})
 
-    pull: float = 1.0
-    """lambda: weight of the distance to the shared class means."""
+    pull: float = setting(1.0, at_least=0, symbol="lambda")
+    """Weight of the distance to the shared class means."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         """What may travel: one vector of K numbers per class, each way."""

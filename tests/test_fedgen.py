@@ -473,8 +473,8 @@ class TestRefusals:
             ({"generator_steps": 0}, ("--generator-steps", 1, 0)),
             ({"generator_batch": 1}, ("--generator-batch", 2, 1)),
             ({"generator_lr": 0.0}, ("--generator-lr", 0.0)),
-            ({"fade": 0.0}, ("--fade", "(0, 1]", 0.0)),
-            ({"fade": 1.5}, ("--fade", "(0, 1]", 1.5)),
+            ({"fade": 0.0}, ("--fade", 0, 1, 0.0)),
+            ({"fade": 1.5}, ("--fade", 0, 1, 1.5)),
         ],
     )
     def test_numbers_that_make_no_sense(self, hyper, facts):

@@ -179,7 +179,7 @@ class TestRun:
 class TestRefusals:
     @pytest.mark.parametrize("border", [0, -1, 4, 5])
     def test_a_border_that_leaves_nothing_inside(self, border):
-        with refused(RangeError, "--border", 1, 3, "8x8", border):
+        with refused(RangeError, "--border", 1, border):
             assemble_tiny("pfedpt", border=border)
 
     def test_the_widest_border(self):

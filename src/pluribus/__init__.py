@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pluribus.report import write_report
     from pluribus.result import Result
     from pluribus.server import Server
+    from pluribus.settings import setting
     from pluribus.storage.reopen import load_model
     from pluribus.study.bench import Bench, bench
     from pluribus.study.compare import compare
@@ -49,6 +50,7 @@ _HOMES = {
     "report": ("write_report",),
     "result": ("Result",),
     "server": ("Server",),
+    "settings": ("setting",),
     "study.standings": ("Comparison",),
     "task": ("Card", "Task"),
     "storage.reopen": ("load_model",),
@@ -97,6 +99,7 @@ __all__ = [
     "resume",
     "run",
     "schema_of",
+    "setting",
     "tune",
     "write_report",
 ]

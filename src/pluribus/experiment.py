@@ -185,7 +185,7 @@ class Experiment:
         """The method with its hyper-parameters."""
         cls = find(self.method)
         check_names(self.hyper, _field_names(cls), f"option of {self.method}", f"pluribus run {self.method} --help")
-        return cls(**fitted(cls, self.hyper))
+        return cls(**self.hyper)
 
     def all_rounds(self) -> int:
         """T, and the method's rounds of warm-up before."""

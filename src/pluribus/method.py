@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConflictError, MismatchError, RangeError, UserCodeError, unknown
+from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import imported
 from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
-from pluribus.settings import flag_name
+from pluribus.settings import fitted, flag_name
 from pluribus.task import Card, Task
 
 
@@ -83,6 +83,11 @@ class Method:
     names no `data`. Two things always hold: `public_fraction`, for methods that need public data, and the partition
     `auto`, which follows the data. A hyper-parameter of the method's own may stand here too, with a value that suits
     the embedded data and models: it holds only where the user names neither `data` nor `models`."""
+
+    def __post_init__(self) -> None:
+        """Refuse hyper-parameters of another type or outside of their range (`settings.setting`)."""
+        for name, value in fitted(type(self), vars(self)).items():
+            object.__setattr__(self, name, value)
 
     def settled(self, task: Task, architectures: Iterable[str]) -> Self:
         """The method with hyper-parameters filled in that are not set and depend on the clients' models."""
@@ -271,20 +276,6 @@ def decided(given: Method, settled: Method) -> list[str]:
     before, name = hyperparameters(given), name_of(type(settled))
     found = {key: value for key, value in hyperparameters(settled).items() if value != before[key]}
     return [f"{flag_name(key)} is not set: {name} takes {value}." for key, value in found.items()]
-
-
-def at_least(method: Method, **least: float) -> None:
-    """Refuse hyper-parameters below these values; one that is not set passes."""
-    for name, low in least.items():
-        if (value := getattr(method, name)) is not None and not value >= low:
-            raise RangeError(f"--{name.replace('_', '-')} must be at least {low}, not {value}.")
-
-
-def above(method: Method, **bounds: float) -> None:
-    """Refuse hyper-parameters that are not above these values; one that is not set passes."""
-    for name, bound in bounds.items():
-        if (value := getattr(method, name)) is not None and not value > bound:
-            raise RangeError(f"--{name.replace('_', '-')} must be above {bound}, not {value}.")
 
 
 def check_needs(

@@ -1,16 +1,24 @@
-"""What the fields of a dataclass take, from a file or a command line. No torch here: some commands answer at once."""
+"""What the fields of a dataclass take, from Python, a file or a command line.
+
+No torch here: some commands answer at once.
+"""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
-from pluribus.errors import FormatError, UnknownNameError, unknown
+from pluribus.errors import FormatError, RangeError, UnknownNameError, unknown
+
+T = TypeVar("T")
 
 # What a field of a type takes, and what that is called. `bool` would pass for a number.
 _KINDS: dict[Any, tuple[Any, str]] = {
@@ -27,9 +35,70 @@ _KINDS: dict[Any, tuple[Any, str]] = {
 FORMER = {("distribution", "paper"): "any-depth"}
 
 
+@dataclass(frozen=True)
+class Setting:
+    """What a field declares besides its type, its default and its docstring."""
+
+    at_least: float | None = None
+    above: float | None = None
+    at_most: float | None = None
+    below: float | None = None
+    symbol: str = ""
+    """The paper's name of a hyper-parameter."""
+
+    def holds(self, value: Any) -> bool:
+        """Whether a number is in the range. NaN never is, where there is a bound; None is not set, and passes."""
+        return value is None or (
+            (self.at_least is None or value >= self.at_least)
+            and (self.above is None or value > self.above)
+            and (self.at_most is None or value <= self.at_most)
+            and (self.below is None or value < self.below)
+        )
+
+    def range(self) -> str:
+        """The range in words; empty where any value will do."""
+        if self.at_least is not None and self.at_most is not None:
+            return f"from {self.at_least} to {self.at_most}"
+        bounds = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
+        words = ["finite" if n == math.inf else f"{word} {n}" for word, n in bounds.items() if n is not None]
+        return " and ".join(words)
+
+    def explained(self, about: str) -> str:
+        """The docstring of a field with its symbol before and its range after."""
+        if self.symbol:
+            about = f"{self.symbol}: {about[:1].lower()}{about[1:]}"
+        return f"{about} {self.range().capitalize()}." if self.range() else about
+
+
+def setting(
+    default: T,
+    *,
+    at_least: float | None = None,
+    above: float | None = None,
+    at_most: float | None = None,
+    below: float | None = None,
+    symbol: str = "",
+) -> T:
+    """A field of a dataclass with the range of its values and its symbol in the paper.
+
+    Python, config files and flags all check the range; help and documentation show it.
+    """
+    declared = Setting(at_least, above, at_most, below, symbol)
+    return dataclasses.field(default=default, metadata={Setting: declared})
+
+
+def declared(cls: type) -> dict[str, Setting]:
+    """The settings of a dataclass by field."""
+    return {field.name: field.metadata.get(Setting, Setting()) for field in dataclasses.fields(cls)}
+
+
 def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values in the types that a dataclass declares for its fields; what does not fit is refused."""
-    return {name: _fitted(name, value, _hints(cls)[name]) for name, value in values.items()}
+    """Values in the types and ranges that a dataclass declares for its fields; what does not fit is refused."""
+    found = {name: _fitted(name, value, _hints(cls)[name]) for name, value in values.items()}
+    for name, value in found.items():
+        if not declared(cls)[name].holds(value):
+            raise RangeError(f"{flag_name(name)} must be {declared(cls)[name].range()}, not {value}.")
+    return found
 
 
 _hints = cache(get_type_hints)

@@ -175,14 +175,17 @@ def flags_of(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
 
 @cache  # a command asks for each of its groups of flags, and the source has to be parsed
 def explanations(cls: type) -> Mapping[str, str]:
-    """The attribute docstrings of a dataclass by field, those that it inherits too."""
+    """The attribute docstrings of a dataclass by field, those that it inherits too, with symbols and ranges."""
     import dataclasses
 
     import docstring_parser
 
+    from pluribus.settings import declared
+
     bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
     said = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
-    return {param.arg_name: param.description for param in said if param.description}
+    texts = {param.arg_name: param.description.strip() for param in said if param.description}
+    return {name: one.explained(texts[name]) for name, one in declared(cls).items() if name in texts}
 
 
 def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Method, at_least, register
+from pluribus.method import Method, register
 from pluribus.ops import Tally, row_means
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -76,16 +77,13 @@ class FD(ClassLogits):
 
     paper = "Jeong et al., NeurIPS workshop 2018"
 
-    gamma: float = 1.0
-    """gamma: weight of the distillation loss."""
+    gamma: float = setting(1.0, at_least=0, symbol="gamma")
+    """Weight of the distillation loss."""
     exclude_self: bool = False
     """Leave a client's own report out of what it learns from. The server then keeps every client's last report."""
 
     average: Literal["logits", "probabilities"] = "logits"
     """What is averaged over samples and clients: logits, whose softmax is learnt, or their softmax, as in the paper."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, gamma=0)
 
     def output(self, logits: Tensor) -> Tensor:
         return logits if self.average == "logits" else logits.softmax(1)

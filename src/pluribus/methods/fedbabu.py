@@ -1,17 +1,16 @@
 """FedBABU (Oh et al., ICLR 2022): only the body is trained and averaged; the head stays random until fine-tuning."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from torch import Tensor, nn
 
 from pluribus.client import Batch, Client
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.models import TwoPartModel
 from pluribus.optim import Opt
-from pluribus.task import Card, Task
+from pluribus.settings import setting
 
 
 @register("fedbabu")
@@ -24,14 +23,10 @@ class FedBABU(FedAvg):
     down = "the global body"
     views = ("finetuned", "before")
 
-    finetune_epochs: int = 10
-    """tau: epochs of fine-tuning before a client is tested."""
+    finetune_epochs: int = setting(10, at_least=0, symbol="tau")
+    """Epochs of fine-tuning before a client is tested."""
     finetune: Literal["model", "head"] = "model"
     """What is fine-tuned: the whole model or its head."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, finetune_epochs=0)
 
     def part(self, model: TwoPartModel) -> nn.Module:
         return model.features

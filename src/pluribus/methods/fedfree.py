@@ -16,6 +16,7 @@ from pluribus.methods import _layerwise as layerwise
 from pluribus.methods._layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
 from pluribus.models.layers import Layer
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 NONE = -1  # no layer is waiting
@@ -33,42 +34,38 @@ class FedFree(Method):
     views = ("after", "before")  # before: with the layer that came down in its place
     defaults = MappingProxyType({"image_size": 16})  # the global CNN needs 16 pixels a side
 
-    top_k: int = 2
-    """k: critical layers that a client sends."""
-    select: Literal["change", "random"] = "change"
-    """L_i: send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
-    global_model: str = "fedfree-cnn"
-    """G: architecture of the global model."""
-    server_lr: float = 0.4
-    """alpha: learning rate of the global layers (Eq. 4 and 5), where Eq. 3 is a mean over the Gaussian inputs."""
-    server_steps: int = 1
+    top_k: int = setting(2, at_least=1, symbol="k")
+    """Critical layers that a client sends."""
+    select: Literal["change", "random"] = setting("change", symbol="L_i")
+    """Send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
+    global_model: str = setting("fedfree-cnn", symbol="G")
+    """Architecture of the global model."""
+    server_lr: float = setting(0.4, above=0, symbol="alpha")
+    """Learning rate of the global layers (Eq. 4 and 5), where Eq. 3 is a mean over the Gaussian inputs."""
+    server_steps: int = setting(1, at_least=1)
     """Gradient steps on each global layer per round."""
-    probes: int | None = None
-    """S: Gaussian inputs per global layer (X-hat). Default: 4 for each input of the layer, at least 256."""
-    merge: Literal["probe", "average"] = "probe"
-    """G^t: learn what the uploaded layers compute (Eq. 3), or average their weights (ablation, Fig. 4b)."""
+    probes: int | None = setting(None, at_least=1, symbol="S")
+    """Number of Gaussian inputs per global layer (X-hat). Default: 4 for each input of the layer, at least 256."""
+    merge: Literal["probe", "average"] = setting("probe", symbol="G^t")
+    """Learn what the uploaded layers compute (Eq. 3), or average their weights (ablation, Fig. 4b)."""
     same_start: bool = True
     """Clients of one architecture start from the same weights; those of the global architecture start as G^0."""
-    warm_start: bool = False
-    """G^0: a global layer begins as the mean of the first layers that are sent for it, not at random."""
-    entropy: Literal["shannon", "tsallis", "collision"] = "shannon"
-    """H: entropy of the quantised weights (Eq. 6, Table A3)."""
-    tsallis_q: float = 2.0
-    """q: order of the Tsallis entropy."""
-    bins: int = 256
+    warm_start: bool = setting(False, symbol="G^0")
+    """A global layer begins as the mean of the first layers that are sent for it, not at random."""
+    entropy: Literal["shannon", "tsallis", "collision"] = setting("shannon", symbol="H")
+    """Entropy of the quantised weights (Eq. 6, Table A3)."""
+    tsallis_q: float = setting(2.0, above=0, symbol="q")
+    """Order of the Tsallis entropy."""
+    bins: int = setting(256, at_least=2)
     """Bins of the entropy's histogram."""
-    distribution: Literal["aligned", "any-depth"] = "aligned"
-    """j*: search only the global layer that the client's layer was matched with, or all of its type."""
+    distribution: Literal["aligned", "any-depth"] = setting("aligned", symbol="j*")
+    """Search only the global layer that the client's layer was matched with, or all of its type."""
     projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
     """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        if min(self.top_k, self.server_steps, self.bins - 1) < 1 or (self.probes is not None and self.probes < 1):
-            raise RangeError("--top-k, --server-steps and --probes must be at least 1, --bins at least 2.")
-        if self.server_lr <= 0 or self.tsallis_q <= 0 or self.tsallis_q == 1:
-            raise RangeError(
-                "--server-lr and --tsallis-q must be above 0, and q not 1, where --entropy shannon stands."
-            )
+        if self.tsallis_q == 1:
+            raise RangeError("--tsallis-q must not be 1: that is --entropy shannon.")
         try:
             theirs = layers(task, self.global_model)
         except ConfigError as error:

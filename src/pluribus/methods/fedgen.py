@@ -13,13 +13,13 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.draws import seeded, uniform_bits
-from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire, schema_of
-from pluribus.method import Method, Need, above, at_least, register
+from pluribus.method import Method, Need, register
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
 from pluribus.ops import Weighting, averaged, kl, onehot
 from pluribus.optim import Rule
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -35,33 +35,26 @@ class FedGen(Method):
     enrols = True
     views = ("after", "before")
 
-    teach: float = 10.0
-    """alpha: weight of the cross-entropy of the head on generated features."""
-    guide: float = 10.0
-    """beta: weight of the divergence of predictions from those for a generated feature of the same label."""
-    fade: float = 0.98
+    teach: float = setting(10.0, at_least=0, symbol="alpha")
+    """Weight of the cross-entropy of the head on generated features."""
+    guide: float = setting(10.0, at_least=0, symbol="beta")
+    """Weight of the divergence of predictions from those for a generated feature of the same label."""
+    fade: float = setting(0.98, above=0, at_most=1)
     """What alpha and beta are multiplied by after every round."""
-    diversity: float = 1.0
-    """eta: weight of the generator's diversity loss."""
-    noise: int = 32
-    """d_eps: width of the generator's noise."""
-    hidden: int = 256
-    """H: width of the generator's hidden layer."""
-    generator_lr: float = 3e-4
+    diversity: float = setting(1.0, at_least=0, symbol="eta")
+    """Weight of the generator's diversity loss."""
+    noise: int = setting(32, at_least=1, symbol="d_eps")
+    """Width of the generator's noise."""
+    hidden: int = setting(256, at_least=1, symbol="H")
+    """Width of the generator's hidden layer."""
+    generator_lr: float = setting(3e-4, above=0)
     """Learning rate of the generator (Adam)."""
-    generator_steps: int = 50
+    generator_steps: int = setting(50, at_least=1)
     """Steps of the generator per round."""
-    generator_batch: int = 32
+    generator_batch: int = setting(32, at_least=2)  # batch normalization has no variance of one sample
     """Features that the generator makes in a step on the server."""
     weighting: Weighting = "samples"
     """Whether a client's head counts by its training samples, or each client's once."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, teach=0, guide=0, diversity=0, noise=1, hidden=1, generator_steps=1)
-        at_least(self, generator_batch=2)  # batch normalisation has no variance of one sample
-        above(self, generator_lr=0)
-        if not 0 < self.fade <= 1:
-            raise RangeError(f"--fade must be in (0, 1], not {self.fade}.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         head = schema_of(task.shape_of(card.model).head, "head.")

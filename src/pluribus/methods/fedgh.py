@@ -12,6 +12,7 @@ from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.ops import class_means, sgd_step
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -26,8 +27,8 @@ class FedGH(Method):
     needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})
     views = ("after", "before")
 
-    server_lr: float = 0.01
-    """eta_theta: learning rate of the global head."""
+    server_lr: float = setting(0.01, at_least=0, symbol="eta_theta")
+    """Learning rate of the global head."""
     server_step: Literal["class", "client"] = "class"
     """One step on the global head per class mean, as in Eq. 4, or one per client, over all its class means."""
 

@@ -14,11 +14,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client, Data, trainable
-from pluribus.errors import ConflictError, RangeError, SchemaError
+from pluribus.errors import ConflictError, SchemaError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
-from pluribus.method import Method, Need, PeerMethod, above, at_least, register
+from pluribus.method import Method, Need, PeerMethod, register
 from pluribus.ops import flatten, project, unflatten
 from pluribus.optim import Opt
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 # The paper's Rotated MNIST settings, on embedded digits.
@@ -53,33 +54,30 @@ class FedH2L(PeerMethod):
 
     labels: Literal["all", "own", "none"] = "all"
     """Where others' public labels are used: in local steps and lessons (all), in lessons (own), or nowhere (none)."""
-    every: int = 1
-    """E: local steps between lessons. A round is one local step."""
+    every: int = setting(1, at_least=1, symbol="E")
+    """Local steps between lessons. A round is one local step."""
     pairs: bool = False
     """Asynchronous variant: in every lesson each node learns from one random partner."""
     kl: bool = True
     """Learn from posteriors (Eq. 3); off: from public labels alone."""
     conflict: Literal["project", "ignore", "pcgrad"] = "project"
     """Where a lesson conflicts with local learning: project it (Eq. 8), ignore that, or project both (PCGrad)."""
-    margin: float = 0.0
-    """v*: its least value in a projection, as in GEM's solver; above 0 lessons turn further towards local learning."""
-    eps: float = 0.0
-    """v*: what GEM's solver adds to its denominator; above 0 some of the conflict stays."""
-    lesson_lr: float | None = None
-    """eta: learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
+    margin: float = setting(0.0, at_least=0, symbol="v*")
+    """Its least value in a projection, as in GEM's solver; above 0 lessons turn further towards local learning."""
+    eps: float = setting(0.0, at_least=0, symbol="v*")
+    """What GEM's solver adds to its denominator; above 0 some of the conflict stays."""
+    lesson_lr: float | None = setting(None, above=0, symbol="eta")
+    """Learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, every=1)
-        above(self, lesson_lr=0)
         if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
             raise ConflictError(
                 "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
             )
         if not self.kl and self.labels == "none":
             raise ConflictError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
-        if min(self.margin, self.eps) < 0 or (self.conflict != "project" and max(self.margin, self.eps) > 0):
-            kind = RangeError if min(self.margin, self.eps) < 0 else ConflictError
-            raise kind("--margin and --eps must be at least 0, and above 0 only with --conflict project.")
+        if self.conflict != "project" and max(self.margin, self.eps) > 0:
+            raise ConflictError("--margin and --eps are for --conflict project: leave them 0 without it.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(len(data) for data in task.public.values()))

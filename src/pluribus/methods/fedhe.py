@@ -9,11 +9,12 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.message import Message, Rows
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fd import ClassLogits
 from pluribus.ops import distance_to_rows, row_means
 from pluribus.server import Server
-from pluribus.task import Card, Task
+from pluribus.settings import setting
+from pluribus.task import Task
 
 VOTES = 10  # uploads per client after which all that came before counts as one report
 
@@ -25,15 +26,12 @@ class FedHe(ClassLogits):
 
     paper = "Chan and Ngai, MSN 2021"
 
-    pull: float = 0.5
-    """alpha: weight of the distance to the global logits."""
+    pull: float = setting(0.5, at_least=0, symbol="alpha")
+    """Weight of the distance to the global logits."""
     mode: Literal["sync", "async"] = "sync"
     """Rounds of all sampled clients, or asynchronous: a round is one client's turn, of a few batches."""
-    turn_batches: int = 3
+    turn_batches: int = setting(3, at_least=1)
     """Batches of a turn, in asynchronous mode."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, pull=0, turn_batches=1)
 
     def participants(self, task: Task, t: int) -> Sequence[int] | None:
         if self.mode == "sync":

@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client, State
 from pluribus.errors import ConflictError
 from pluribus.message import Dim, Field, Message, Rows, Value, Wire
-from pluribus.method import Method, Need, above, register
+from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.models.prompts import Prompting, prompts_of
 from pluribus.ops import kl, onehot, row_means, weighted_mean
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
 
 MOST_LOGITS = 2**20  # that one client may send in a full upload
@@ -35,30 +36,30 @@ class FedHPL(Method):
         {"models": "tiny", "image_size": 16, "batch_size": 16, "momentum": 0.9, "weight_decay": 1e-4}
     )
 
-    gamma: float = 1.0
-    """gamma: weight of the distillation loss."""
-    temperature: float = 4.5
-    """T: temperature of the distillation."""
+    gamma: float = setting(1.0, at_least=0, symbol="gamma")
+    """Weight of the distillation loss."""
+    temperature: float = setting(4.5, above=0, symbol="T")
+    """Temperature of the distillation."""
     prompt: Literal["deep", "shallow"] = "deep"
     """VPT-deep or VPT-shallow: prompts before every block of a transformer, or before the first."""
-    prompts: int = 3
-    """n: prompts per block of a transformer."""
-    padding: int = 3
-    """p: learnable pixels on each side of an image, for backbones that are no transformers."""
+    prompts: int = setting(3, at_least=1, symbol="n")
+    """Prompts per block of a transformer."""
+    padding: int = setting(3, at_least=1, symbol="p")
+    """Learnable pixels on each side of an image, for backbones that are no transformers."""
     upload: Literal["average", "full", "none"] = "average"
     """Mean logit and count per class (Eq. 10), every logit with its label, or nothing: local prompt tuning."""
     send: Literal["correct", "all"] = "correct"
     """Which logits count: of correct predictions, or of all (ablation)."""
-    aggregation: Literal["weighted", "average"] = "weighted"
-    """beta_kj: by the widths of the two models (Eq. 7), or 1 (ablation)."""
+    aggregation: Literal["weighted", "average"] = setting("weighted", symbol="beta_kj")
+    """By the widths of the two models (Eq. 7), or 1 (ablation)."""
     denominator: Literal["correct", "all"] = "correct"
     """|D_jc| in Eq. 8: the logits that were sent, or all samples of the class."""
     kd_t2: bool = False
     """T^2 before the distillation loss, as in other work."""
-    share_prompts: bool = False
-    """+P: prompts are averaged among clients of one width and layout."""
-    share_head: bool = False
-    """+H: heads are averaged among clients of one width."""
+    share_prompts: bool = setting(False, symbol="+P")
+    """Prompts are averaged among clients of one width and layout."""
+    share_head: bool = setting(False, symbol="+H")
+    """Heads are averaged among clients of one width."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         if self.upload == "none":
@@ -153,7 +154,6 @@ class FedHPL(Method):
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         if self.upload == "none" and (self.share_prompts or self.share_head):
             raise ConflictError("--upload none exchanges nothing: leave out --share-prompts and --share-head.")
-        above(self, prompts=0, padding=0, temperature=0)
         for card in _firsts(cards):
             self._prompting().skeleton(task.shape_of(card.model), task.shape, card.model)
 

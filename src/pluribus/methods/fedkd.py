@@ -11,14 +11,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import RangeError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Sizes, Traffic, above, register
+from pluribus.method import Sizes, Traffic, register
 from pluribus.methods import _lowrank as lowrank
 from pluribus.methods.fml import Auxiliary
 from pluribus.ops import Weighting, client_weights, kl, weighted_mean
 from pluribus.optim import Opt
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -49,24 +49,18 @@ class FedKD(Auxiliary):
     down = "the mean mentee, in low-rank factors"
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
-    mentee_lr: float | None = None
+    mentee_lr: float | None = setting(None, above=0)
     """Learning rate of the mentee. Unset: that of the local models."""
     losses: Literal["joint", "own"] = "joint"
     """What mentor and mentee descend: the sum of both losses, or each its own, as in the paper."""
     what: Literal["updates", "parameters"] = "updates"
     """What is compressed: how the mentee changed since it last came down, or the mentee itself."""
-    energy_start: float = 0.95
-    """T_start: share of a matrix's squared norm that its factors hold in the first round; 1 loses nothing."""
-    energy_end: float = 0.98
-    """T_end: the same towards the last round."""
+    energy_start: float = setting(0.95, above=0, at_most=1, symbol="T_start")
+    """Share of a matrix's squared norm that its factors hold in the first round; 1 loses nothing."""
+    energy_end: float = setting(0.98, above=0, at_most=1, symbol="T_end")
+    """The same towards the last round."""
     weighting: Weighting = "uniform"
     """Whether a client counts by its training samples, or each client once."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        if not (0 < self.energy_start <= 1 and 0 < self.energy_end <= 1):
-            raise RangeError("--energy-start and --energy-end must be above 0 and at most 1.")
-        above(self, mentee_lr=0)
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         return {"energy": self.energy_start + t / rounds * (self.energy_end - self.energy_start)}

@@ -17,9 +17,10 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client, Data
 from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, Sizes, Traffic, at_least, name_of, register
+from pluribus.method import Method, Need, Sizes, Traffic, name_of, register
 from pluribus.ops import backward_again, derivable, onehot, recurrent, rows_mean, turn_into_gradients
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 Parameters = Mapping[str, Tensor]
@@ -35,12 +36,12 @@ class FedL2G(Method):
     down = "the guiding vectors"
     defaults = MappingProxyType({"rounds": 40, "lr": 0.05})  # on digits, the paper's 0.01 takes hundreds of rounds
 
-    server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors; 0 freezes them."""
-    warmup: int = 50
-    """T': rounds before T, in which only the guiding vectors learn. The paper requires some; 0 is an ablation."""
-    quiz: int | None = None
-    """|D^q|: samples that a client keeps for the quiz. Default: one batch, but at most half of what the client has."""
+    server_lr: float = setting(0.1, at_least=0, symbol="eta_s")
+    """Learning rate of the guiding vectors; 0 freezes them."""
+    warmup: int = setting(50, at_least=0, symbol="T'")
+    """Rounds before T, in which only the guiding vectors learn. The paper requires some; 0 is an ablation."""
+    quiz: int | None = setting(None, at_least=SMALLEST_QUIZ, symbol="|D^q|")
+    """Samples that a client keeps for the quiz. Default: one batch, but at most half of what the client has."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         """The activations a that the guiding vectors stand beside."""
@@ -51,7 +52,6 @@ class FedL2G(Method):
         raise NotImplementedError
 
     def warmup_rounds(self) -> int:
-        at_least(self, warmup=0)
         return self.warmup
 
     def schema(self, task: Task, card: Card) -> Wire:
@@ -59,7 +59,6 @@ class FedL2G(Method):
         return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows")})
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, server_lr=0, quiz=SMALLEST_QUIZ)
         if self.quiz is None:
             return
         for card in cards.values():
@@ -192,8 +191,8 @@ class FedL2GLogits(FedL2G):
     # Reports of the shallow embedded models are so small that at the paper's 0.1 the vectors hardly move.
     defaults = MappingProxyType({**FedL2G.defaults, "server_lr": 1.0})
 
-    server_lr: float = 0.1
-    """eta_s: learning rate of the guiding vectors; 0 freezes them. Default: 0.1; 1 on the embedded data and models."""
+    server_lr: float = setting(0.1, at_least=0, symbol="eta_s")
+    """Learning rate of the guiding vectors; 0 freezes them. Default: 0.1; 1 on the embedded data and models."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return logits
@@ -209,8 +208,8 @@ class FedL2GFeatures(FedL2G):
 
     needs = frozenset({Need.SAME_WIDTH})
 
-    server_lr: float = 100.0
-    """eta_s: learning rate of the guiding vectors; 0 freezes them. Default: 100."""
+    server_lr: float = setting(100.0, at_least=0, symbol="eta_s")
+    """Learning rate of the guiding vectors; 0 freezes them. Default: 100."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         return features

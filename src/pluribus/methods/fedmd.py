@@ -11,9 +11,10 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client, Data
 from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Exchange, Method, Need, at_least, register
+from pluribus.method import Exchange, Method, Need, register
 from pluribus.optim import Opt
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -30,22 +31,20 @@ class FedMD(Method):
     exchanges = (Exchange(None, "show", "agree"), Exchange("consensus", "digest_and_revisit", None))
     defaults = MappingProxyType({"public_fraction": 0.1})
 
-    align: int = 64
-    """N_a: public samples that logits are exchanged on, new ones in every round."""
-    digest_epochs: int = 1
-    """E_d: epochs of learning towards the mean logits."""
-    digest_steps: int | None = None
+    align: int = setting(64, at_least=1, symbol="N_a")
+    """Public samples that logits are exchanged on, new ones in every round."""
+    digest_epochs: int = setting(1, at_least=0, symbol="E_d")
+    """Epochs of learning towards the mean logits."""
+    digest_steps: int | None = setting(None, at_least=0)
     """So many steps towards the mean logits in place of E_d epochs."""
-    revisit_steps: int | None = None
+    revisit_steps: int | None = setting(None, at_least=0)
     """So many steps on private data per round in place of --epochs."""
-    pretrain_public: int = 20
+    pretrain_public: int = setting(20, at_least=0)
     """Epochs on everyone's labelled public data before a client first takes part."""
-    pretrain_private: int = 20
+    pretrain_private: int = setting(20, at_least=0)
     """Epochs on its own data after that."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, align=1, digest_epochs=0, digest_steps=0, revisit_steps=0)
-        at_least(self, pretrain_public=0, pretrain_private=0)
         if not self._aligned(task):
             raise PartitionError("no client has enough data to give a public sample: use a larger --public-fraction.")
 

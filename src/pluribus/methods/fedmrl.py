@@ -12,12 +12,13 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError
 from pluribus.message import Message
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fml import Auxiliary
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged
 from pluribus.optim import Opt
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -32,9 +33,9 @@ class FedMRL(Auxiliary):
     views = ("after", "before")
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
-    small_width: int | None = None
-    """d_1: width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
-    small_weight: float = 1.0
+    small_width: int | None = setting(None, at_least=1, symbol="d_1")
+    """Width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
+    small_weight: float = setting(1.0, at_least=0)
     """Weight of the small head's loss; 0 leaves it out."""
     weighting: Weighting = "samples"
     """Whether a client counts by its training samples, or each client once."""
@@ -45,7 +46,6 @@ class FedMRL(Auxiliary):
         return super().auxiliary(task)
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, small_width=1, small_weight=0)
         super().check(task, cards)
         with torch.device("meta"):
             width = self.auxiliary(task).width

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, at_least, register
+from pluribus.method import Method, Need, register
 from pluribus.ops import Tally, distance_to_rows, nearest, rows_mean
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -25,11 +26,8 @@ class Prototypes(Method):
     needs = frozenset({Need.SAME_WIDTH})
     views = ("before", "after")  # the trained features with the newest prototypes, and with the client's own head
 
-    pull: float = 1.0
-    """lambda: weight of the distance to the prototypes."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        at_least(self, pull=0)
+    pull: float = setting(1.0, at_least=0, symbol="lambda")
+    """Weight of the distance to the prototypes."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         prototypes = {"prototypes": Field((task.classes, card.width), form="rows")}

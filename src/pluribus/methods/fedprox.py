@@ -8,8 +8,9 @@ from torch import Tensor
 
 from pluribus.client import Batch, Client
 from pluribus.message import Wire, schema_of
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -20,12 +21,8 @@ class FedProx(FedAvg):
 
     paper = "Li et al., MLSys 2020"
 
-    mu: float = 0.01
-    """mu: weight of the squared distance to the global model. 0 is FedAvg."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, mu=0)
+    mu: float = setting(0.01, at_least=0, symbol="mu")
+    """Weight of the squared distance to the global model. 0 is FedAvg."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         shared = self.part(task.shape_of(card.model))

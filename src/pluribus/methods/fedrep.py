@@ -1,6 +1,5 @@
 """FedRep (Collins et al., ICML 2021): clients share a body and keep a head each, trained in turns."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +8,11 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Message
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.models import TwoPartModel
 from pluribus.optim import Opt
-from pluribus.task import Card, Task
+from pluribus.settings import setting
 
 
 @register("fedrep")
@@ -26,12 +25,8 @@ class FedRep(FedAvg):
     down = "the global body"
     views = ("after", "before")
 
-    head_epochs: int = 10
-    """tau: epochs on the head in each round, before --epochs on the body."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, head_epochs=1)
+    head_epochs: int = setting(10, at_least=1, symbol="tau")
+    """Epochs on the head in each round, before --epochs on the body."""
 
     def part(self, model: TwoPartModel) -> nn.Module:
         return model.features

@@ -10,12 +10,12 @@ from torch.nn import functional as F
 from pluribus import draws
 from pluribus.client import Client
 from pluribus.message import Message, Rows
-from pluribus.method import at_least, register
+from pluribus.method import register
 from pluribus.methods.fedproto import Prototypes
 from pluribus.ops import class_means, onehot, rows_mean
 from pluribus.optim import Rule
 from pluribus.server import Server
-from pluribus.task import Card, Task
+from pluribus.settings import setting
 
 
 @register("fedtgp")
@@ -26,18 +26,14 @@ class FedTGP(Prototypes):
     paper = "Zhang et al., AAAI 2024"
     down = "trained prototype of each class"
 
-    threshold: float = 100.0
-    """tau: the margin is never above it."""
-    server_epochs: int = 100
-    """S: epochs of the server over the clients' prototypes, each round."""
-    server_batch: int = 10
-    """B: prototypes per step of the server."""
-    server_lr: float = 0.01
-    """eta: learning rate of the server."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, threshold=0, server_epochs=0, server_batch=1)
+    threshold: float = setting(100.0, at_least=0, symbol="tau")
+    """The margin is never above it."""
+    server_epochs: int = setting(100, at_least=0, symbol="S")
+    """Epochs of the server over the clients' prototypes, each round."""
+    server_batch: int = setting(10, at_least=1, symbol="B")
+    """Prototypes per step of the server."""
+    server_lr: float = setting(0.01, at_least=0, symbol="eta")
+    """Learning rate of the server."""
 
     def local_update(self, client: Client) -> Message:
         client.fit(self.step)

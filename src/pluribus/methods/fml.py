@@ -10,13 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError, MissingSettingError, RangeError
+from pluribus.errors import ConfigError, MissingSettingError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, register
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged, kl
 from pluribus.optim import Opt
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -76,17 +77,12 @@ class FML(Auxiliary):
     down = "the mean meme model"
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
-    label_weight: float = 0.5
-    """alpha: share of the labels in the private model's loss; the rest is what the meme model teaches."""
-    meme_label_weight: float = 0.5
-    """beta: share of the labels in the meme model's loss; the rest is what the private model teaches."""
+    label_weight: float = setting(0.5, at_least=0, at_most=1, symbol="alpha")
+    """Share of the labels in the private model's loss; the rest is what the meme model teaches."""
+    meme_label_weight: float = setting(0.5, at_least=0, at_most=1, symbol="beta")
+    """Share of the labels in the meme model's loss; the rest is what the private model teaches."""
     weighting: Weighting = "uniform"
     """Whether a client counts by its training samples, or each client once."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        if not (0 <= self.label_weight <= 1 and 0 <= self.meme_label_weight <= 1):
-            raise RangeError("--label-weight and --meme-label-weight must be from 0 to 1.")
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "meme": Opt(client.state.shared)}

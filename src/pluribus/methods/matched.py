@@ -14,11 +14,12 @@ from torch import Tensor
 from pluribus.client import Client
 from pluribus.errors import RangeError
 from pluribus.message import Message, Wire, payload
-from pluribus.method import Need, Sizes, Traffic, at_least, register
+from pluribus.method import Need, Sizes, Traffic, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedh2l import SETTINGS, Ind
 from pluribus.methods.fedprox import FedProx
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 FLOAT = 4  # bytes
@@ -35,12 +36,10 @@ class FedAvgMatched(Ind, FedAvg):
     views = ("before", "after")  # the global model is what all nodes share
     defaults = MappingProxyType({**SETTINGS, "models": "mlp-64"})
 
-    matched_batch: int = 32
-    """B: public samples per round of the FedH2L run whose bandwidth is matched."""
+    matched_batch: int = setting(32, at_least=1, symbol="B")
+    """Public samples per round of the FedH2L run whose bandwidth is matched."""
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, matched_batch=1)
         if not self.synchronisations(task, cards[0]):
             raise RangeError(
                 f"what FedH2L sends in {task.rounds} rounds does not pay for one upload of {cards[0].model}: use "

@@ -10,11 +10,11 @@ from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Message
-from pluribus.method import above, at_least, register
+from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.ops import backward_again, derivable
 from pluribus.optim import Opt, Rule
-from pluribus.task import Card, Task
+from pluribus.settings import setting
 
 Parameters = Mapping[str, Tensor]
 
@@ -27,17 +27,12 @@ class PerFedAvg(FedAvg):
     paper = "Fallah et al., NeurIPS 2020"
     views = ("adapted", "before")  # the method answers with the global model after one step on the client's data
 
-    inner_lr: float = 0.01
-    """alpha: learning rate of the adaptation step. The rate beta of the outer step is --lr."""
+    inner_lr: float = setting(0.01, at_least=0, symbol="alpha")
+    """Learning rate of the adaptation step. The rate beta of the outer step is --lr."""
     variant: Literal["exact", "hessian-free", "first-order"] = "exact"
     """The Hessian's product with the gradient, on a third batch: exact, by a difference of gradients, or left out."""
-    difference: float = 1e-3
-    """delta: how far apart the gradients of the hessian-free variant lie."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        super().check(task, cards)
-        at_least(self, inner_lr=0)
-        above(self, difference=0)
+    difference: float = setting(1e-3, above=0, symbol="delta")
+    """How far apart the gradients of the hessian-free variant lie."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "inner": Opt(client.model, Rule("sgd", self.inner_lr))}

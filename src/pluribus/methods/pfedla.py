@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from pluribus.client import Client, State
 from pluribus.errors import DeviceError, RangeError
 from pluribus.message import Message, Wire, schema_of
-from pluribus.method import Method, Need, above, register
+from pluribus.method import Method, Need, register
 from pluribus.ops import sgd_step
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 WIDTH, DEPTH = 100, 3  # of a hypernetwork: its embedding and hidden layers, and how many of these
@@ -61,10 +62,10 @@ class PFedLA(Method):
     views = ("before", "after")  # the mix is what pFedLA learns to make good
     defaults = MappingProxyType({"models": "cnn-16"})
 
-    hyper_lr: float = 5e-3
-    """eta_h: learning rate of the hypernetworks and their embeddings."""
-    keep_local: int = 0
-    """k: layers with the largest weight on the client itself that stay local and are not sent down (HeurpFedLA)."""
+    hyper_lr: float = setting(5e-3, above=0, symbol="eta_h")
+    """Learning rate of the hypernetworks and their embeddings."""
+    keep_local: int = setting(0, at_least=0, symbol="k")
+    """Layers with the largest weight on the client itself that stay local and are not sent down (HeurpFedLA)."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         model = schema_of(task.shape_of(card.model))
@@ -126,10 +127,9 @@ class PFedLA(Method):
         server.notes |= {"own_weight": sum(own.values()) / len(own), "own_weights": own}
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        above(self, hyper_lr=0)
         model = task.shape_of(cards[0].model).state_dict()
         layers = len({name.rpartition(".")[0] for name in model})
-        if not 0 <= self.keep_local <= layers:
+        if self.keep_local > layers:
             raise RangeError(
                 f"--keep-local must be from 0 to {layers}, the layers of '{cards[0].model}', not {self.keep_local}."
             )

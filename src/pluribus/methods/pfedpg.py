@@ -12,11 +12,12 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.errors import MismatchError
 from pluribus.message import Field, Message, Wire
-from pluribus.method import Method, Need, above, at_least, register
+from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.models.prompts import Prompting, is_transformer, prompts_of
 from pluribus.optim import Rule
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 ADAMW_DECAY = 0.01  # its usual decay: without any it is Adam
@@ -65,17 +66,17 @@ class PFedPG(Method):
     views = ("after", "before")
     defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "batch_size": 16, "momentum": 0.9})
 
-    prompts: int = 10
-    """n: prompts before the first block."""
-    heads: int = 8
+    prompts: int = setting(10, at_least=1, symbol="n")
+    """Prompts before the first block."""
+    heads: int = setting(8, at_least=1)
     """Attention heads of the generator."""
-    head_width: int = 64
+    head_width: int = setting(64, at_least=1)
     """Width of each head."""
-    server_lr: float = 0.1
-    """eta_s: learning rate of the generator; AdamW wants less, such as 0.001."""
+    server_lr: float = setting(0.1, above=0, symbol="eta_s")
+    """Learning rate of the generator; AdamW wants less, such as 0.001."""
     server_optimizer: Literal["sgd", "adamw"] = "sgd"
     """How the generator moves: SGD without momentum, or AdamW."""
-    server_weight_decay: float | None = None
+    server_weight_decay: float | None = setting(None, at_least=0)
     """Weight decay of the generator. Default: 0.01 for AdamW, 0 for SGD."""
 
     def schema(self, task: Task, card: Card) -> Wire:
@@ -117,8 +118,6 @@ class PFedPG(Method):
         server.descend(loss, "generator")
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        above(self, prompts=0, heads=0, head_width=0, server_lr=0)
-        at_least(self, server_weight_decay=0)
         model = cards[0].model
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):

@@ -10,9 +10,10 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
 from pluribus.message import Message
-from pluribus.method import above, at_least, register
+from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
@@ -48,11 +49,11 @@ class PFedPT(FedAvg):
     paper = "Li et al., arXiv 2023"
     views = ("after", "before")
 
-    border: int = 2
-    """s: width in pixels of the learnt border."""
-    prompt_epochs: int = 1
+    border: int = setting(2, at_least=1, symbol="s")
+    """Width in pixels of the learnt border."""
+    prompt_epochs: int = setting(1, at_least=0)
     """Epochs on the border, with the model frozen, before the --epochs on the model, with the border frozen."""
-    prompt_lr: float = 0.1
+    prompt_lr: float = setting(0.1, above=0)
     """Learning rate of the border, by plain SGD."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
@@ -83,10 +84,8 @@ class PFedPT(FedAvg):
 
     def check(self, task: Task, cards: Mapping[int, Card]) -> None:
         _, height, width = task.shape
-        if not 0 < self.border < min(height, width) / 2:
+        if self.border >= min(height, width) / 2:
             raise RangeError(
                 f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, so that "
                 f"something is left inside it, not {self.border}."
             )
-        above(self, prompt_lr=0)
-        at_least(self, prompt_epochs=0)

@@ -9,10 +9,11 @@ from torch import Tensor
 
 from pluribus.client import Batch, Client, trainable
 from pluribus.message import Field, Message, Wire, schema_of
-from pluribus.method import Method, Need, above, register
+from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.ops import averaged, flatten, unflatten
 from pluribus.server import Server
+from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 
@@ -28,11 +29,8 @@ class Scaffold(Method):
     views = ("before", "after")  # the global model is what the algorithm returns
     defaults = MappingProxyType({"models": "cnn-16"})
 
-    server_lr: float = 1.0
-    """eta_g: how far the server follows the clients' mean progress."""
-
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        above(self, server_lr=0)
+    server_lr: float = setting(1.0, above=0, symbol="eta_g")
+    """How far the server follows the clients' mean progress."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         """Weights and control variates travel as vectors; buffers, such as batch-norm statistics, as they are."""

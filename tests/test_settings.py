@@ -1,0 +1,98 @@
+"""Bounds are declared with their fields, and hold wherever a value comes from."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pluribus.cli.flags import explanations
+from pluribus.errors import FormatError, RangeError
+from pluribus.experiment import experiment
+from pluribus.method import methods
+from pluribus.methods.fedgh import FedGH
+from pluribus.settings import Setting, declared, fitted, flag_name, setting
+
+
+@dataclass(frozen=True)
+class Toy:
+    share: float = setting(0.5, above=0, at_most=1, symbol="s")
+    """Share of something."""
+    steps: int | None = setting(None, at_least=1)
+    """Number of steps. Default: all."""
+    rate: float = setting(0.0, at_least=0, below=math.inf)
+    """Rate of something."""
+    free: float = 1.0
+    """Anything."""
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"share": 1.0}, {"share": 1e-9}, {"steps": None}, {"steps": 1}, {"rate": 0.0}, {"free": -1.0}, {"free": math.nan}],
+)
+def test_values_inside_pass(values: dict[str, Any]) -> None:
+    assert str(fitted(Toy, values)) == str(values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"share": 0.0}, {"share": 1.1}, {"share": math.nan}, {"steps": 0}, {"rate": -1.0}, {"rate": math.inf}],
+)
+def test_values_outside_are_refused(values: dict[str, Any]) -> None:
+    ((name, value),) = values.items()
+    with pytest.raises(RangeError, match=rf"--{name} must be .*, not {value}\."):
+        fitted(Toy, values)
+
+
+def test_help_shows_symbol_and_range() -> None:
+    assert explanations(Toy) == {
+        "share": "s: share of something. Above 0 and at most 1.",
+        "steps": "Number of steps. Default: all. At least 1.",
+        "rate": "Rate of something. At least 0 and finite.",
+        "free": "Anything.",
+    }
+
+
+def outside(known: Setting, whole: bool) -> list[float]:
+    """The values next to the bounds of a setting that it does not take."""
+    step = 1 if whole else 1e-6
+    found = [] if known.at_least is None else [known.at_least - step]
+    found += [] if known.above is None else [known.above]
+    found += [] if known.at_most is None else [known.at_most + step]
+    found += [] if known.below is None else [known.below]
+    return found if whole or not found else [*found, math.nan]
+
+
+BOUNDS = {
+    f"{method} {name} {value}": (method, name, value)
+    for method, cls in methods().items()
+    for name, known in declared(cls).items()
+    for value in outside(known, whole="int" in str({f.name: f.type for f in dataclasses.fields(cls)}[name]))
+}
+
+
+@pytest.mark.parametrize(("method", "name", "value"), BOUNDS.values(), ids=BOUNDS)
+def test_every_declared_bound_is_enforced(method: str, name: str, value: float, tmp_path: Path) -> None:
+    """From Python with an object or a name, and from a config file."""
+    (tmp_path / "config.toml").write_text(f"[hyper]\n{name} = {value}\n")
+    for make in (
+        lambda: methods()[method](**{name: value}),
+        lambda: experiment(method, **{name: value}).build_method(),
+        lambda: experiment(method, tmp_path / "config.toml").build_method(),
+    ):
+        with pytest.raises(RangeError, match=rf"{flag_name(name)} must be .*, not {value}"):
+            make()
+
+
+def test_most_hyper_parameters_have_bounds() -> None:
+    assert len(BOUNDS) > 100
+
+
+def test_a_method_takes_the_types_of_its_fields() -> None:
+    assert isinstance(FedGH(server_lr=1).server_lr, float)
+    with pytest.raises(FormatError, match="--server-lr must be a number"):
+        FedGH(server_lr="0.1")  # type: ignore[arg-type]
