@@ -17,12 +17,12 @@ from typing import Any
 
 import torch
 
-from pluribus.cli.flags import FLAG_GROUPS, explanations
+from pluribus.cli.flags import explanations
 from pluribus.data import PARTITIONS, load, partition
 from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
-from pluribus.experiment import Experiment
+from pluribus.experiment import SETTINGS, Experiment
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS, build
 from pluribus.models import entries as model_entries
@@ -176,8 +176,8 @@ def _result(benchmark: str) -> str:
 
 def _flags() -> str:
     parts = []
-    for group, names in FLAG_GROUPS.items():
-        parts.append(f"### {group.capitalize()}\n\n{_flag_table(Experiment, names.split())}")
+    for group, names in SETTINGS.items():
+        parts.append(f"### {group.capitalize()}\n\n{_flag_table(Experiment, names)}")
     return "\n\n".join(parts)
 
 

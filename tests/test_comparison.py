@@ -21,7 +21,6 @@ import torch
 import pluribus
 from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny, tiny
 from pluribus.cli.compare import _common_flags
-from pluribus.cli.flags import FLAG_GROUPS
 from pluribus.data import Dataset, load
 from pluribus.errors import (
     ConflictError,
@@ -35,14 +34,14 @@ from pluribus.errors import (
     UnfinishedError,
     UnknownNameError,
 )
-from pluribus.experiment import Experiment, experiment
+from pluribus.experiment import SETTINGS, Experiment, experiment
 from pluribus.internal.batches import batch_sizes
 from pluribus.method import Method
 from pluribus.storage.files import read_json
 from pluribus.storage.folder import RunFolder
 from pluribus.study.compare import common_settings, compare, default_jobs, name_of_any, trainable_parameters
 from pluribus.study.parallel import Progress, run_all
-from pluribus.study.standings import ACCURACIES, OWN, Comparison, Run
+from pluribus.study.standings import ACCURACIES, Comparison, Run
 from processes import start
 from refusals import assert_facts, refused
 from terminal import Terminal
@@ -767,13 +766,12 @@ def test_bad_input_is_refused_in_one_sentence(
 def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
     flags = [name for group in _common_flags(common_settings(None)).values() for name, *_ in group]
     assert len(flags) == len(set(flags))
-    assert {name for fields in FLAG_GROUPS.values() for name in fields.split()} == {*flags, "seed", "out"}
-    assert {*OWN, "rounds"} == set(FLAG_GROUPS["training"].split())
+    assert {name for names in SETTINGS.values() for name in names} == {*flags, "seed", "out"}
     told = " ".join(terminal("compare", "--help").out.split())
     for word in (
         "--seeds",
         "--set",
-        "--lr LR eta: local learning rate. (default: 0.01)",
+        "--lr LR eta: local learning rate. Above 0. (default: 0.01)",
         "no figure but seconds depends on --jobs",
     ):
         assert word in told

@@ -16,9 +16,8 @@ import pluribus
 from conftest import enlarged, few_digits, new_folder, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import main
-from pluribus.cli.flags import FLAG_GROUPS
 from pluribus.errors import OTHER_NAMES, FormatError, UnknownNameError
-from pluribus.experiment import DATA_SETTINGS, Experiment, experiment, from_toml, known_settings
+from pluribus.experiment import SETTINGS, Experiment, experiment, from_toml, known_settings
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
 from pluribus.settings import flag_name
@@ -88,7 +87,7 @@ def test_a_methods_defaults_leave_named_data_alone(method: str, tmp_path: Path) 
     usual, needs = Experiment(), methods()[method].needs
     config = written(tmp_path / "own.toml", 'data = "digits"')
     for described in (experiment(method, data="digits"), experiment(method, config)):
-        for name in FLAG_GROUPS["data"].split():
+        for name in SETTINGS["data"]:
             value = getattr(described, name)
             if name == "public_fraction" and Need.PUBLIC_DATA in needs:
                 continue
@@ -134,10 +133,6 @@ def test_a_comparison_and_another_method_beside_have_them_too(tmp_path: Path) ->
         folder = out.with_name(f"run-{expected}")
         assert main(["run", "local", "--against", own, *small, *named, "--out", str(folder)]) == 0
         assert experiment(None, f"{folder}-{own}/config.toml").hyper["rate"] == expected
-
-
-def test_data_settings_are_those_of_the_command_line() -> None:
-    assert {*DATA_SETTINGS, "public_fraction"} == set(FLAG_GROUPS["data"].split())
 
 
 def test_a_method_of_ones_own_neither(tmp_path: Path) -> None:

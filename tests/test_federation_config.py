@@ -92,7 +92,7 @@ WRONG_FILES: dict[str, tuple[Any, ...]] = {
     "least share": (serve, {"min_share": 0.1}, ConflictError, "'min_share'", "federation.toml"),
     "missing at the server": (serve, {"classes": None}, MissingSettingError, "federation.toml", "'classes'"),
     "missing at a site": (join, {"model": None}, MissingSettingError, "site.toml", "'model'"),
-    "no deadline": (serve, {"deadline": 0.0}, RangeError, "'deadline'", "federation.toml", "above 0", 0.0),
+    "no deadline": (serve, {"deadline": 0.0}, RangeError, "deadline", "federation.toml", "above 0", 0.0),
     "no sites": (serve, {"sites": []}, FormatError, "federation.toml", "'sites'"),
     "one class": (serve, {"classes": ["cat"]}, FormatError, "federation.toml", "'classes'", "two"),
     "one class in two spellings": (serve, {"classes": ["\u00e9", "e\u0301"]}, FormatError, "'classes'", "once"),

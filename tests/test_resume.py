@@ -22,7 +22,7 @@ from kit import assert_same, numbers, timeless
 from pluribus.cli import main
 from pluribus.data.datasets import write_npz
 from pluribus.errors import OtherRunError
-from pluribus.experiment import EXECUTION, known_settings
+from pluribus.experiment import SETTINGS, known_settings
 from pluribus.storage.checkpoint import Checkpoint
 from processes import Process, start
 from refusals import assert_facts, refused
@@ -272,9 +272,9 @@ def test_a_run_of_an_older_version_can_be_resumed(stopped: Path) -> None:
 
 
 def test_every_setting_decides_figures_or_is_about_execution() -> None:
-    """Who adds a setting decides: what is missing from EXECUTION may not change in the middle of a run."""
+    """Who adds a setting decides: what is not in the group `execution` may not change in the middle of a run."""
     decisive = pluribus.Experiment().decisive()
-    assert set(EXECUTION) | {"out"} == set(known_settings()) - decisive.keys() - {"hyper"}
+    assert set(SETTINGS["execution"]) == set(known_settings()) - decisive.keys() - {"hyper"}
     assert {"seed", "method", "precision", "server_lr"} <= decisive.keys()
 
 

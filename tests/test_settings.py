@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from pluribus.cli.flags import explanations
+from pluribus.cli.flags import begin, explanations, parse_experiment
 from pluribus.errors import FormatError, RangeError
-from pluribus.experiment import experiment
+from pluribus.experiment import TRAINING, Experiment, experiment, settings_of_sites
 from pluribus.method import methods
 from pluribus.methods.fedgh import FedGH
 from pluribus.settings import Setting, declared, fitted, flag_name, setting
@@ -52,7 +52,7 @@ def test_help_shows_symbol_and_range() -> None:
     assert explanations(Toy) == {
         "share": "s: share of something. Above 0 and at most 1.",
         "steps": "Number of steps. Default: all. At least 1.",
-        "rate": "Rate of something. At least 0 and finite.",
+        "rate": "Rate of something. At least 0.",
         "free": "Anything.",
     }
 
@@ -69,27 +69,43 @@ def outside(known: Setting, whole: bool) -> list[float]:
 
 BOUNDS = {
     f"{method} {name} {value}": (method, name, value)
-    for method, cls in methods().items()
+    for method, cls in {**methods(), "settings": Experiment}.items()
     for name, known in declared(cls).items()
     for value in outside(known, whole="int" in str({f.name: f.type for f in dataclasses.fields(cls)}[name]))
 }
 
 
 @pytest.mark.parametrize(("method", "name", "value"), BOUNDS.values(), ids=BOUNDS)
-def test_every_declared_bound_is_enforced(method: str, name: str, value: float, tmp_path: Path) -> None:
-    """From Python with an object or a name, and from a config file."""
-    (tmp_path / "config.toml").write_text(f"[hyper]\n{name} = {value}\n")
+def test_every_declared_bound_is_enforced_wherever_a_value_comes_from(
+    method: str, name: str, value: float, tmp_path: Path
+) -> None:
+    cls: Any = methods().get(method, Experiment)
+    method, table = ("local", "") if cls is Experiment else (method, "[hyper]")
+    file = tmp_path / "config.toml"
+    file.write_text(f"{table}\n{name} = {value}\n")
     for make in (
-        lambda: methods()[method](**{name: value}),
-        lambda: experiment(method, **{name: value}).build_method(),
-        lambda: experiment(method, tmp_path / "config.toml").build_method(),
+        lambda: cls(**{name: value}),
+        lambda: experiment(method, **{name: value}),
+        lambda: experiment(method, file),
+        lambda: parse_experiment("run", *begin([method, f"{flag_name(name)}={value}"]), [])[0],
     ):
         with pytest.raises(RangeError, match=rf"{flag_name(name)} must be .*, not {value}"):
-            make()
+            make().build_method()
 
 
-def test_most_hyper_parameters_have_bounds() -> None:
-    assert len(BOUNDS) > 100
+def test_bounds_were_found() -> None:
+    assert len(BOUNDS) > 150
+
+
+def test_every_setting_has_a_group() -> None:
+    assert [name for name, one in declared(Experiment).items() if not one.group] == ["method", "hyper"]
+
+
+def test_sites_take_what_they_share() -> None:
+    """What decides data, models and machines is each site's own."""
+    taken = settings_of_sites()
+    assert {*TRAINING, "rounds", "participation", "width", "projector", "evaluate", "seed"} <= {*taken}
+    assert {"data", "models", "weights", "drop_rate", "device", "precision", "out", "method"} & {*taken} == set()
 
 
 def test_a_method_takes_the_types_of_its_fields() -> None:

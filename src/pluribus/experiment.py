@@ -11,24 +11,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pluribus.data.augment import augmentations
-from pluribus.errors import ConflictError, FormatError, RangeError, UserCodeError
+from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
-from pluribus.settings import check_names, fitted, flag_name
+from pluribus.settings import check_names, declared, fitted, flag_name, grouped, setting
 from pluribus.storage.toml import read_toml
 
-# Where and how a run is executed. All other settings decide its figures.
-EXECUTION = (
-    *("device", "threads", "workers", "engine", "ray_address", "gpu_share"),
-    *("channels_last", "capture", "stack", "checkpoint_every"),
-)
 SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
-# What the rows are, how they look, who gets which and who is tested on what. How many of them are public is not here:
-# a method may need some.
-DATA_SETTINGS = (
-    *("data", "image_size", "partition", "clients", "classes_per_client", "unequal", "mass", "alpha"),
-    *("min_samples", "min_share", "val_fraction", "test_fraction", "test"),
-)
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 
@@ -39,104 +28,104 @@ class Experiment:
     method: str = "fedgh"
     """Name of a method (pluribus list methods), or package.module.Class of your own."""
 
-    data: str = "digits"
+    data: str = setting("digits", group="data")
     """Name of a data set (pluribus list data), an .npz file, an image folder, or package.module.function."""
-    partition: str = "dirichlet"
+    partition: str = setting("dirichlet", group="data")
     """Who holds which rows (pluribus list partitions)."""
-    clients: int = 8
-    """N: number of clients."""
-    classes_per_client: int = 2
+    clients: int = setting(8, group="data", at_least=1, symbol="N")
+    """Number of clients."""
+    classes_per_client: int = setting(2, group="data", at_least=1)
     """Classes that each client holds (pathological partition)."""
-    unequal: bool = False
+    unequal: bool = setting(False, group="data")
     """Unequal shares of each class (pathological partition)."""
-    mass: str = "8:1:1"
+    mass: str = setting("8:1:1", group="data")
     """How a client's rows are divided among its first class, its second one and so on (class-mass partition)."""
-    alpha: float | None = None
+    alpha: float | None = setting(None, group="data", above=0, below=math.inf)
     """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 1, or as FedHPL says."""
-    min_samples: int = 10
+    min_samples: int = setting(10, group="data", at_least=0)
     """Fewest rows that a client may hold (Dirichlet partitions)."""
-    min_share: float | None = None
+    min_share: float | None = setting(None, group="data", at_least=0, at_most=1)
     """Least share of each class that a client holds (FedHPL partitions). Default: 0.01; cifar100 0.1, svhn 0.005."""
-    val_fraction: float = 0.1
+    val_fraction: float = setting(0.1, group="data", at_least=0, below=1)
     """Share of each client's rows for validation."""
-    test_fraction: float = 0.2
+    test_fraction: float = setting(0.2, group="data", at_least=0, below=1)
     """Share of each client's rows for testing; with --test common, of all rows."""
-    public_fraction: float = 0.0
+    public_fraction: float = setting(0.0, group="data", at_least=0, below=1)
     """Share of each client's rows that all parties know."""
-    test: Literal["own", "official", "common"] = "own"
+    test: Literal["own", "official", "common"] = setting("own", group="data")
     """Each client is tested on rows of its own, or everyone on the official test set, or on a share of all rows."""
-    image_size: int | None = None
+    image_size: int | None = setting(None, group="data", at_least=1)
     """Resize images to this many pixels a side."""
 
-    models: Any = "small"
+    models: Any = setting("small", group="models", simulated=True)
     """A group, a model, or a comma-separated list (pluribus list groups, models); client i gets model i mod X."""
-    width: int | None = None
-    """K: width that features are brought to. Unset: the group's own."""
-    projector: Literal["pool", "linear", "none"] = "pool"
+    width: int | None = setting(None, group="models", at_least=1, symbol="K")
+    """Width that features are brought to. Unset: the group's own."""
+    projector: Literal["pool", "linear", "none"] = setting("pool", group="models")
     """How features come to width K: average pooling, a private linear layer, or not at all."""
-    same_init: bool = False
+    same_init: bool = setting(False, group="models", simulated=True)
     """Clients with one architecture start from the same weights."""
-    weights: str | None = None
+    weights: str | None = setting(None, group="models", simulated=True)
     """Where pretrained backbones come from: timm, torchvision, or a folder with NAME.safetensors files."""
 
-    rounds: int = 20
-    """T: number of rounds."""
-    epochs: int = 1
-    """E: local epochs per round."""
-    batch_size: int = 10
-    """B: local batch size."""
-    optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = "sgd"
+    rounds: int = setting(20, group="rounds", at_least=1, symbol="T")
+    """Number of rounds."""
+    epochs: int = setting(1, group="training", at_least=1, symbol="E")
+    """Local epochs per round."""
+    batch_size: int = setting(10, group="training", at_least=1, symbol="B")
+    """Local batch size."""
+    optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = setting("sgd", group="training")
     """Rule of local training."""
-    lr: float = 0.01
-    """eta: local learning rate."""
-    momentum: float = 0.0
+    lr: float = setting(0.01, group="training", above=0, below=math.inf, symbol="eta")
+    """Local learning rate."""
+    momentum: float = setting(0.0, group="training", at_least=0, below=math.inf)
     """Momentum of local SGD."""
-    weight_decay: float = 0.0
+    weight_decay: float = setting(0.0, group="training", at_least=0, below=math.inf)
     """Weight decay of local training."""
-    lr_decay: float = 1.0
+    lr_decay: float = setting(1.0, group="training", above=0, below=math.inf)
     """The local learning rate is multiplied by this after every round."""
-    optimizer_life: Literal["round", "run"] = "round"
+    optimizer_life: Literal["round", "run"] = setting("round", group="training")
     """Life of momentum and moments: a round, or the run, even where a download replaces the weights below them."""
-    augment: str | tuple[str, ...] = ""
+    augment: str | tuple[str, ...] = setting("", group="training")
     """Random changes to training images, with commas between: crop, flip, erase. Default: none."""
 
-    participation: float = 1.0
+    participation: float = setting(1.0, group="rounds", above=0, at_most=1)
     """Share of clients sampled per round."""
-    drop_rate: float = 0.0
+    drop_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
     """Chance that a sampled client goes away before it trains."""
-    straggler_rate: float = 0.0
+    straggler_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
     """Chance that a sampled client trains, but answers too late to be counted."""
 
-    evaluate: Literal["auto", "all", "participants"] = "auto"
+    evaluate: Literal["auto", "all", "participants"] = setting("auto", group="evaluation")
     """Who is evaluated: every client, or those that took part. auto: all, up to 200 clients."""
-    evaluate_every: int = 1
+    evaluate_every: int = setting(1, group="evaluation", at_least=1)
     """Rounds between evaluations; the last round is always evaluated."""
 
-    seed: int = 0
+    seed: int = setting(0, group="this run")
     """The one seed: weights, shuffles, sampling, partition."""
-    device: str = "auto"
+    device: str = setting("auto", group="execution")
     """cpu, cuda, or auto."""
-    threads: int | None = None
+    threads: int | None = setting(None, group="execution", at_least=1)
     """CPU threads, of each worker. Equal numbers are promised for equal threads. Unset: as many as cores, in all."""
-    workers: int = 1
+    workers: int = setting(1, group="execution", at_least=1)
     """CPU processes, or actors of Ray, that clients are spread over."""
-    engine: Literal["auto", "ray"] = "auto"
+    engine: Literal["auto", "ray"] = setting("auto", group="execution")
     """Where clients run: on this machine (auto), or on actors of Ray, here or on a cluster."""
-    ray_address: str | None = None
+    ray_address: str | None = setting(None, group="execution")
     """A running Ray cluster: its address, or auto. Unset: one is started on this machine."""
-    gpu_share: float = 0.0
+    gpu_share: float = setting(0.0, group="execution", at_least=0, below=math.inf)
     """Share of a GPU that each Ray actor takes; above 0 clients train on it."""
-    precision: Literal["tf32", "float32", "bfloat16"] = "tf32"
+    precision: Literal["tf32", "float32", "bfloat16"] = setting("tf32", group="this run", simulated=True)
     """Arithmetic of clients: float32, but TF32 in convolutions on a GPU, as torch does; float32 alone; or bfloat16."""
-    channels_last: bool | None = None
+    channels_last: bool | None = setting(None, group="execution")
     """Keep images and filters with the channels last. Unset: on a GPU, where it is faster."""
-    capture: bool = True
+    capture: bool = setting(True, group="execution")
     """On a GPU, record each training step once and replay it."""
-    stack: bool = True
+    stack: bool = setting(True, group="execution")
     """On a GPU, take the steps of small clients of one architecture together."""
-    checkpoint_every: int | None = None
+    checkpoint_every: int | None = setting(None, group="execution", at_least=1)
     """Rounds between checkpoints. Unset: as often as costs at most 5 % of the time."""
-    out: str | None = None
+    out: str | None = setting(None, group="execution")
     """Run folder. Unset: a name of its own under runs/."""
 
     hyper: dict[str, Any] = field(default_factory=dict)
@@ -148,32 +137,12 @@ class Experiment:
         object.__setattr__(self, "augment", ",".join(augmentations(self.augment)))
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
             raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
-        for name in ("workers", "clients", "rounds", "epochs", "batch_size", "evaluate_every"):
-            if getattr(self, name) < 1:
-                raise RangeError(f"{flag_name(name)} must be at least 1, not {getattr(self, name)}.")
-        for name in ("width", "threads", "checkpoint_every"):
-            if getattr(self, name) is not None and getattr(self, name) < 1:
-                raise RangeError(f"{flag_name(name)} must be at least 1, not {getattr(self, name)}.")
-        for name in ("drop_rate", "straggler_rate", "val_fraction", "test_fraction", "public_fraction"):
-            if not 0 <= getattr(self, name) < 1:
-                raise RangeError(f"{flag_name(name)} must be in [0, 1), not {getattr(self, name)}.")
-        if not 0 <= self.gpu_share < math.inf:
-            raise RangeError(f"--gpu-share must be at least 0, not {self.gpu_share}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
             raise ConflictError("--ray-address and --gpu-share are for --engine ray.")
-        if not 0 < self.participation <= 1:
-            raise RangeError(f"--participation must be in (0, 1], not {self.participation}.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
             raise ConflictError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
-        if not 0 < self.lr < math.inf:
-            raise RangeError(f"--lr must be above 0 and finite, not {self.lr}.")
-        if not 0 < self.lr_decay < math.inf:
-            raise RangeError(f"--lr-decay must be above 0 and finite, not {self.lr_decay}.")
-        for name in ("momentum", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise RangeError(f"{flag_name(name)} must be at least 0 and finite, not {getattr(self, name)}.")
 
     def threads_per_worker(self) -> int | None:
         """CPU threads of each process; None leaves torch its own choice."""
@@ -205,13 +174,24 @@ class Experiment:
         """Settings and hyper-parameters that decide the figures, side by side."""
         values = self.settings()
         values |= values.pop("hyper")
-        return {name: value for name, value in values.items() if name not in EXECUTION}
+        return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
+
+
+SETTINGS = grouped(Experiment)  # names by group; only what is in `execution` decides no figure
+TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, unless one is given a value of its own
+FOR_SIMULATIONS = ("data", "execution")  # each real site has its own
+
+
+def settings_of_sites() -> list[str]:
+    """Settings that a federation of real sites takes."""
+    known = declared(Experiment).items()
+    return [name for name, one in known if one.group not in ("", *FOR_SIMULATIONS) and not one.simulated]
 
 
 def flags(described: Experiment) -> list[str]:
     """The command line of an experiment without its folder: every value that is not what its method has anyway."""
     usual, named, models = experiment(described.method), dict[str, str](), _model_names(described)
-    unset = [name for name in DATA_SETTINGS if getattr(described, name) is None and getattr(usual, name) is not None]
+    unset = [name for name in SETTINGS["data"] if getattr(described, name) is None and getattr(usual, name) is not None]
     if unset or described.data != usual.data:  # no flag unsets, but with data named the method's own defaults are out
         named["data"] = described.data
     if models != usual.models:  # so are those for the embedded models
@@ -273,10 +253,11 @@ def experiment(
 def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
     """A method's own defaults; where the user named the data, those that suit the method's own data set are left out.
 
-    A setting that is `auto` follows the data, whatever they are.
+    Public rows stay, because a method may need some. A setting that is `auto` follows the data, whatever they are.
     """
-    ours = [(name, value) for name, value in cls.defaults.items() if name not in _field_names(cls)]
-    return {name: value for name, value in ours if not named or name not in DATA_SETTINGS or value == "auto"}
+    ours = {name: value for name, value in cls.defaults.items() if name not in _field_names(cls)}
+    theirs = {*SETTINGS["data"]} - {"public_fraction"} if named else set()
+    return {name: value for name, value in ours.items() if name not in theirs or value == "auto"}
 
 
 def embedded_hyper(cls: type[Method], given: Container[str]) -> dict[str, Any]:

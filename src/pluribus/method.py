@@ -79,8 +79,8 @@ class Method:
     received), or a name of the method's own that `adapt` knows."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Settings that fit the method, where the user gives none. A default never changes the user's data: what
-    is in `experiment.DATA_SETTINGS`, such as `image_size`, `clients` or `test_fraction`, holds only where the user
-    names no `data`. Two things always hold: `public_fraction`, for methods that need public data, and the partition
+    is in the group `data`, such as `image_size`, `clients` or `test_fraction`, holds only where the user names no
+    `data`. Two things always hold: `public_fraction`, for methods that need public data, and the partition
     `auto`, which follows the data. A hyper-parameter of the method's own may stand here too, with a value that suits
     the embedded data and models: it holds only where the user names neither `data` nor `models`."""
 

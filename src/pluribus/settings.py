@@ -44,7 +44,11 @@ class Setting:
     at_most: float | None = None
     below: float | None = None
     symbol: str = ""
-    """The paper's name of a hyper-parameter."""
+    """Its name in papers."""
+    group: str = ""
+    """The group of flags that it belongs to."""
+    simulated: bool = False
+    """Whether real sites do not take it, though they take others of its group."""
 
     def holds(self, value: Any) -> bool:
         """Whether a number is in the range. NaN never is, where there is a bound; None is not set, and passes."""
@@ -67,7 +71,8 @@ class Setting:
         """The docstring of a field with its symbol before and its range after."""
         if self.symbol:
             about = f"{self.symbol}: {about[:1].lower()}{about[1:]}"
-        return f"{about} {self.range().capitalize()}." if self.range() else about
+        known = self.range().removesuffix(" and finite")
+        return f"{about} {known.capitalize()}." if known else about
 
 
 def setting(
@@ -78,18 +83,26 @@ def setting(
     at_most: float | None = None,
     below: float | None = None,
     symbol: str = "",
+    group: str = "",
+    simulated: bool = False,
 ) -> T:
-    """A field of a dataclass with the range of its values and its symbol in the paper.
+    """A field of a dataclass with the range of its values, its symbol in papers and its group.
 
     Python, config files and flags all check the range; help and documentation show it.
     """
-    declared = Setting(at_least, above, at_most, below, symbol)
+    declared = Setting(at_least, above, at_most, below, symbol, group, simulated)
     return dataclasses.field(default=default, metadata={Setting: declared})
 
 
 def declared(cls: type) -> dict[str, Setting]:
     """The settings of a dataclass by field."""
     return {field.name: field.metadata.get(Setting, Setting()) for field in dataclasses.fields(cls)}
+
+
+def grouped(cls: type) -> dict[str, tuple[str, ...]]:
+    """The names of a dataclass's fields by group; those without a group are left out."""
+    groups = dict.fromkeys(one.group for one in declared(cls).values() if one.group)
+    return {group: tuple(name for name, one in declared(cls).items() if one.group == group) for group in groups}
 
 
 def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,7 +7,6 @@ from typing import Any
 
 from pluribus.cli.flags import (
     CONFIG,
-    FLAG_GROUPS,
     JSON,
     ONE_BY_ONE,
     explanations,
@@ -129,6 +128,7 @@ def _parse_for_all(
     """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
     import itertools
 
+    from pluribus.experiment import TRAINING
     from pluribus.study.compare import common_settings
 
     config, args = take_flag(args, "--config")
@@ -138,7 +138,7 @@ def _parse_for_all(
     groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for name in groups for k, v in vars(getattr(given, identifier(name))).items()}
-    settings = {k: v for k, v in flat.items() if k in FLAG_GROUPS["training"].split() and v is not None}
+    settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
     usual = {"data", "models"} - given_names(args)  # not named: hyper-parameters for the embedded ones hold
     settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
     return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
@@ -148,16 +148,16 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     """Those of an experiment but for method, seed and folder."""
     from typing import get_type_hints
 
-    from pluribus.experiment import Experiment
-    from pluribus.study.standings import OWN
+    from pluribus.experiment import SETTINGS, TRAINING, Experiment
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
     values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
-    groups: dict[str, list[Any]] = {
-        name: flags_of(Experiment, [field for field in fields.split() if field in common and field not in OWN], values)
-        for name, fields in FLAG_GROUPS.items()
+    groups = {
+        group: flags_of(Experiment, [name for name in names if name in common], values)
+        for group, names in SETTINGS.items()
     }
-    for name in OWN:  # None where nobody says anything
+    groups["training"] = []
+    for name in TRAINING:  # None where nobody says anything
         usual = f"(default: {common.get(name, getattr(Experiment, name))})"
         groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
     return groups

@@ -6,7 +6,7 @@ torch takes seconds to import, so nothing here imports it before the flags are r
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,22 +16,6 @@ from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, 
 if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
-
-FLAG_GROUPS = {
-    "data": "data partition clients classes_per_client unequal mass alpha min_samples min_share "
-    "val_fraction test_fraction public_fraction test image_size",
-    "models": "models width projector same_init weights",
-    "training": "rounds epochs batch_size optimizer lr momentum weight_decay lr_decay optimizer_life augment",
-    "participation": "participation drop_rate straggler_rate",
-    "evaluation": "evaluate evaluate_every",
-    "this run": "seed device threads workers engine ray_address gpu_share precision channels_last "
-    "capture stack checkpoint_every out",
-}
-
-TASK = (
-    "data partition clients classes_per_client mass alpha min_share public_fraction image_size "
-    "models width projector rounds batch_size"
-)
 
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
 
@@ -85,14 +69,15 @@ def parse_experiment(
     """Flags over an experiment's own values, and those of the command itself."""
     import dataclasses
 
+    from pluribus.experiment import SETTINGS
     from pluribus.method import find, hyperparameters
 
     cls = find(described.method)
     hyper = hyperparameters(described.build_method())
     values = vars(described) | {"models": described.models if isinstance(described.models, str) else ONE_BY_ONE}
-    groups = {name: flags_of(type(described), fields.split(), values) for name, fields in FLAG_GROUPS.items()}
+    groups = {group: flags_of(type(described), names, values) for group, names in SETTINGS.items()}
     if hyper:
-        groups[described.method] = flags_of(cls, list(hyper), hyper)
+        groups[described.method] = flags_of(cls, hyper, hyper)
     groups["output"] = [flag(*one) for one in output]
     description = f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}"
     parsed = parse_groups(groups, f"pluribus {command} {described.method}", description, args)
@@ -163,7 +148,7 @@ def _wrapped(about: str) -> str:
     return "\n\n".join(parts)
 
 
-def flags_of(cls: type, names: list[str], values: dict[str, Any]) -> list[Any]:
+def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
     """Fields for tyro, with the attribute docstrings as help."""
     from typing import get_type_hints
 

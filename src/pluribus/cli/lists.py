@@ -6,7 +6,7 @@ import json
 import sys
 from typing import Any
 
-from pluribus.cli.flags import JSON, TASK, explanations, flag, parse, parse_groups, parse_one_word, word
+from pluribus.cli.flags import JSON, explanations, flag, parse, parse_groups, parse_one_word, word
 from pluribus.errors import unknown
 
 ABOUT_DATA = """\
@@ -41,18 +41,17 @@ def show_list(args: list[str]) -> None:
 def _list_methods(args: list[str]) -> None:
     from typing import get_type_hints
 
-    from pluribus.experiment import Experiment
+    from pluribus.experiment import SETTINGS, Experiment
     from pluribus.listing import method_rows, print_methods
     from pluribus.settings import flag_name
 
-    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str}
-    groups = {
-        "task": [flag(name, hints[name] | None, None, helps[name]) for name in TASK.split()],
-        "output": [flag(*JSON)],
-    }
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str, "augment": str}
+    task = ("data", "models", "rounds", "training")
+    groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in task}
+    groups["output"] = [flag(*JSON)]
     about = "Lists every method, what it sends and how many bytes: on its own default task, or on the given one."
     parsed = parse_groups(groups, "pluribus list methods", about, args)
-    settings = {name: value for name, value in vars(parsed.task).items() if value is not None}
+    settings = {k: v for group in task for k, v in vars(getattr(parsed, group)).items() if v is not None}
     rows = method_rows(settings)
     if parsed.output.json:
         print(json.dumps({"methods": rows}))

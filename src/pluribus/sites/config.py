@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 from unicodedata import normalize
 
-from pluribus.errors import ConfigError, FormatError, MissingSettingError, RangeError
-from pluribus.settings import check_names, fitted
+from pluribus.errors import ConfigError, FormatError, MissingSettingError
+from pluribus.settings import check_names, fitted, setting
 from pluribus.storage.toml import read_toml
 
 LOOK = "docs/deployment.md"
@@ -38,11 +38,11 @@ class FederationFile:
     """What pluribus keys made: ca.crt, server/ and sites.toml."""
     listen: str = "0.0.0.0:9092"
     """Address and port at which sites reach this server."""
-    deadline: float = 600.0
+    deadline: float = setting(600.0, above=0)
     """Seconds that an exchange may last. Who has not answered by then is missing in that round."""
-    wait: float = 3600.0
+    wait: float = setting(3600.0, above=0)
     """Seconds to wait for all sites before the first round."""
-    largest_message: int = 256
+    largest_message: int = setting(256, at_least=1)
     """MB that a site may send at once."""
     out: Path = Path("federation")
     """Run folder. One that is there already is gone on with."""
@@ -55,9 +55,6 @@ class FederationFile:
             raise FormatError("federation.toml needs 'classes': at least two names, each once.")
         if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
             raise FormatError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
-        for name in ("deadline", "wait", "largest_message"):
-            if getattr(self, name) <= 0:
-                raise RangeError(f"'{name}' in federation.toml must be above 0, not {getattr(self, name)}.")
 
 
 @dataclass(frozen=True)
@@ -82,17 +79,17 @@ class SiteFile:
     test: str | None = None
     public: str | None = None
     """Images that all sites have, for methods that need such; the same copy everywhere."""
-    image_size: int | None = None
+    image_size: int | None = setting(None, at_least=1)
     """Resize images to this many pixels a side."""
-    val_fraction: float = 0.1
+    val_fraction: float = setting(0.1, at_least=0, below=1)
     """Share of `data` for validation."""
-    test_fraction: float = 0.2
+    test_fraction: float = setting(0.2, at_least=0, below=1)
     """Share of `data` for testing."""
     device: str = "auto"
     """cpu, cuda, or auto."""
-    threads: int | None = None
+    threads: int | None = setting(None, at_least=1)
     """CPU threads. Unset: as many as cores."""
-    wait: float = 60.0
+    wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
-from pluribus.experiment import SITES, Experiment, experiment
+from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
 from pluribus.federation import Observer
 from pluribus.method import find, hyperparameters
 from pluribus.result import Result
@@ -26,12 +26,6 @@ from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.toml import read_toml
 
 MEGABYTE = 10**6
-# Settings of an experiment that mean something here; the others are about data and models, which are the sites' own.
-TRAINING = (
-    *("rounds", "epochs", "batch_size"),
-    *("optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life", "augment"),
-)
-SETTINGS = (*TRAINING, "width", "projector", "participation", "evaluate", "evaluate_every", "seed")
 
 
 def serve(
@@ -69,11 +63,11 @@ def serve(
 def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
     """What federation.toml says, and the experiment that it describes for this method."""
     written = read_toml(path)
-    hyper = list(hyperparameters(find(method)()))
+    hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
     own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
-    if simulated := [name for name in written if name in names_of(Experiment) and name not in SETTINGS]:
+    if simulated := [name for name in written if name in names_of(Experiment) and name not in theirs]:
         raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
-    check_names(written, [*names_of(FederationFile), *SETTINGS, *hyper], f"setting in {path}:", LOOK)
+    check_names(written, [*names_of(FederationFile), *theirs, *hyper], f"setting in {path}:", LOOK)
     file = made_of(FederationFile, own, path)
     return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
 

@@ -31,7 +31,7 @@ from pluribus.errors import (
     UnknownNameError,
     unknown,
 )
-from pluribus.experiment import Experiment, embedded_hyper, experiment, from_toml, known_settings
+from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.host import make_host
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.method import Method, find, name_of
@@ -44,7 +44,7 @@ from pluribus.storage.toml import read_toml, to_toml
 from pluribus.study.board import Board
 from pluribus.study.budget import equal_rounds
 from pluribus.study.parallel import run_all
-from pluribus.study.standings import OWN, Comparison, Run, overruled
+from pluribus.study.standings import Comparison, Run, overruled
 
 AnyMethod = str | Method | type[Method]
 
@@ -140,10 +140,10 @@ def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | N
 
 def common_settings(config: str | Path | None) -> dict[str, Any]:
     """What holds for all methods where no flag says otherwise."""
-    defaults = {field.name: field.default for field in dataclasses.fields(Experiment)}
-    common = {name: value for name, value in defaults.items() if name not in (*OWN, "method", "hyper", "out", "seed")}
+    own = ("method", "hyper", "out", "seed")  # of each run
+    common = {one.name: one.default for one in dataclasses.fields(Experiment) if one.name not in (*TRAINING, *own)}
     written = from_toml(Path(config)) if config is not None else {}
-    return common | {"threads": 1} | {k: v for k, v in written.items() if k not in ("method", "hyper", "out", "seed")}
+    return common | {"threads": 1} | {name: value for name, value in written.items() if name not in own}
 
 
 def described_by(
@@ -168,13 +168,13 @@ def described_by(
         raise RangeError("a comparison needs test data: --test-fraction must be above 0.")
     if callable(common["models"]):
         common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
-    described, usual = {}, {name: getattr(Experiment, name) for name in OWN}
+    described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
     given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
     for method, name in zip(methods, names, strict=True):
         embedded = {} if isinstance(method, Method) else embedded_hyper(find(name), given)
         alone = {**embedded, **written.get(name, {}), **own.get(name, {})}
         for setting in alone:
-            if setting in known_settings() and setting not in OWN:
+            if setting in known_settings() and setting not in TRAINING:
                 raise ConflictError(f"{setting} is the same for all methods: use {flag_name(setting)}.")
         described[name] = experiment(method, **usual | common | alone)  # no method's own defaults
         described[name].build_method()  # what is wrong with its hyper-parameters shows here

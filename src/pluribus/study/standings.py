@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from pluribus.evaluate import Figures, choose, is_loss, over_clients, selection_text
-from pluribus.experiment import Experiment
+from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.views import AFTER, shown, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
@@ -23,9 +23,6 @@ from pluribus.storage.files import read_json, read_lines
 from pluribus.study.significance import LEVEL, Difference, difference, holm
 from pluribus.study.tables import Cell, Table, cells, markdown_of
 from pluribus.terminal import MOST_APART, human
-
-OWN = ("epochs", "batch_size", "optimizer", "lr", "momentum", "weight_decay", "lr_decay", "optimizer_life", "augment")
-"""How clients train: the same for all methods, but one of them may be given another value."""
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
 """Why two rows are not tested against each other: other models were asked, a method was not run as it is used to and
@@ -314,8 +311,8 @@ def too_few(seeds: int) -> str:
 
 def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
     """A method's own defaults of training that do not hold in an experiment, but for those that someone has given."""
-    own = find(described.method).defaults
-    return {name: own[name] for name in OWN if name in own and name not in given and own[name] != vars(described)[name]}
+    own, now = find(described.method).defaults, vars(described)
+    return {name: own[name] for name in TRAINING if name in own and name not in given and own[name] != now[name]}
 
 
 def about_defaults(
@@ -507,7 +504,7 @@ class Comparison:
             rounds = ", ".join(f"{row.method} {row.rounds}" for row in self.rows)
             taken = sorted(row.steps or 0 for row in self.rows)
             yield f"Equal steps: {taken[0]:,.0f} to {taken[-1]:,.0f} gradient steps per client. Rounds: {rounds}."
-        for name in OWN:
+        for name in TRAINING:
             values = {method: getattr(one, name) for method, one in self.experiments.items()}
             if len(set(values.values())) > 1:
                 each = ", ".join(f"{method} {value}" for method, value in values.items())
@@ -582,7 +579,7 @@ class Comparison:
             "target": self.target,
             "rows": [asdict(row) for row in self.rows],
             "differences": [{"method": one.method, **one.to_json()} for one in self.differences],
-            "training": {m: {name: getattr(e, name) for name in OWN} for m, e in self.experiments.items()},
+            "training": {m: {name: getattr(e, name) for name in TRAINING} for m, e in self.experiments.items()},
             "hyper": {m: hyperparameters(e.build_method()) for m, e in self.experiments.items()},
             "cautions": self.cautions,
             "notes": self.notes,

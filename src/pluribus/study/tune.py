@@ -27,7 +27,7 @@ from pluribus.errors import (
     RangeError,
     unknown,
 )
-from pluribus.experiment import Experiment, flags
+from pluribus.experiment import TRAINING, Experiment, flags
 from pluribus.internal.views import AFTER, View, check_view, shown
 from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
@@ -36,7 +36,7 @@ from pluribus.storage.files import append_lines, read_json, read_lines, write_js
 from pluribus.storage.folder import free
 from pluribus.storage.toml import to_toml
 from pluribus.study.compare import AnyMethod, described_by, name_of_any, overruled_by
-from pluribus.study.standings import FOR_ONE, OWN, about_defaults
+from pluribus.study.standings import FOR_ONE, about_defaults
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -168,12 +168,12 @@ def _need_optuna() -> None:
 
 def _ranges(space: Mapping[str, Range], described: Experiment) -> dict[str, Range]:
     """Those of the method."""
-    has = [*OWN, *hyperparameters(described.build_method())]
+    has = [*TRAINING, *hyperparameters(described.build_method())]
     return {name: values for name, values in space.items() if name in has}
 
 
 def _check_known(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> None:
-    known = [*OWN, *(name for one in described.values() for name in hyperparameters(one.build_method()))]
+    known = [*TRAINING, *(name for one in described.values() for name in hyperparameters(one.build_method()))]
     for name in space:
         if name not in known:
             raise unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
@@ -244,8 +244,8 @@ def _suggested(described: Experiment, space: Mapping[str, Range], trial: Any) ->
 
 
 def _with(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    training = {name: value for name, value in settings.items() if name in OWN}
-    hyper = {name: value for name, value in settings.items() if name not in OWN}
+    training = {name: value for name, value in settings.items() if name in TRAINING}
+    hyper = {name: value for name, value in settings.items() if name not in TRAINING}
     return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
 
 

@@ -15,11 +15,10 @@ from typing import Any
 
 from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.evaluate import Chosen, choose
-from pluribus.experiment import EXECUTION, Experiment, experiment
+from pluribus.experiment import SETTINGS, Experiment, experiment
 from pluribus.storage.files import read_json, to_json, write_text
 from pluribus.study.standings import Run
 
-NOT_DECISIVE = ("seed", *EXECUTION)  # seeds are told apart below the settings that they share
 Key = tuple[str, int]
 KEPT = ("summary", "clients", "bytes", "seconds", "warnings", "torch")
 DIGITS = 6
@@ -66,7 +65,8 @@ class Finished:
 
 def decisive(described: Experiment) -> dict[str, Any]:
     """The settings that decide a run's figures, but for its seed."""
-    told = {name: value for name, value in described.settings().items() if name not in NOT_DECISIVE}
+    others = ("seed", *SETTINGS["execution"])
+    told = {name: value for name, value in described.settings().items() if name not in others}
     return {name: value for name, value in told.items() if value is not None}
 
 
