@@ -136,8 +136,7 @@ def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray 
 
 
 def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
-    names = ("classes_per_client", "unequal", "mass", "alpha", "min_samples", "min_share")
-    parameters = {name: getattr(experiment, name) for name in names}
+    parameters = {name: getattr(experiment, name) for kind in PARTITIONS.values() for name in kind.reads}
     if experiment.min_share is None:
         parameters["min_share"] = MIN_SHARE_OF.get(dataset.name, MIN_SHARE)
     return parameters

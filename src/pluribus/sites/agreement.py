@@ -135,8 +135,8 @@ class Agreement:
             if isinstance(value, str) and "." in value:  # no choice has a dot, but the dotted path of a model has
                 known_model(value)
         try:
-            return known[self.method](**self.hyper)
-        except TypeError as error:
+            return known[self.method](**fitted(known[self.method], dict(self.hyper)))
+        except (TypeError, KeyError) as error:
             raise AgreementError(
                 f"{self.method} as the server has it does not fit this site's ({shown(error)})."
             ) from error
