@@ -31,6 +31,7 @@ from pluribus.internal.ledger import Ledger
 from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
 from pluribus.method import Method, PeerMethod
 from pluribus.optim import Optimiser, Rule
+from pluribus.request import Enrol, Learn, Teach, Work
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.storage.checkpoint import Checkpoint
@@ -417,7 +418,8 @@ class ByHand:
         if self.method.enrols and t == 0:
             for k in order:
                 once = self.host.wires(k)[0].once
-                self.parts.cards.enrolled[k] = self._watched(decode(self.host.enrol(k).up, once, "enrolment"), "enrol")
+                message = decode(self.host.answer(Enrol(k)).up, once, "enrolment")
+                self.parts.cards.enrolled[k] = self._watched(message, "enrol")
         return self._peers(self.method, t, order) if isinstance(self.method, PeerMethod) else self._server(t, order)
 
     def _server(self, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
@@ -428,28 +430,28 @@ class ByHand:
                 down, wire = self.download(stage, k), self.host.wires(k)[stage]
                 if down is not None and t == self._listening:
                     self._listen(t, stage, k, decode(down, wire.down, "download"))
-                up = self.host.work(t, stage, k, down).up
+                up = self.host.answer(Work(k, t, stage, down)).up
                 answers[stage, k] = up
                 if up is not None:
                     uploads[k] = self._watched(decode(up, wire.up, "upload"), stage)
             if uploads and exchange.merge:
-                getattr(self.method, exchange.merge)(self.server, dict(sorted(uploads.items())))
+                self.method.functions(stage).merge(self.server, dict(sorted(uploads.items())))
         return answers
 
     def _peers(self, method: PeerMethod, t: int, order: list[int]) -> dict[tuple[int, int], bytes | None]:
-        sent = {k: self.host.teach(t, k).up for k in order}
+        sent = {k: self.host.answer(Teach(k, t)).up for k in order}
         teachers = method.topology(self.parts.task, t, tuple(sorted(order)))
         for k in order:
             inbox = {j: data for j in teachers.get(k, ()) if (data := sent[j]) is not None}
             if inbox and t == self._listening:
                 self._listen_to_peers(t, k, inbox)
             if inbox:
-                self.host.learn(t, k, inbox)
+                self.host.answer(Learn(k, t, inbox))
         return {(0, k): data for k, data in sent.items()}
 
     def download(self, stage: int, k: int) -> bytes | None:
-        name, schema = self.method.exchanges[stage].down, self.host.wires(k)[stage].down
-        message = getattr(self.method, name)(self.server, k) if name and schema else None
+        download, schema = self.method.functions(stage).down, self.host.wires(k)[stage].down
+        message = download(self.server, k) if download and schema else None
         return None if message is None else encode(message, schema, "download")
 
     def _watched(self, upload: Message, stage: int | str) -> Message:
@@ -460,7 +462,7 @@ class ByHand:
         schema = self.host.wires(k)[stage].down
 
         def work(message: Message) -> Any:
-            return self.host.work(t, stage, k, encode(message, schema, "download")).up
+            return self.host.answer(Work(k, t, stage, encode(message, schema, "download"))).up
 
         self._try_others(("down", stage), k, list(down), lambda name: work(with_other(down, name) if name else down))
 
@@ -470,7 +472,7 @@ class ByHand:
 
         def learn(name: str | None) -> Any:
             heard = {j: with_other(m, name) if name else m for j, m in messages.items()}
-            return self.host.learn(t, k, {j: encode(m, schemas[j], "peer") for j, m in heard.items()}).up
+            return self.host.answer(Learn(k, t, {j: encode(m, schemas[j], "peer") for j, m in heard.items()})).up
 
         self._try_others(("down", 0), k, list(messages[min(messages)]), learn)
 

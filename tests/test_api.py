@@ -24,6 +24,7 @@ from pluribus.errors import ConflictError, HostLostError, NotFiniteError, RangeE
 from pluribus.experiment import experiment
 from pluribus.internal.batches import batch_sizes
 from pluribus.methods.fedgh import FedGH
+from pluribus.request import Work
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
 from refusals import assert_facts, refused
@@ -306,12 +307,12 @@ def test_lost_hosts_are_forgiven_unless_they_are_lost_again_and_again(losses, en
     """Rounds in which a host is lost; after every one that ends there is a checkpoint."""
     todo, each = list(losses), Serial.each
 
-    def faulty(engine, verb, jobs):
-        jobs = list(jobs)
-        if verb == "work" and todo and jobs[0][1][0] == todo[0]:
+    def faulty(engine, requests):
+        requests = list(requests)
+        if isinstance(requests[0], Work) and todo and requests[0].t == todo[0]:
             todo.pop(0)
             raise HostLostError("a host was lost.")
-        return each(engine, verb, jobs)
+        return each(engine, requests)
 
     monkeypatch.setattr(Serial, "each", faulty)
     settings = {"rounds": 3, "checkpoint_every": 1}

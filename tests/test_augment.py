@@ -22,6 +22,7 @@ from pluribus.data.federated import Store
 from pluribus.errors import FormatError, SchemaError, UnknownNameError
 from pluribus.experiment import Experiment, experiment, flags
 from pluribus.internal.steps import Eager, Fit
+from pluribus.request import Evaluate, Work
 from pluribus.sites.agreement import Agreement
 from refusals import refused
 from test_dropout import python_bits
@@ -168,17 +169,17 @@ def watched(method: str = "local", client: int = 0, **settings: Any) -> tuple[Cl
 
 def test_off_is_off():
     _, seen, host = watched(augment="")
-    host.work(0, 0, 0, None)
+    host.answer(Work(0, 0))
     assert seen.fits[0].augment is None
     assert all(map(torch.equal, seen.images, seen.plain))
 
 
 def test_training_images_are_changed_anew_in_every_epoch_round_and_client():
     client, seen, host = watched(epochs=2, batch_size=1000)
-    host.work(0, 0, 0, None)
-    host.work(1, 0, 0, None)
+    host.answer(Work(0, 0))
+    host.answer(Work(0, 1))
     other, seen_too, host = watched(client=1)
-    host.work(0, 0, 1, None)
+    host.answer(Work(1, 0))
     keys = torch.cat([fit.augment.keys for fit in (*seen.fits, *seen_too.fits) if fit.augment is not None])
     assert len(keys) == 4 * client.card.samples + other.card.samples
     assert len(keys.unique()) == len(keys)
@@ -194,10 +195,10 @@ def _in_order(seen: Seen) -> list[tuple[Tensor, Tensor]]:
 
 def test_how_many_batches_are_gathered_at_once_decides_nothing(monkeypatch):
     _, many, host = watched(epochs=2)
-    host.work(0, 0, 0, None)
+    host.answer(Work(0, 0))
     monkeypatch.setattr("pluribus.internal.batches.CHUNK", 1)
     _, one, host = watched(epochs=2)
-    host.work(0, 0, 0, None)
+    host.answer(Work(0, 0))
     assert len(one.images) > 2
     assert all(map(torch.equal, one.images, many.images))
 
@@ -206,7 +207,7 @@ def test_sweeps_and_evaluation_see_images_as_they_are():
     client, _, host = watched()
     plain = watched(augment="")[0]
     assert torch.equal(client.sweep(Client.features), plain.sweep(Client.features))
-    assert host.evaluate(0, 0, None) == watched(augment="")[2].evaluate(0, 0, None)
+    assert host.answer(Evaluate(0, 0)).figures == watched(augment="")[2].answer(Evaluate(0, 0)).figures
 
 
 @pytest.mark.parametrize("names", [("crop",), ("flip",), ("erase",), AUGMENTATIONS])

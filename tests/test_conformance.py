@@ -43,6 +43,7 @@ from pluribus.host import Host
 from pluribus.internal.ledger import Entry, Ledger
 from pluribus.message import Dim, Field, Message, Schema, Wire, tensor_bytes
 from pluribus.method import Method, Need, PeerMethod, Sizes, find, hyperparameters, methods, name_of
+from pluribus.request import Evaluate
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
@@ -337,7 +338,7 @@ def test_the_loop_is_what_the_parts_do_by_hand_without_evaluation(name):
 def test_evaluation_leaves_no_trace(name):
     hand, before = by_hand(name).hand, by_hand(name).tensors
     for k in hand.parts.cards:
-        measured = hand.host.evaluate(1, k, hand.download(0, k))
+        measured = hand.host.answer(Evaluate(k, 1, hand.download(0, k))).figures
         assert measured.keys() == set(hand.method.views)
     assert differing(before, hand.tensors()) == []
 

@@ -23,6 +23,7 @@ from pluribus.federation import Federation
 from pluribus.message import Field, Message, Rows, Wire, decode, encode
 from pluribus.method import Exchange, Method, register
 from pluribus.optim import Opt, Rule
+from pluribus.request import Evaluate, Work
 from pluribus.server import Server
 from pluribus.storage.checkpoint import Checkpoint, put_back
 from pluribus.storage.folder import RunFolder
@@ -242,7 +243,7 @@ class TestTime:
 
     def test_a_schedule_is_there_for_clients_that_only_are_evaluated(self):
         hand = by_hand(Prototypes)
-        hand.host.evaluate(1, 3, None)
+        hand.host.answer(Evaluate(3, 1))
         assert hand.host.client(3).now["pull"].item() == 1.0
 
     def test_the_round_number_is_not_for_steps(self):
@@ -325,7 +326,7 @@ class TestOwnViews:
         hand = by_hand(Adapted)
         hand.round(0, range(4))
         client = hand.host.client(0)
-        measured = hand.host.evaluate(0, 0, hand.download(0, 0))
+        measured = hand.host.answer(Evaluate(0, 0, hand.download(0, 0))).figures
         assert list(measured) == ["adapted", "before"]
         seen = {}
         with client.fork():
@@ -343,8 +344,8 @@ class TestOwnViews:
     def test_adaptation_starts_without_the_momentum_of_training(self):
         after_training, fresh = by_hand(Adapted, momentum=0.9), by_hand(Adapted, momentum=0.9)
         for k in range(4):
-            after_training.host.work(0, 0, k, after_training.download(0, k))
-        figures = [hand.host.evaluate(0, 0, hand.download(0, 0)) for hand in (after_training, fresh)]
+            after_training.host.answer(Work(k, 0, 0, after_training.download(0, k)))
+        figures = [hand.host.answer(Evaluate(0, 0, hand.download(0, 0))).figures for hand in (after_training, fresh)]
         assert figures[0] == figures[1]
 
 
@@ -448,7 +449,7 @@ def test_a_method_that_declares_nothing_cannot_send():
     host = make_host(dataclasses.replace(assemble_tiny("local"), method=Whisper()))
     assert host.wires(0) == (Wire(),)
     with refused(SchemaError, "client 0", "'labels'"):
-        host.work(0, 0, 0, None)
+        host.answer(Work(0, 0))
 
 
 def test_a_name_is_registered_once(monkeypatch):
@@ -468,7 +469,7 @@ class TestOptimisers:
         host = make_host(dataclasses.replace(assemble_tiny("local"), method=HeadOnly()))
         client = host.client(1)
         before = {name: value.clone() for name, value in client.model.state_dict().items()}
-        host.work(0, 0, 1, None)
+        host.answer(Work(1, 0))
         assert sorted(differing(before, client.model.state_dict())) == ["head.bias", "head.weight"]
 
     @pytest.mark.parametrize("method", ["fedgh", Adapted])

@@ -13,6 +13,7 @@ from pluribus.evaluate import figures
 from pluribus.message import Message, encode
 from pluribus.method import Method, methods
 from pluribus.methods.fedavg import FedAvg
+from pluribus.request import Evaluate
 from refusals import refused
 
 
@@ -162,7 +163,7 @@ class TestRun:
             trained = {name: value.clone() for name, value in host.client(k).model.state_dict().items()}
             assert not equal(trained, dict(server.state.shared.state_dict()))
             down = encode(FedAvg().download(server, k), host.wires(k)[0].down, "server")
-            assert host.evaluate(0, k, down) == federation.history[0]["clients"][str(k)]
+            assert host.answer(Evaluate(k, 0, down)).figures == federation.history[0]["clients"][str(k)]
             assert equal(dict(host.client(k).model.state_dict()), trained)
 
     def test_before_is_the_global_model(self):

@@ -19,6 +19,7 @@ from pluribus.message import Message
 from pluribus.methods.fedbabu import FedBABU
 from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
+from pluribus.request import Evaluate
 from refusals import refused
 
 LABELS = [0, 1, 2, 1, 0]
@@ -122,7 +123,7 @@ class TestFineTuning:
         hand.round(0, range(4))
         client = hand.host.client(1)
         before = {n: v.clone() for n, v in client.tensors().items()}
-        measured = hand.host.evaluate(0, 1, hand.download(0, 1))
+        measured = hand.host.answer(Evaluate(1, 0, hand.download(0, 1))).figures
         assert list(measured) == ["finetuned", "before"]
         assert measured["finetuned"]["test_loss"] < measured["before"]["test_loss"]
         assert differing(before, client.tensors()) == []

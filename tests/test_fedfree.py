@@ -40,6 +40,7 @@ from pluribus.methods._layerwise import (
 )
 from pluribus.methods.fedfree import FedFree
 from pluribus.models.layers import Layer
+from pluribus.request import Work
 from pluribus.storage.folder import RunFolder
 from refusals import refused
 
@@ -714,7 +715,7 @@ class TestClients:
         parts = assemble_tiny("fedfree", batch_size=40, **options)
         host = make_host(parts)
         before = copies(host.client(k))
-        up = host.work(0, 0, k, None).up
+        up = host.answer(Work(k, 0)).up
         return parts, host.client(k), before, pluribus.message.decode(up, host.wires(k)[0].up, "up")
 
     @pytest.mark.parametrize("k", range(4))
@@ -784,12 +785,12 @@ class TestClients:
         parts = assemble_tiny("fedfree", batch_size=40)
         host = make_host(parts)
         client = host.client(0)
-        host.work(0, 0, 0, None)
+        host.answer(Work(0, 0))
         after = copies(client)
         down = Message(
             {"target": torch.tensor(1, dtype=torch.int32), "4.weight": torch.zeros(10, 64), "4.bias": torch.ones(10)}
         )
-        host.work(0, 1, 0, pluribus.message.encode(down, host.wires(0)[1].down, "down"))
+        host.answer(Work(0, 0, 1, pluribus.message.encode(down, host.wires(0)[1].down, "down")))
         now = copies(client)
         assert client.state.target.item() == 1
         assert all(torch.equal(now[n], after[n]) for n in now if n.startswith("model."))
@@ -798,7 +799,7 @@ class TestClients:
             assert not client.model.head.weight.any()
             assert (client.model.head.bias == 1).all()
         assert equal(copies(client), now)
-        host.work(1, 0, 0, None)
+        host.answer(Work(0, 1))
         assert client.state.target.item() == -1
 
     def test_both_models_are_measured(self):

@@ -23,6 +23,7 @@ from pluribus.message import Message, encode
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
 from pluribus.methods.fedgen import FedGen
 from pluribus.models import TwoPartModel
+from pluribus.request import Work
 from pluribus.server import Server
 from pluribus.storage.folder import RunFolder
 from refusals import refused
@@ -430,9 +431,9 @@ class TestRounds:
         sites = make_host(parts), make_host(parts)
         down = encode(parts.method.download(server, 0), sites[0].wires(0)[0].down, "server")
         for k in range(9):
-            sites[0].work(1, 0, k, down)
+            sites[0].answer(Work(k, 1, 0, down))
         gang = Gang(told.append)
-        jobs = {k: partial(sites[1].work, 1, 0, k, down) for k in range(9)}
+        jobs = {k: partial(sites[1].answer, Work(k, 1, 0, down)) for k in range(9)}
         for future in gang.do({k: sites[1].client(k) for k in range(9)}, jobs, OneThread()).values():
             future.result()
         gang.close()

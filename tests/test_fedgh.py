@@ -17,6 +17,7 @@ from pluribus.methods.fedgh import FedGH
 from pluribus.models import TwoPartModel
 from pluribus.ops import class_means
 from pluribus.optim import Rule
+from pluribus.request import Work
 from pluribus.storage.folder import RunFolder
 from refusals import refused
 
@@ -150,7 +151,7 @@ class TestLars:
         k = 3  # cnn-16-32, with batch norm
         head = Message.of(host.task.build("mlp-64", "global").head)
         wire = host.wires(k)[0]
-        reply = host.work(0, 0, k, encode(head, wire.down, "server"))
+        reply = host.answer(Work(k, 0, 0, encode(head, wire.down, "server")))
         sent = decode(reply.up, wire.up, "client").rows("means")
         client = host.client(k)
         x, y = client.data["train"].take(torch.arange(len(client.data["train"])))
@@ -174,7 +175,7 @@ class TestRound:
         down = encode(Message.of(head), host.wires(0)[0].down, "server")
         weight, bias = head.weight.detach().double(), head.bias.detach().double()
         for k in range(4):
-            means = decode(host.work(0, 0, k, down).up, host.wires(k)[0].up, "client").rows("means")
+            means = decode(host.answer(Work(k, 0, 0, down)).up, host.wires(k)[0].up, "client").rows("means")
             for c in range(C):
                 if means.held[c]:
                     r = means.value[c].double()
@@ -205,7 +206,7 @@ class TestRound:
         method = parts.method
         method.setup(server)
         down = encode(method.download(server, 0), host.wires(0)[0].down, "server")
-        uploads = {k: decode(host.work(0, 0, k, down).up, host.wires(k)[0].up, "client") for k in range(4)}
+        uploads = {k: decode(host.answer(Work(k, 0, 0, down)).up, host.wires(k)[0].up, "client") for k in range(4)}
         before, clients = Message.of(server.state.head), [copies(host.client(k)) for k in range(4)]
         method.aggregate(server, uploads)
         after = Message.of(server.state.head)

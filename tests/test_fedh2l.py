@@ -29,6 +29,7 @@ from pluribus.message import Inbox, Message, decode
 from pluribus.methods.fedh2l import FedH2L, public_batch
 from pluribus.ops import flatten, project, unflatten
 from pluribus.optim import Rule
+from pluribus.request import Learn, Teach
 from pluribus.task import Task
 from refusals import refused
 
@@ -711,13 +712,13 @@ class TestTraffic:
         sizes = [len(parts.task.public[k]) for k in range(4)]
         assert min(sizes) < 500
         for k in range(4):
-            posterior = decode(host.teach(0, k).up, host.wires(k)[0].up, "client").tensor("posterior")
+            posterior = decode(host.answer(Teach(k, 0)).up, host.wires(k)[0].up, "client").tensor("posterior")
             assert len(posterior) == max(sizes)
             torch.testing.assert_close(posterior.sum(1)[: sizes[k]], torch.ones(sizes[k]))
             assert not posterior[sizes[k] :].any()
-        inbox = {k: host.teach(1, k).up for k in range(1, 4)}
-        host.teach(1, 0)
-        host.learn(1, 0, inbox)
+        inbox = {k: host.answer(Teach(k, 1)).up for k in range(1, 4)}
+        host.answer(Teach(0, 1))
+        host.answer(Learn(0, 1, inbox))
         got = host.client(0).inbox.got
         assert {name: len(value) for name, value in got.items()} == dict.fromkeys(
             ("posterior", "accuracy", "share"), sum(sizes[1:])
@@ -849,7 +850,7 @@ class TestDomains:
         for k in range(4):
             sizes = {name: len(rows) for name, rows in parts.data.rows(k).items()}
             assert sizes == {"train": 650, "public": 100, "val": 100, "test": 150}
-        sent = make_host(parts).teach(0, 0).up
+        sent = make_host(parts).answer(Teach(0, 0)).up
         assert len(sent) - 8 - int.from_bytes(sent[:8], "little") == 4 * 321
 
     def test_acc_is_bwt_and_fwt_by_their_samples_and_is_selected_every_50_rounds(self, tmp_path):

@@ -19,6 +19,7 @@ from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedhpl import FedHPL
 from pluribus.models import TwoPartModel
 from pluribus.models.prompts import prompts_of
+from pluribus.request import Work
 from pluribus.server import Server
 from pluribus.task import Card
 from refusals import refused
@@ -499,7 +500,7 @@ class TestTraffic:
         parts = assemble_tiny("fedhpl", data=few_digits(160))
         host = make_host(parts)
         for k, one in self.numbers(every, "up", 0).items():
-            reply = host.work(0, 0, k, None)
+            reply = host.answer(Work(k, 0))
             right = int(decode(reply.up, host.wires(k)[0].up, "client").tensor("counts").sum())
             assert sum(one.values()) == (C + 1) * right
         assert average.history[0]["clients"] == every.history[0]["clients"]

@@ -20,6 +20,7 @@ from pluribus.methods.fedkd import FedKD
 from pluribus.models import TwoPartModel
 from pluribus.models.two_part import Pool
 from pluribus.optim import Rule
+from pluribus.request import Work
 from refusals import refused
 from test_fml import LN3, pair
 
@@ -173,9 +174,9 @@ class TestBothEnds:
         hand.round(0, range(4))
         for t in (1, 2):
             for k in range(4):  # work whose answer is lost: the same update comes down twice
-                hand.host.work(t, 0, k, hand.download(0, k))
+                hand.host.answer(Work(k, t, 0, hand.download(0, k)))
             assert all(equal(*mentees(hand, k)) for k in range(4))
-        hand.host.work(3, 0, 3, hand.download(0, 3))
+        hand.host.answer(Work(3, 3, 0, hand.download(0, 3)))
         hand.round(3, (0, 1))
         assert all(equal(*mentees(hand, k)) for k in range(4))
 

@@ -30,6 +30,7 @@ from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits, jvp_by
 from pluribus.models import TwoPartModel
 from pluribus.models.dropout import Dropout
 from pluribus.optim import Rule
+from pluribus.request import Work
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
 from pluribus.study.budget import equal_rounds
@@ -471,9 +472,9 @@ class TestLoss:
             return step(method, client, batch)
 
         monkeypatch.setattr(FedL2G, "step", watched)
-        assert hand.host.work(0, 0, 0, hand.download(0, 0)).loss is None
+        assert hand.host.answer(Work(0, 0, 0, hand.download(0, 0))).loss is None
         assert met == []
-        reply = hand.host.work(1, 0, 0, hand.download(0, 0))
+        reply = hand.host.answer(Work(0, 1, 0, hand.download(0, 0)))
         assert len({n for _, n in met}) == 2  # the last batch of an epoch is smaller, and counts less
         assert reply.loss == pytest.approx(sum(loss * n for loss, n in met) / sum(n for _, n in met), rel=1e-5)
 

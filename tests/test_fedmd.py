@@ -19,6 +19,7 @@ from pluribus.errors import MismatchError, PartitionError, RangeError
 from pluribus.message import Message, decode
 from pluribus.methods.fedmd import FedMD, alignment
 from pluribus.optim import Rule
+from pluribus.request import Work
 from pluribus.task import Task
 from refusals import refused
 
@@ -275,7 +276,7 @@ class TestRounds:
             host.client(k).model.load_state_dict(host.client(0).model.state_dict())
         server = server_of(parts.task, {0: 1, 1: 1})
         method.setup(server)
-        shown = {k: decode(host.work(0, 0, k, None).up, host.wires(k)[0].up, "up") for k in range(2)}
+        shown = {k: decode(host.answer(Work(k, 0)).up, host.wires(k)[0].up, "up") for k in range(2)}
         method.agree(server, shown)
         assert torch.equal(server.state.consensus, shown[0].tensor("logits"))
         client = host.client(1)

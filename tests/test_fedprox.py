@@ -20,6 +20,7 @@ from pluribus.message import Message, decode, encode, schema_of
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.fedprox import FedProx
 from pluribus.optim import Rule
+from pluribus.request import Work
 from refusals import refused
 from test_stacked import OneThread
 
@@ -74,7 +75,7 @@ def sent(method: str, **settings) -> tuple[dict[str, Tensor], dict[str, Tensor]]
     parts = assemble_tiny(method, models="cnn-16-32", **settings)
     host, wire = make_host(parts), make_host(parts).wires(1)[0]
     down = Message.of(parts.task.build("cnn-16-32", "global"))
-    reply = host.work(0, 0, 1, encode(down, wire.down, "server"))
+    reply = host.answer(Work(1, 0, 0, encode(down, wire.down, "server")))
     return down.part(), decode(reply.up, wire.up, "client").part()
 
 
@@ -106,7 +107,7 @@ class TestAgainstFedAvg:
             host = make_host(parts)
             assert stackable(parts.method, host.client(0))
             down = encode(Message.of(parts.task.build("mlp-64", "global")), host.wires(0)[0].down, "server")
-            jobs = {k: partial(host.work, 0, 0, k, down) for k in range(9)}
+            jobs = {k: partial(host.answer, Work(k, 0, 0, down)) for k in range(9)}
             told: list[str] = []
             gang = Gang(told.append)
             if together:

@@ -11,6 +11,7 @@ from parties import copies, equal, federation_of, run_through, server_of, task_o
 from pluribus.errors import RangeError
 from pluribus.message import Message, Rows, decode, encode
 from pluribus.methods.fedtgp import FedTGP, distances, margined
+from pluribus.request import Work
 from pluribus.server import Server
 from refusals import refused
 from test_fedproto import linear_model, party, rows, upload, whole
@@ -206,7 +207,8 @@ class TestClient:
         parts.method.setup(server)
         k = 3  # cnn-16-32, with batch norm
         wire = host.wires(k)[0]
-        sent = decode(host.work(0, 0, k, encode(parts.method.download(server, k), wire.down, "s")).up, wire.up, "c")
+        down = encode(parts.method.download(server, k), wire.down, "s")
+        sent = decode(host.answer(Work(k, 0, 0, down)).up, wire.up, "c")
         client = host.client(k)
         trained = copies(client)
         x, y = client.data["train"].take(torch.arange(len(client.data["train"])))

@@ -10,6 +10,7 @@ from conftest import assemble_tiny, make_host
 from kit import same_bits
 from pluribus.host import Host
 from pluribus.internal import batches
+from pluribus.request import Work
 
 ROUNDS = 3
 
@@ -32,7 +33,7 @@ def alone() -> dict[int, dict[str, torch.Tensor]]:
     host = make_host(parts_of())
     for t in range(ROUNDS):
         for k in range(4):
-            host.work(t, 0, k, None)
+            host.answer(Work(k, t))
     return states(host)
 
 
@@ -44,7 +45,7 @@ def test_one_place_serves_many_clients_of_an_architecture(most, monkeypatch):
     objects = set()
     for t in range(ROUNDS):
         for k in range(4):
-            host.work(t, 0, k, None)
+            host.answer(Work(k, t))
             objects.add(id(host.client(k)))
     assert len(objects) == most, "a client is built once and then taken over"
     assert alike(states(host), expected)
@@ -86,7 +87,7 @@ def test_a_client_moves_to_another_site_and_back(most, monkeypatch):
                 there_state = there.release(k)
                 assert there_state is not None
                 here.adopt(k, there_state)
-            (here if k % 2 else sites[0]).work(t, 0, k, None)
+            (here if k % 2 else sites[0]).answer(Work(k, t))
     assert alike(states(*sites), expected)
     assert sites[0].release(0) is None, "what is saved need not travel"
 

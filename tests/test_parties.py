@@ -741,7 +741,7 @@ def test_a_worker_outlives_a_mistake_of_its_own(
     parts, agreement, _ = agreed("local")
     answer = Desk(party_of(parts, None, 0, tmp_path)).answer
     with monkeypatch.context() as patch:
-        patch.setattr("pluribus.host.Host.work", lambda *args: {}["a key that is not there"])
+        patch.setattr("pluribus.host.Host.answer", lambda *args: {}["a key that is not there"])
         refusal = unseal(answer(request(agreement))).head["refused"]
     assert_facts(refusal, "KeyError", "log")
     assert "a key that is not there" in capsys.readouterr().err

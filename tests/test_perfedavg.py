@@ -23,6 +23,7 @@ from pluribus.message import Message
 from pluribus.methods.perfedavg import PerFedAvg, split
 from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
+from pluribus.request import Evaluate
 from refusals import refused
 from toys import RowReader
 
@@ -297,11 +298,11 @@ class TestAdapted:
     def test_evaluation_measures_it_and_leaves_the_global_model_alone(self):
         hand = ByHand(assemble_tiny("per-fedavg", inner_lr=0.5))
         before = {n: v.clone() for n, v in hand.server.state.state_dict().items()}
-        measured = hand.host.evaluate(0, 0, hand.download(0, 0))
+        measured = hand.host.answer(Evaluate(0, 0, hand.download(0, 0))).figures
         assert measured["adapted"]["test_loss"] < measured["before"]["test_loss"]
         assert differing(before, hand.server.state.state_dict()) == []
         still = ByHand(assemble_tiny("per-fedavg", inner_lr=0.0))
-        measured = still.host.evaluate(0, 0, still.download(0, 0))
+        measured = still.host.answer(Evaluate(0, 0, still.download(0, 0))).figures
         assert measured["adapted"] == measured["before"]
 
 

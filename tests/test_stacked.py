@@ -23,6 +23,7 @@ from pluribus.message import Field, Message, Wire
 from pluribus.method import Method
 from pluribus.methods.fedl2g import FedL2GFeatures
 from pluribus.methods.local import Local
+from pluribus.request import Work
 
 CLIENTS = 9
 
@@ -44,7 +45,7 @@ def worked(host: Host, rounds: int, tell: Callable[[str], None] | None = None) -
     replies: dict[int, list[Any]] = {k: [] for k in range(CLIENTS)}
     gang = Gang(tell) if tell else None
     for t in range(rounds):
-        jobs = {k: partial(host.work, t, 0, k, None) for k in replies}
+        jobs = {k: partial(host.answer, Work(k, t)) for k in replies}
         if gang is None:
             answers = {k: job() for k, job in jobs.items()}
         else:
@@ -137,7 +138,7 @@ class NoSteps(Eager):
 def test_an_error_of_one_client_is_its_own():
     host = make_host(parts_of(Breaks))
     gang = Gang(pytest.fail)
-    jobs = {k: partial(host.work, 0, 0, k, None) for k in range(CLIENTS)}
+    jobs = {k: partial(host.answer, Work(k, 0)) for k in range(CLIENTS)}
     futures = gang.do({k: host.client(k) for k in range(CLIENTS)}, jobs, OneThread())
     with pytest.raises(ValueError, match="client 4 is broken"):
         futures[4].result()

@@ -13,17 +13,16 @@ import torch
 from pluribus.assembly import Assembly
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for
-from pluribus.engines.engine import Engine, Job
+from pluribus.engines.engine import Engine
 from pluribus.evaluate import Figures, exam_sizes, figures_over_clients
-from pluribus.host import Reply
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
 from pluribus.internal.ledger import Ledger
-from pluribus.message import Message, decode, encode
-from pluribus.method import PeerMethod, Wires
+from pluribus.message import Message
+from pluribus.method import PeerMethod
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
-from pluribus.server import Server
-from pluribus.storage.checkpoint import put_back
+from pluribus.server_half import ServerHalf
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.selection import Selections
 
@@ -58,18 +57,14 @@ class Federation:
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
         self.names: Mapping[int, str] = {}
-        self.server = Server(parts.task, parts.cards)
-        self.wires = Wires(parts.method, parts.task, parts.cards)
+        self.half = ServerHalf(parts.method, parts.task, parts.cards)
+        self.server = self.half.server
         self.engine = engine or engine_for(parts, folder.checkpoint.client, self.warn)
         self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
         self.clock = Clock()
-        self._enrolled: dict[int, bytes] = {}
         self._steps = Counter[int]()  # gradient steps of clients in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
         self._save_cost = 0.0
-        with at("server"):
-            self.method.setup(self.server)
-        self.server.state.fix()
         self._restore()
 
     def warn(self, sentence: str) -> None:
@@ -79,15 +74,12 @@ class Federation:
 
     def _restore(self) -> None:
         checkpoint = self.folder.checkpoint
-        self.parts.cards.enrolled.clear()  # whoever did after the last checkpoint does so again
         self.history, traffic = self.folder.history(checkpoint.latest)
         for line in traffic:
             self.ledger.replay(line)
         if checkpoint.latest is None:
             return
-        put_back(self.server.state.state_dict(), checkpoint.server(), "the server")
-        for k, data in checkpoint.enrolled().items():
-            self._enrol(k, data)
+        self.half.put_back(checkpoint.server(), checkpoint.enrolled())
         self.selections.restore(self.history, self.method.views[0])
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
@@ -126,7 +118,7 @@ class Federation:
     def _round(self, t: int) -> dict[str, Any]:
         self.clock, self._steps = Clock(), Counter()
         before = dict(self.ledger.total)
-        self.server.begin(t, self.method.schedule(t, self.parts.task.rounds))
+        self.half.begin(t)
         present, late = self.sampled(t)
         present = self._enrol_new(present)
         if isinstance(self.method, PeerMethod):
@@ -163,47 +155,44 @@ class Federation:
         """Those who can take part: a method may ask for a message first, once."""
         if not self.method.enrols:
             return present
-        new = [(k, (k,)) for k in present if k not in self._enrolled]
+        new = [Enrol(k) for k in present if k not in self.half.enrolled]
         with self.clock("compute"):
-            for k, reply in self.engine.each("enrol", new):
-                self._steps[k] += reply.steps
-                data = reply.up
-                self.ledger.add(self.server.t, 0, k, "up", data)
-                self._enrol(k, data)
-        return [k for k in present if k in self._enrolled]
-
-    def _enrol(self, k: int, data: bytes) -> None:
-        self._enrolled[k] = data
-        self.parts.cards.enrolled[k] = decode(data, self.wires(k)[0].once, f"enrolment of client {k}")
+            for k, answer in self.engine.each(new):
+                assert isinstance(answer, Reply)
+                assert isinstance(answer.up, bytes)
+                self._steps[k] += answer.steps
+                self.ledger.add(self.server.t, 0, k, "up", answer.up)
+                self.half.enrol(k, answer.up)
+        return [k for k in present if k in self.half.enrolled]
 
     def _exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
         losses: dict[int, float | None] = {}
-        for stage, exchange in enumerate(self.method.exchanges):
+        for stage in range(len(self.method.exchanges)):
             uploads: dict[int, Message] = {}
             answered: list[int] = []
             sent: dict[int, bytes | None] = {}
-            jobs = ((k, (t, stage, k, self._down(exchange.down, t, stage, k, sent))) for k in present)
-            for k, reply in self._replies("work", jobs):
-                self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may take jobs ahead
+            requests = (Work(k, t, stage, self._download(stage, k, sent)) for k in present)
+            for k, reply in self._replies(requests):
+                self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may take requests ahead
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
                 if k not in late:
                     answered.append(k)
                 if isinstance(reply.up, bytes):
                     with self.clock("communication"):
-                        upload = decode(reply.up, self.wires(k)[stage].up, f"round {t}, client {k}")
+                        upload = self.half.read(stage, k, reply.up)
                     self._book(t, stage, k, "up", reply.up)
                     if k not in late:
                         uploads[k] = upload
-            if uploads and exchange.merge:
-                with self.clock("server"), at("server"):
-                    getattr(self.method, exchange.merge)(self.server, uploads)
+            if uploads:
+                with self.clock("server"):
+                    self.half.aggregate(stage, uploads)
             present = answered
         return losses, present
 
     def _peer_exchanges(
         self, method: PeerMethod, t: int, present: list[int], late: set[int]
     ) -> tuple[dict[int, float | None], list[int]]:
-        replies = dict(self._replies("teach", [(k, (t, k)) for k in present]))
+        replies = dict(self._replies(Teach(k, t) for k in present))
         losses = {k: reply.loss for k, reply in replies.items()}
         sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
         for k, data in sent.items():
@@ -214,32 +203,25 @@ class Federation:
         for student, inbox in inboxes.items():
             for data in inbox.values():
                 self.ledger.add(t, 1, student, "down", data)
-        for _ in self._replies("learn", [(k, (t, k, inbox)) for k, inbox in inboxes.items() if inbox]):
+        for _ in self._replies(Learn(k, t, inbox) for k, inbox in inboxes.items() if inbox):
             pass
         return losses, list(answered)
 
-    def _replies(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Reply]]:
+    def _replies(self, requests: Iterable[Request]) -> Iterator[tuple[int, Reply]]:
         """Let clients work; the time that passes is shared out by what they say of theirs."""
         shares = {"compute": 0.0, "communication": 0.0}
         with self.clock.apportioned(shares):
-            for k, reply in self.engine.each(verb, jobs):
+            for k, reply in self.engine.each(requests):
+                assert isinstance(reply, Reply)
                 self._steps[k] += reply.steps
-                for name in shares:
-                    shares[name] += getattr(reply, name)
+                shares["compute"] += reply.compute
+                shares["communication"] += reply.communication
                 yield k, reply
 
-    def _down(self, name: str | None, t: int, stage: int, k: int, sent: dict[int, bytes | None]) -> bytes | None:
+    def _download(self, stage: int, k: int, sent: dict[int, bytes | None]) -> bytes | None:
         with self.clock("communication"):
-            sent[k] = self._download(name, t, stage, k) if name else None
+            sent[k] = self.half.download(stage, k)
             return sent[k]
-
-    def _download(self, name: str, t: int, stage: int, k: int) -> bytes | None:
-        schema = self.wires(k)[stage].down
-        with at("server", f"download for client {k}"):
-            message: Message | None = getattr(self.method, name)(self.server, k)
-        if message is None or not (message or schema):
-            return None
-        return encode(message, schema, f"round {t}, download of client {k}")
 
     def _book(self, t: int, stage: int, k: int, way: str, data: bytes | None) -> None:
         if data is not None:
@@ -254,16 +236,20 @@ class Federation:
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
-        down = self.method.exchanges[0].down if self.method.views != ("after",) else None
         found: dict[int, dict[str, Figures]] = {}
         sent: dict[int, bytes | None] = {}
         for some in self.selections.groups(range(experiment.clients) if everyone else present):
-            jobs = ((k, (t, k, self._down(down, t, 0, k, sent), self.selections.best(k))) for k in some)
-            for k, views in self.engine.each("evaluate", jobs):
-                self._book(t, 0, k, "evaluation", sent.pop(k))
-                self.selections.note(t, k, views[self.method.views[0]])
-                found[k] = views
+            requests = (Evaluate(k, t, self._newest(k, sent), self.selections.best(k)) for k in some)
+            for k, answer in self.engine.each(requests):
+                assert isinstance(answer, Measured)
+                self._book(t, 0, k, "evaluation", sent.pop(k, None))
+                self.selections.note(t, k, answer.figures[self.method.views[0]])
+                found[k] = answer.figures
         return found
+
+    def _newest(self, k: int, sent: dict[int, bytes | None]) -> bytes | None:
+        """The newest download, for views that receive it."""
+        return None if self.method.views == ("after",) else self._download(0, k, sent)
 
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
         if not figures:
@@ -292,7 +278,7 @@ class Federation:
         started = time.perf_counter()
         self.folder.sync_lines()
         self.selections.keep()
-        self.folder.checkpoint.commit(t, self.server.state.state_dict(), self.engine.changed(), self._enrolled)
+        self.folder.checkpoint.commit(t, self.half.state(), self.engine.changed(), self.half.enrolled)
         self.selections.committed()
         self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
 

@@ -6,14 +6,12 @@ number of clients is in memory; the others are their saved state, or just their 
 
 from __future__ import annotations
 
-import inspect
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from functools import wraps
-from typing import NamedTuple, ParamSpec, TypeVar
+from dataclasses import replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,13 +19,14 @@ from torch import Tensor
 from pluribus.assembly import Assembly
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Federated
-from pluribus.evaluate import Figures, Selection, figures, rule_of, selects
+from pluribus.evaluate import Figures, figures, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
 from pluribus.internal.snapshot import Snapshot
-from pluribus.message import Inbox, Message, Parcel, Wire, decode, encode
+from pluribus.message import Inbox, Message, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
+from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Card, Cards, Task
 
@@ -44,19 +43,6 @@ SELECTED_SHARE = 1 / 8  # of that: copies of selected models that wait to be sav
 TRAINING_FACTOR = 4
 TRAINING_BYTES = 16 * 2**20
 MOMENTA = "momenta."
-
-
-@dataclass(frozen=True)
-class Reply:
-    """What a client answers: its encoded message (None: nothing to send; for peers perhaps where it lies), its mean
-    training loss, where the time went: seconds of work, and seconds of reading and writing messages; and how many
-    gradient steps it took."""
-
-    up: bytes | Parcel | None
-    loss: float | None
-    compute: float = 0.0
-    communication: float = 0.0
-    steps: int = 0
 
 
 class Limits(NamedTuple):
@@ -79,23 +65,6 @@ class Away(NamedTuple):
     card: Card
     data: dict[str, Data] | None  # None: it came from another host, and its sets are still to be made here
     saved: Snapshot
-
-
-P = ParamSpec("P")
-R = TypeVar("R")
-
-
-def _placed(verb: Callable[P, R]) -> Callable[P, R]:
-    """What a method raises says in which round, and at which client."""
-    names = list(inspect.signature(verb).parameters)
-
-    @wraps(verb)
-    def placed(*args: P.args, **kwargs: P.kwargs) -> R:
-        given = dict(zip(names, args, strict=False)) | kwargs
-        with at(f"round {given['t']}" if "t" in given else "enrolment", f"client {given['k']}"):
-            return verb(*args, **kwargs)
-
-    return placed
 
 
 class Host:
@@ -132,45 +101,57 @@ class Host:
 
     # ---- work ------------------------------------------------------------------------------------------------------
 
-    @_placed
-    def enrol(self, k: int) -> Reply:
-        """The client's one message at joining."""
+    def answer(self, request: Request) -> Answer:
+        """Let a client do what is asked. What a method raises says in which round, and at which client."""
+        when = "enrolment" if isinstance(request, Enrol) else f"round {request.t}"
+        with at(when, f"client {request.client}"):
+            match request:
+                case Enrol():
+                    return self._enrol(request)
+                case Work():
+                    return self._work(request)
+                case Teach():
+                    return self._teach(request)
+                case Learn():
+                    return self._learn(request)
+                case Evaluate():
+                    return self._evaluate(request)
+
+    def _enrol(self, asked: Enrol) -> Reply:
+        k = asked.client
         client = self.client(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed.add(k)
         up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
         return Reply(up, None, steps=client.steps)
 
-    @_placed
-    def work(self, t: int, stage: int, k: int, down: bytes | None) -> Reply:
-        """One exchange: receive, work, answer."""
+    def _work(self, asked: Work) -> Reply:
+        t, k = asked.t, asked.client
         started = time.perf_counter()
-        client, wire = self._start(t, stage, k), self.wires(k)[stage]
-        if down is not None:
-            self._receive(client, decode(down, wire.down, f"round {t}, download of client {k}"))
+        client, wire = self._start(t, asked.stage, k), self.wires(k)[asked.stage]
+        if asked.down is not None:
+            self._receive(client, decode(asked.down, wire.down, f"round {t}, download of client {k}"))
         received = time.perf_counter()
-        message = getattr(self.method, self.method.exchanges[stage].work)(client)
+        message = self.method.functions(asked.stage).work(client)
         return self._reply(client, message, wire, t, (started, received))
 
-    @_placed
-    def teach(self, t: int, k: int) -> Reply:
-        """First barrier of a peer method."""
+    def _teach(self, asked: Teach) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client = self._start(t, 0, k)
-        return self._reply(client, self.method.teach(client), self.wires(k)[0], t, (started, started))
+        client = self._start(asked.t, 0, asked.client)
+        wire = self.wires(asked.client)[0]
+        return self._reply(client, self.method.teach(client), wire, asked.t, (started, started))
 
-    @_placed
-    def learn(self, t: int, k: int, inbox: Mapping[int, bytes]) -> Reply:
-        """Second barrier of a peer method."""
+    def _learn(self, asked: Learn) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client = self._start(t, 1, k)
-        messages = {j: decode(data, self.wires(j)[0].up, f"round {t}, client {j}") for j, data in inbox.items()}
+        client = self._start(asked.t, 1, asked.client)
+        said = asked.messages()
+        messages = {j: decode(data, self.wires(j)[0].up, f"round {asked.t}, client {j}") for j, data in said.items()}
         client.inbox = Inbox.of(messages, self.device)
         received = time.perf_counter()
         self.method.learn(client, client.inbox)
-        return self._reply(client, None, self.wires(k)[0], t, (started, received))
+        return self._reply(client, None, self.wires(asked.client)[0], asked.t, (started, received))
 
     def _reply(self, client: Client, message: Message | None, wire: Wire, t: int, since: tuple[float, float]) -> Reply:
         loss = client.loss()  # waits for a GPU, so that its work is not counted as communication
@@ -183,17 +164,17 @@ class Host:
         communication = received - started + time.perf_counter() - worked
         return Reply(up, loss, worked - received, communication, client.steps)
 
-    @_placed
-    def evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None = None) -> dict[str, Figures]:
-        """Figures of every view. Leaves no trace in the client; but if its validation data prefers this round to the
-        best one so far, the model that the headline measured is kept."""
+    def _evaluate(self, asked: Evaluate) -> Measured:
+        """Leaves no trace in the client; but if its validation data prefers this round to the best one so far, the
+        model that the headline measured is kept."""
+        t, k = asked.t, asked.client
         measured: dict[str, Figures] = {}
         for view in self.method.views:
-            with self.viewed(t, k, view, down) as client:
+            with self.viewed(t, k, view, asked.down) as client:
                 measured[view] = figures(rule_of(self.method, view), client)
-                if view == self.method.views[0] and selects(measured[view], best):
+                if view == self.method.views[0] and selects(measured[view], asked.best):
                     self._selected[k] = t, Snapshot(client.measured())
-        return measured
+        return Measured(measured)
 
     @contextmanager
     def viewed(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:

@@ -48,6 +48,14 @@ class Exchange(NamedTuple):
     merge: str | None = "aggregate"
 
 
+class Functions(NamedTuple):
+    """The functions of one exchange, bound to a method."""
+
+    down: Callable[[Server, int], Message | None] | None
+    work: Callable[[Client], Message | None]
+    merge: Callable[[Server, Mapping[int, Message]], None] | None
+
+
 class Sizes(NamedTuple):
     """What the size of a client's messages may depend on besides its model: classes that it holds, classes that anyone
     holds, and the batch size."""
@@ -176,6 +184,15 @@ class Method:
         """`schema`, always as one Wire per exchange."""
         wires = self.schema(task, card)
         return wires if isinstance(wires, tuple) else (wires,)
+
+    def functions(self, stage: int) -> Functions:
+        """The functions that an exchange names. They are looked up here, so that a subclass may override them."""
+        down, work, merge = self.exchanges[stage]
+        return Functions(
+            down=None if down is None else getattr(self, down),
+            work=getattr(self, work),
+            merge=None if merge is None else getattr(self, merge),
+        )
 
 
 class Wires:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
-from typing import Any
+from typing import TypeVar
 
 import torch
 
@@ -17,8 +17,10 @@ from pluribus.client import Client
 from pluribus.engines.capture import Captured
 from pluribus.engines.stacked import Gang, cut, stackable
 from pluribus.host import Host, Selected, Tensors, most_selected
+from pluribus.request import Answer, Request, Work
 
 MOST_LANES = 20
+R = TypeVar("R")
 
 
 class Lane:
@@ -29,11 +31,11 @@ class Lane:
         self.load = 0.0
         self._thread = ThreadPoolExecutor(1, "lane")
 
-    def do(self, work: Callable[[], Any]) -> Future[Any]:
+    def do(self, work: Callable[[], R]) -> Future[R]:
         """Queue some work; it is done when the GPU has done it."""
         return self._thread.submit(self._on_stream, work)
 
-    def _on_stream(self, work: Callable[[], Any]) -> Any:
+    def _on_stream(self, work: Callable[[], R]) -> R:
         with torch.cuda.stream(self.stream):
             result = work()
             self.stream.synchronize()
@@ -56,18 +58,19 @@ class Cuda:
         self._lanes: list[Lane] = []
         self._gangs: dict[str, Gang] = {}
 
-    def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
-        """Do a host's verb for clients, as many at once as are in memory; answers in the order of jobs."""
-        wave: dict[int, tuple[Any, ...]] = {}
-        for k, args in jobs:
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Each client with its answer, in the order of requests. As many work at once as are in memory."""
+        wave: dict[int, Request] = {}
+        for request in requests:
+            k = request.client
             client = self.host.seat(k, beside=wave)
             if client is None:
-                yield from self._wave(verb, wave)
+                yield from self._wave(wave)
                 wave = {}
                 client = self.host.client(k)
             self._equip(client)
-            wave[k] = args
-        yield from self._wave(verb, wave)
+            wave[k] = request
+        yield from self._wave(wave)
 
     def _equip(self, client: Client) -> None:
         """Give a client that is new in memory its lane and its runner."""
@@ -79,19 +82,18 @@ class Cuda:
         lane.load += sum(p.numel() for p in client.model.parameters())
         client.runner = Captured(client.device, lane, self._tell)
 
-    def _wave(self, verb: str, wave: dict[int, tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
-        work = getattr(self.host, verb)
+    def _wave(self, wave: dict[int, Request]) -> Iterator[tuple[int, Answer]]:
         if not self._capture:
-            yield from ((k, work(*args)) for k, args in wave.items())
+            yield from ((k, self.host.answer(request)) for k, request in wave.items())
             return
         torch.cuda.synchronize(self.host.device)  # what this thread has copied
-        answers: dict[int, Future[Any]] = {}
-        for members in self._groups(verb, wave):
+        answers: dict[int, Future[Answer]] = {}
+        for members in self._groups(wave):
             clients = {k: self.host.client(k) for k in members}
             first = clients[members[0]]
             assert isinstance(first.runner, Captured)
             lane: Lane = first.runner.lane
-            jobs = {k: partial(work, *wave[k]) for k in members}
+            jobs = {k: partial(self.host.answer, wave[k]) for k in members}
             if len(members) > 1:
                 if first.card.model not in self._gangs:
                     self._gangs[first.card.model] = Gang(self._tell)
@@ -101,13 +103,13 @@ class Cuda:
         for k in wave:
             yield k, answers[k].result()
 
-    def _groups(self, verb: str, wave: Iterable[int]) -> list[list[int]]:
+    def _groups(self, wave: dict[int, Request]) -> list[list[int]]:
         """Who works together: small clients of one architecture, where their method has a step that can be stacked."""
         alike: dict[str, list[int]] = {}
         single: list[list[int]] = []
-        for k in wave:
+        for k, request in wave.items():
             client = self.host.client(k)
-            if self._stack and verb == "work" and stackable(self.host.method, client):
+            if self._stack and isinstance(request, Work) and stackable(self.host.method, client):
                 alike.setdefault(client.card.model, []).append(k)
             else:
                 single.append([k])

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any, Protocol
+from typing import Protocol
 
 from pluribus.host import Selected, Tensors
-
-Job = tuple[int, tuple[Any, ...]]  # a client, and the arguments of the host's verb
+from pluribus.request import Answer, Request
 
 
 class Engine(Protocol):
@@ -17,8 +16,11 @@ class Engine(Protocol):
     def room(self) -> float:
         """Bytes of selected models that may wait in memory."""
 
-    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
-        """Do a verb of a host (`work`, `teach`, `learn`, `evaluate`, `enrol`); answers in the order of jobs."""
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Let clients do what is asked; each client with its answer, in the order of requests.
+
+        All requests are of one type and one stage, and no client is asked twice.
+        """
 
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call, on the CPU. For use between rounds."""

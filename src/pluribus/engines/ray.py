@@ -27,12 +27,13 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
 from pluribus.engines.local import local_engine
 from pluribus.engines.spread import Spread
-from pluribus.engines.worker import Answer, portable
+from pluribus.engines.worker import Outcome, portable
 from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
-from pluribus.host import Limits, Reply, Selected, Tensors, make_host
+from pluribus.host import Limits, Selected, Tensors, make_host
 from pluribus.internal.arithmetic import Arithmetic
 from pluribus.message import Parcel, tensor_bytes
+from pluribus.request import Answer, Learn, Reply, Request, Teach
 
 try:
     import ray
@@ -41,7 +42,6 @@ try:
 except ImportError as error:
     raise PackageError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
 
-Job = tuple[int, tuple[Any, ...]]
 Load = Callable[[int], Tensors | None]
 SECONDS_TO_ANSWER = 5.0
 AUTH = "RAY_AUTH_MODE"
@@ -57,30 +57,30 @@ class Ray(Spread):
         self._actors: list[Any] = []
         self._ours = False  # whether Ray itself was started here
 
-    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
-        """Do a host's verb for clients; answers in the order of jobs."""
-        todo = dict(jobs)
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Each client with its answer, in the order of requests."""
+        todo = {request.client: request for request in requests}
         if not todo:
             return
         self._start()
-        clients, (kind, plan) = list(todo), self._planned(verb, todo, len(self._actors))
+        clients, (kind, plan) = list(todo), self._planned(todo, len(self._actors))
         self._settle(plan)
-        by_actor: dict[int, list[Job]] = {}
+        by_actor: dict[int, list[Request]] = {}
         for k in clients:
-            by_actor.setdefault(self._owner[k], []).append((k, todo.pop(k)))
-        asked = {number: self._actors[number].do.remote(verb, own) for number, own in by_actor.items()}
-        heard: dict[int, Answer] = {}
+            by_actor.setdefault(self._owner[k], []).append(todo.pop(k))
+        asked = {number: self._actors[number].answer.remote(own) for number, own in by_actor.items()}
+        heard: dict[int, Outcome] = {}
         for k in clients:
             if (number := self._owner[k]) in asked:
-                answers, told = self._got(asked.pop(number))
-                heard |= answers
+                outcomes, told = self._got(asked.pop(number))
+                heard |= outcomes
                 for sentence in told:
                     self._tell(sentence)
-            answer = heard.pop(k)
-            if answer.error is not None:
-                raise answer.error
-            self._costs.note(kind, k, answer.seconds)
-            yield k, answer.value
+            outcome = heard.pop(k)
+            if outcome.error is not None:
+                raise outcome.error
+            self._costs.note(kind, k, outcome.seconds)
+            yield k, outcome.value
 
     def close(self) -> None:
         """Let the actors go, and Ray itself where it was started here."""
@@ -114,12 +114,18 @@ class Ray(Spread):
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Host).options(num_cpus=cores, num_gpus=experiment.gpu_share)
         self._actors = [make.remote() for _ in range(number)]
-        for error in self._everywhere("open", described, sys.path, data, Arithmetic.here()):
+        here = Arithmetic.here()
+        for error in self._all_got([actor.open.remote(described, sys.path, data, here) for actor in self._actors]):
             if error is not None:
                 raise error
 
-    def _everywhere(self, verb: str, *args: Any) -> list[Any]:
-        asked = [getattr(actor, verb).remote(*args) for actor in self._actors]
+    def _changed_by_host(self) -> list[dict[int, Tensors]]:
+        return self._all_got([actor.changed.remote() for actor in self._actors])
+
+    def _selected_by_host(self) -> list[dict[int, Selected]]:
+        return self._all_got([actor.selected.remote() for actor in self._actors])
+
+    def _all_got(self, asked: list[ObjectRef[Any]]) -> list[Any]:
         return [self._got(one) for one in asked]
 
     def _got(self, asked: ObjectRef[Any]) -> Any:
@@ -139,8 +145,7 @@ class Ray(Spread):
         saved = [k for k in plan if k not in self._owner or (k in states and k not in unsaved)]
         asked = [self._actors[plan[k]].adopt.remote(k, state) for k, state in unsaved.items()]
         asked += [self._actors[plan[k]].restore.remote(k, self._load(k)) for k in saved]
-        for one in asked:
-            self._got(one)
+        self._all_got(asked)
         self._owner.update(plan)
 
 
@@ -167,20 +172,21 @@ class Host:
         self._host = make_host(parts, self._saved.pop, limits)
         self._engine = local_engine(self._host, experiment, self._told.append)
 
-    def do(self, verb: str, jobs: list[Job]) -> tuple[dict[int, Answer], list[str]]:
-        """One verb for all of this actor's clients in a round, and what there is to tell."""
-        if verb == "learn":
-            jobs = [(k, (t, k, _opened(inbox))) for k, (t, _, inbox) in jobs]
-        answers: dict[int, Answer] = {}
+    def answer(self, requests: list[Request]) -> tuple[dict[int, Outcome], list[str]]:
+        """The requests to all of this actor's clients in an exchange, and what there is to tell."""
+        requests = [_opened(one) if isinstance(one, Learn) else one for one in requests]
+        taught = isinstance(requests[0], Teach)
+        outcomes: dict[int, Outcome] = {}
         started = time.perf_counter()
         try:
-            for k, value in self._engine.each(verb, jobs):
+            for k, answer in self._engine.each(requests):
                 seconds, started = time.perf_counter() - started, time.perf_counter()
-                answers[k] = Answer(_sealed(value) if verb == "teach" else value, None, seconds)
+                outcomes[k] = Outcome(_sealed(answer) if taught else answer, None, seconds)
         except BaseException as failure:
-            answers |= {k: Answer(None, portable(failure), 0.0) for k, _ in jobs if k not in answers}
+            failed = [one.client for one in requests if one.client not in outcomes]
+            outcomes |= {k: Outcome(None, portable(failure), 0.0) for k in failed}
         told, self._told[:] = list(self._told), []
-        return answers, told
+        return outcomes, told
 
     def process(self) -> int:
         """The number of its process, for whoever wants to look at it."""
@@ -238,14 +244,15 @@ class _Sealed(Parcel):
     place: list[ObjectRef[bytes]]  # in a list, or Ray would fetch it for whoever carries it
 
 
-def _sealed(reply: Reply) -> Reply:
-    if not isinstance(reply.up, bytes):
-        return reply
-    return replace(reply, up=_Sealed(tensor_bytes(reply.up), [ray.put(reply.up)]))
+def _sealed(answer: Answer) -> Answer:
+    if not isinstance(answer, Reply) or not isinstance(answer.up, bytes):
+        return answer
+    return replace(answer, up=_Sealed(tensor_bytes(answer.up), [ray.put(answer.up)]))
 
 
-def _opened(inbox: Mapping[int, _Sealed]) -> dict[int, bytes]:
-    return dict(zip(inbox, ray.get([sealed.place[0] for sealed in inbox.values()]), strict=True))
+def _opened(asked: Learn) -> Learn:
+    places = [sealed.place[0] for sealed in asked.inbox.values() if isinstance(sealed, _Sealed)]
+    return replace(asked, inbox=dict(zip(asked.inbox, ray.get(places), strict=True)))
 
 
 def _connect(experiment: Experiment) -> None:

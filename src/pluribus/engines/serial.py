@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
 
 from pluribus.host import Host, Selected, Tensors, most_selected
+from pluribus.request import Answer, Request
 
 
 class Serial:
@@ -15,10 +15,10 @@ class Serial:
         self.host = host
         self.room: float = most_selected(host.device)
 
-    def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
-        """Do a host's verb for clients; answers in the order of jobs."""
-        for k, args in jobs:
-            yield k, getattr(self.host, verb)(*args)
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Each client with its answer, in the order of requests."""
+        for request in requests:
+            yield request.client, self.host.answer(request)
 
     def changed(self) -> dict[int, Tensors]:
         """State of every client that worked since the last call."""

@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from pluribus.optim import Opt, Optimiser
 if TYPE_CHECKING:
     from pluribus.engines.cuda import Lane
 
+R = TypeVar("R")
 FEWEST = 8  # clients that are worth stacking
 MOST = 128
 MOST_WEIGHTS = 3_000_000  # of a client: larger models fill a GPU by themselves
@@ -66,17 +67,16 @@ class Gang:
         self._threads = ThreadPoolExecutor(MOST, "member")
 
     def do(
-        self, clients: Mapping[int, Client], jobs: Mapping[int, Callable[[], Any]], lane: Lane
-    ) -> dict[int, Future[Any]]:
+        self, clients: Mapping[int, Client], jobs: Mapping[int, Callable[[], R]], lane: Lane
+    ) -> dict[int, Future[R]]:
         """Queue the work of these clients, all on one stream."""
 
         def together(waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
-            found: dict[Client, Tensor | None] = lane.do(lambda: self._fit(waiting)).result()
-            return found
+            return lane.do(lambda: self._fit(waiting)).result()
 
         meeting = Meeting(len(jobs), together)
 
-        def member(client: Client, job: Callable[[], Any]) -> Any:
+        def member(client: Client, job: Callable[[], R]) -> R:
             own, client.runner = client.runner, Member(client.runner, meeting)
             with meeting.attended():
                 try:

@@ -13,6 +13,7 @@ import signal
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing.connection import Connection
 from multiprocessing.context import ForkServerContext, SpawnContext
@@ -28,15 +29,62 @@ from pluribus.host import Host, Tensors
 from pluribus.internal.arithmetic import Arithmetic
 from pluribus.internal.blame import ATTRIBUTE, blame_of
 from pluribus.processes import NAME, SENTENCE, UNGUARDED
+from pluribus.request import Request
 
-OPEN, SAVED = "open", "saved"  # verbs beside those of a host
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES = 2**30
 SECONDS_TO_END = 10.0
 
 
-class Answer(NamedTuple):
-    """What came of a job: its value, or the error that ended it; and how long it took."""
+# ---- what the parent says ------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Open:
+    """Make the host: a packed function that takes `load`."""
+
+    host: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """Let go of a client that another worker will host."""
+
+    client: int
+
+
+@dataclass(frozen=True, slots=True)
+class Adopt:
+    """Host a client that another worker released."""
+
+    client: int
+    tensors: Tensors
+
+
+@dataclass(frozen=True, slots=True)
+class TakeChanged:
+    """Hand over the state of every client that worked since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class TakeSelected:
+    """Hand over what clients were measured with in the rounds that were selected since the last time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """What was saved of the client that the worker asked for."""
+
+    tensors: Tensors | None
+
+
+Command = Request | Open | Release | Adopt | TakeChanged | TakeSelected
+
+# ---- what a worker says --------------------------------------------------------------------------------------------
+
+
+class Outcome(NamedTuple):
+    """What came of a command: its value, or the error that ended it; and how long it took."""
 
     value: Any
     error: BaseException | None
@@ -64,15 +112,15 @@ class Worker:
         self._process.start()
         theirs.close()  # or the pipe would stay open when the worker ends
 
-    def send(self, verb: str, *args: Any) -> None:
-        """Hand over a job. Never waits for jobs: a worker listens while it works."""
+    def send(self, what: Command | Saved) -> None:
+        """Say something. Never waits for work: a worker listens while it works."""
         try:
-            _send(self.connection, (verb, args))
+            _send(self.connection, what)
         except OSError:
             raise self._lost() from None
 
-    def receive(self) -> Answer | Wanted:
-        """The next thing that the worker says. Answers come in the order of jobs."""
+    def receive(self) -> Outcome | Wanted:
+        """The next thing that the worker says. Outcomes come in the order of commands."""
         try:
             return _receive(self.connection)  # type: ignore[no-any-return]
         except (EOFError, OSError):
@@ -193,24 +241,24 @@ def _keep_freed_memory() -> None:
 
 
 class _Desk:
-    """Takes jobs in, lets the host do them, and hands answers out."""
+    """Takes commands in, lets the host do them, and hands outcomes out."""
 
     def __init__(self, connection: Connection, shared: list[Tensor]) -> None:
         self._connection = connection
         self._shared = shared
         self._host: Host | None = None
-        self._jobs = SimpleQueue[tuple[str, tuple[Any, ...]]]()
+        self._commands = SimpleQueue[Command]()
         self._saved = SimpleQueue[Tensors | None]()
 
     def listen(self) -> None:
-        """In a thread of its own, so that the parent's end is noticed in the middle of a job."""
+        """In a thread of its own, so that the parent's end is noticed in the middle of the work."""
         try:
             while True:
-                verb, args = _receive(self._connection)
-                if verb == SAVED:
-                    self._saved.put(*args)
+                heard: Command | Saved = _receive(self._connection)
+                if isinstance(heard, Saved):
+                    self._saved.put(heard.tensors)
                 else:
-                    self._jobs.put((verb, args))
+                    self._commands.put(heard)
         except (EOFError, OSError):
             os._exit(0)
         except BaseException:  # out of memory, say: nobody would ever answer
@@ -218,21 +266,32 @@ class _Desk:
             os._exit(1)
 
     def work(self) -> None:
-        """One job after the other, until `listen` ends the process."""
+        """One command after the other, until `listen` ends the process."""
         while True:
-            verb, args = self._jobs.get()
+            command = self._commands.get()
             started = time.perf_counter()
             try:
-                value, error = self._do(verb, args), None
+                value, error = self._do(command), None
             except BaseException as failure:
                 value, error = None, portable(failure)
-            self._say(Answer(value, error, time.perf_counter() - started))
+            self._say(Outcome(value, error, time.perf_counter() - started))
 
-    def _do(self, verb: str, args: tuple[Any, ...]) -> Any:
-        if verb == OPEN:
-            self._host = self._opened(*args)
+    def _do(self, command: Command) -> Any:
+        if isinstance(command, Open):
+            self._host = self._opened(command.host)
             return None
-        return getattr(self._host, verb)(*args)
+        assert self._host is not None
+        match command:
+            case Release(client):
+                return self._host.release(client)
+            case Adopt(client, tensors):
+                return self._host.adopt(client, tensors)
+            case TakeChanged():
+                return self._host.changed()
+            case TakeSelected():
+                return self._host.selected()
+            case _:
+                return self._host.answer(command)
 
     def _opened(self, host: bytes) -> Host:
         try:
@@ -249,7 +308,7 @@ class _Desk:
         self._say(Wanted(k))
         return self._saved.get()
 
-    def _say(self, what: Answer | Wanted) -> None:
+    def _say(self, what: Outcome | Wanted) -> None:
         try:
             _send(self._connection, what)
         except OSError:

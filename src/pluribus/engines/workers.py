@@ -1,7 +1,7 @@
 """Clients spread over worker processes on this machine's CPU cores, with the same bits as one after the other.
 
 Images lie in shared memory, once for all. A client lives with one worker, and moves only where that makes a round
-clearly shorter. Nothing depends on who works where or who is done first: answers are given in the order of jobs.
+clearly shorter. Nothing depends on who works where or who is done first: answers are given in the order of requests.
 """
 
 from __future__ import annotations
@@ -15,15 +15,28 @@ from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.spread import Spread
-from pluribus.engines.worker import OPEN, SAVED, Answer, Wanted, Worker, packed
+from pluribus.engines.worker import (
+    Adopt,
+    Command,
+    Open,
+    Outcome,
+    Release,
+    Saved,
+    TakeChanged,
+    TakeSelected,
+    Wanted,
+    Worker,
+    packed,
+)
 from pluribus.errors import ConflictError
-from pluribus.host import Host, Limits, Tensors
+from pluribus.host import Host, Limits, Selected, Tensors
 from pluribus.processes import process_context, without_interrupts
+from pluribus.request import Answer, Request
 
-AHEAD = 2  # jobs that a worker has at hand: with one it would wait for the parent, with more they would take memory
+AHEAD = 2  # commands that a worker has at hand: with one it would wait for the parent, with more they would take memory
 
 Load = Callable[[int], Tensors | None]
-Request = tuple[int, str, tuple[Any, ...]]  # the number of a worker, a verb of its host, and the verb's arguments
+Order = tuple[int, Command]  # the number of a worker, and what it shall do
 
 
 class Workers(Spread):
@@ -35,19 +48,19 @@ class Workers(Spread):
         self._number = number
         self._workers: list[Worker] = []
 
-    def each(self, verb: str, jobs: Iterable[tuple[int, tuple[Any, ...]]]) -> Iterator[tuple[int, Any]]:
-        """Do a host's verb for clients; answers in the order of jobs."""
-        todo = dict(jobs)
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Each client with its answer, in the order of requests."""
+        todo = {request.client: request for request in requests}
         if not todo:
             return
         self._start()
-        clients, (kind, plan) = list(todo), self._planned(verb, todo, self._number)
+        clients, (kind, plan) = list(todo), self._planned(todo, self._number)
         self._settle(plan)
-        turn = self._turn((self._owner[k], verb, todo.pop(k)) for k in clients)
+        turn = self._turn((self._owner[k], todo.pop(k)) for k in clients)
         for place, k in enumerate(clients):
-            answer = turn.answer(place)
-            self._costs.note(kind, k, answer.seconds)
-            yield k, answer.value
+            outcome = turn.outcome(place)
+            self._costs.note(kind, k, outcome.seconds)
+            yield k, outcome.value
 
     def close(self) -> None:
         """End the processes."""
@@ -69,7 +82,7 @@ class Workers(Spread):
         with without_interrupts():
             for number in range(self._number):
                 self._workers.append(Worker(context, number, shared))
-        self._everywhere(OPEN, host)
+        self._everywhere(Open(host))
 
     def _host(self) -> Callable[..., Host]:
         """Makes a worker's host, but for what only the worker has."""
@@ -78,51 +91,57 @@ class Workers(Spread):
         same_init = parts.experiment.same_init
         return partial(Host, parts.method, parts.task, parts.cards, *where, same_init=same_init, limits=limits)
 
-    def _everywhere(self, verb: str, *args: Any) -> list[Any]:
-        turn = self._turn((number, verb, args) for number in range(len(self._workers)))
-        return [turn.answer(number).value for number in range(len(self._workers))]
+    def _changed_by_host(self) -> list[dict[int, Tensors]]:
+        return self._everywhere(TakeChanged())
 
-    def _turn(self, requests: Iterable[Request]) -> _Turn:
-        return _Turn(self._workers, list(requests), self._load)
+    def _selected_by_host(self) -> list[dict[int, Selected]]:
+        return self._everywhere(TakeSelected())
+
+    def _everywhere(self, command: Command) -> list[Any]:
+        turn = self._turn((number, command) for number in range(len(self._workers)))
+        return [turn.outcome(number).value for number in range(len(self._workers))]
+
+    def _turn(self, orders: Iterable[Order]) -> _Turn:
+        return _Turn(self._workers, list(orders), self._load)
 
     # ---- who works where -------------------------------------------------------------------------------------------
 
     def _settle(self, plan: Mapping[int, int]) -> None:
         """Bring clients to the workers of a plan."""
         moving = self._moving(plan)
-        released = self._turn((self._owner[k], "release", (k,)) for k in moving)
-        states = {k: released.answer(place).value for place, k in enumerate(moving)}
+        released = self._turn((self._owner[k], Release(k)) for k in moving)
+        states = {k: released.outcome(place).value for place, k in enumerate(moving)}
         unsaved = [k for k in moving if states[k] is not None]
-        adopted = self._turn((plan[k], "adopt", (k, states.pop(k))) for k in unsaved)
+        adopted = self._turn((plan[k], Adopt(k, states.pop(k))) for k in unsaved)
         for place in range(len(unsaved)):
-            adopted.answer(place)
+            adopted.outcome(place)
         self._owner.update(plan)
 
 
 class _Turn:
-    """Requests on their way through the workers, a few at a time with each."""
+    """Commands on their way through the workers, a few at a time with each."""
 
-    def __init__(self, workers: Sequence[Worker], requests: list[Request], load: Load) -> None:
+    def __init__(self, workers: Sequence[Worker], orders: list[Order], load: Load) -> None:
         self._workers = workers
         self._load = load
-        self._waiting: list[deque[tuple[int, str, tuple[Any, ...]]]] = [deque() for _ in workers]
+        self._waiting: list[deque[tuple[int, Command]]] = [deque() for _ in workers]
         self._at_work: list[deque[int]] = [deque() for _ in workers]
-        self._answers: dict[int, Answer] = {}
-        for place, (number, verb, args) in enumerate(requests):
-            self._waiting[number].append((place, verb, args))
+        self._outcomes: dict[int, Outcome] = {}
+        for place, (number, command) in enumerate(orders):
+            self._waiting[number].append((place, command))
         for number in range(len(workers)):
             for _ in range(AHEAD):
                 self._feed(number)
 
-    def answer(self, place: int) -> Answer:
-        """The answer to the request at this place; what went wrong in a worker is raised here."""
+    def outcome(self, place: int) -> Outcome:
+        """What came of the command at this place; what went wrong in a worker is raised here."""
         self._hear(seconds=0)  # what is already there, so that nobody runs out of work
-        while place not in self._answers:
+        while place not in self._outcomes:
             self._hear(seconds=None)
-        answer = self._answers.pop(place)
-        if answer.error is not None:
-            raise answer.error
-        return answer
+        outcome = self._outcomes.pop(place)
+        if outcome.error is not None:
+            raise outcome.error
+        return outcome
 
     def _hear(self, seconds: float | None) -> None:
         numbers = {worker.connection: number for number, worker in enumerate(self._workers)}
@@ -130,13 +149,13 @@ class _Turn:
             number = numbers[connection]  # type: ignore[index]
             said = self._workers[number].receive()
             if isinstance(said, Wanted):
-                self._workers[number].send(SAVED, self._load(said.client))
+                self._workers[number].send(Saved(self._load(said.client)))
             else:
-                self._answers[self._at_work[number].popleft()] = said
+                self._outcomes[self._at_work[number].popleft()] = said
                 self._feed(number)
 
     def _feed(self, number: int) -> None:
         if self._waiting[number]:
-            place, verb, args = self._waiting[number].popleft()
-            self._workers[number].send(verb, *args)
+            place, command = self._waiting[number].popleft()
+            self._workers[number].send(command)
             self._at_work[number].append(place)

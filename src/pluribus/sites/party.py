@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,9 +21,10 @@ from pluribus.data import Dataset
 from pluribus.data.folders import same_name
 from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
 from pluribus.evaluate import Selection
-from pluribus.host import Host, Reply, Tensors, all_tensors
+from pluribus.host import Host, Tensors, all_tensors
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import PeerMethod
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, known_model, shown, whole
 from pluribus.sites.envelope import Envelope, seal, unseal
 from pluribus.sites.holdings import OWN, Holdings, Public, relabelled
@@ -35,6 +36,8 @@ STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 SELECTED = "selected-*.safetensors"
 KEPT = 8  # saved requests, so that the server may fall back by a round of several exchanges
 ENROLMENT = -1  # the round in which a client enrols
+
+Training = Enrol | Work | Teach | Learn  # requests that change a client
 
 
 class Step(NamedTuple):
@@ -68,21 +71,20 @@ class Party:
 
     def answer(self, blob: bytes) -> bytes:
         """What the server gets for a request; what cannot be done is raised, and has left no trace."""
-        request = unseal(blob)
-        head = request.head
-        agreement = Agreement.of(head.get("agreement"))
-        k, verb = _number(head, "client", agreement.clients), head.get("verb")
+        said = unseal(blob)
+        agreement = Agreement.of(said.head.get("agreement"))
+        k, verb = _number(said.head, "client", agreement.clients), said.head.get("verb")
         if verb == "hello":
             self._check(agreement)
             return seal(self._facts(agreement, k), {})
         if verb == "finish":
             return seal({}, {})
         self._agree(agreement, k)
+        request = _request(said, agreement, k)
         try:
-            if verb == "evaluate":
-                t = _number(head, "t", agreement.task().rounds)
-                return self._evaluate(t, k, request.parts.get("down"), _best(head.get("best"), agreement))
-            return self._once(request, k)
+            if isinstance(request, Evaluate):
+                return self._evaluate(request)
+            return self._once(request, said)
         except BaseException:
             self._host = None  # perhaps half of the work is done: it comes back as its folder knows it
             raise
@@ -118,23 +120,10 @@ class Party:
     def _card(self, agreement: Agreement, k: int) -> Card:
         return _card(agreement, k, self._means.model, len(self._means.own["train"].y))
 
-    def _meet(self, teachers: Any, senders: Collection[str]) -> None:
-        """Take note of what models the teachers have, by which their messages are read."""
-        assert self._agreed is not None
-        agreement, k = self._agreed
-        if not senders or not isinstance(teachers, dict) or teachers.keys() != set(senders):
-            raise SchemaError("the teachers that the server names are not those whose messages it sends.")
-        others = {str(j): j for j in range(agreement.clients) if j != k}
-        for name, model in teachers.items():
-            if name not in others:
-                raise SchemaError(f"the server names a teacher '{shown(name)}' that cannot be.")
-            self._cards[others[name]] = _card(agreement, others[name], known_model(model), samples=0)
-
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    def _once(self, request: Envelope, k: int) -> bytes:
-        assert self._agreed is not None
-        step, digest = _step(request.head, self._agreed[0]), request.digest()
+    def _once(self, request: Training, said: Envelope) -> bytes:
+        step, digest = _step(request), said.digest()
         saved = self._saved()
         if (done := saved.get(step)) is not None and done.digest == digest:
             return done.answer()
@@ -145,33 +134,36 @@ class Party:
             self._host = None
             for one in later:
                 saved.pop(one).path.unlink()
-        answer = self._do(request, step, k)
-        self._save(step, digest, answer, k)
+        host = self._at_hand(request.client)
+        if isinstance(request, Learn):
+            self._meet(said, request.client)
+        reply = host.answer(request)
+        assert isinstance(reply, Reply)
+        answer = _sealed(reply)
+        self._save(step, digest, answer, request.client)
         return answer
 
-    def _do(self, request: Envelope, step: Step, k: int) -> bytes:
-        site, verb, parts = self._at_hand(k), request.head["verb"], request.parts
-        if verb == "enrol":
-            return _sealed(site.enrol(k))
-        if verb == "teach":
-            return _sealed(site.teach(step.t, k))
-        if verb == "learn":
-            self._meet(request.head.get("teachers"), parts.keys())
-            return _sealed(site.learn(step.t, k, {int(name): part for name, part in parts.items()}))
-        return _sealed(site.work(step.t, step.stage, k, parts.get("down")))
+    def _meet(self, said: Envelope, k: int) -> None:
+        """Take note of what models the teachers have, by which their messages are read."""
+        assert self._agreed is not None
+        agreement, _ = self._agreed
+        for j, model in _teachers(said, agreement, k).items():
+            self._cards[j] = _card(agreement, j, model, samples=0)
 
-    def _evaluate(self, t: int, k: int, down: bytes | None, best: Selection | None) -> bytes:
+    def _evaluate(self, request: Evaluate) -> bytes:
+        k, t, down, best = request.client, request.t, request.down, request.best
         site = self._at_hand(k)
         facts = self._origin(k) | {"round": str(t)}
         if (view := site.method.views[0]) != "after":
             # kept, because it takes a download or the site's data, and who predicts later has neither
             with site.viewed(t, k, view, down) as client:
                 write_tensors(self._folder() / EVALUATED, _copies(client.measured()), facts)
-        figures = site.evaluate(t, k, down, best)
+        answer = site.answer(request)
+        assert isinstance(answer, Measured)
         for _, measured in site.selected().values():
             write_tensors(self._selected_path(t), _copies(measured), facts)
         self._drop_selected({t} if best is None else {t, best.round})
-        return seal({"figures": figures}, {})
+        return seal({"figures": answer.figures}, {})
 
     def _drop_selected(self, needed: set[int]) -> None:
         """Leave the model of this round, and of the best one that the server knows of, to which it may fall back."""
@@ -286,16 +278,51 @@ def _copies(tensors: Tensors) -> Tensors:
     return {f"{STATE}{name}": value.detach().cpu().clone() for name, value in tensors.items()}
 
 
-def _step(head: Mapping[str, Any], agreement: Agreement) -> Step:
-    """Checked against what the method does, before anything saved makes way for it."""
-    verb, method = head.get("verb"), agreement.build_method()
-    if verb == "enrol" and method.enrols:
-        return Step(ENROLMENT, 0)
-    stages = ("teach", "learn") if isinstance(method, PeerMethod) else ("work",)
-    if verb not in stages:
-        raise SchemaError(f"{agreement.method} knows no '{shown(verb)}'.")
-    t = _number(head, "t", agreement.task().rounds)
-    return Step(t, _number(head, "stage", len(method.exchanges)) if verb == "work" else stages.index(verb))
+def _request(said: Envelope, agreement: Agreement, k: int) -> Request:
+    """What the server asks, checked against what the method does, before anything saved makes way for it."""
+    head, method = said.head, agreement.build_method()
+    peers, down = isinstance(method, PeerMethod), said.parts.get("down")
+
+    def t() -> int:
+        return _number(head, "t", agreement.task().rounds)
+
+    match head.get("verb"):
+        case "enrol" if method.enrols:
+            return Enrol(k)
+        case "work" if not peers:
+            return Work(k, t(), _number(head, "stage", len(method.exchanges)), down)
+        case "teach" if peers:
+            return Teach(k, t())
+        case "learn" if peers:
+            _teachers(said, agreement, k)
+            return Learn(k, t(), {int(name): part for name, part in said.parts.items()})
+        case "evaluate":
+            return Evaluate(k, t(), down, _best(head.get("best"), agreement))
+        case verb:
+            raise SchemaError(f"{agreement.method} knows no '{shown(verb)}'.")
+
+
+def _teachers(said: Envelope, agreement: Agreement, k: int) -> dict[int, str]:
+    """The models of those whose messages the server sends, by client."""
+    models = said.head.get("teachers")
+    if not said.parts or not isinstance(models, dict) or models.keys() != said.parts.keys():
+        raise SchemaError("the teachers that the server names are not those whose messages it sends.")
+    others = {str(j): j for j in range(agreement.clients) if j != k}
+    if unknown := [name for name in models if name not in others]:
+        raise SchemaError(f"the server names a teacher '{shown(unknown[0])}' that cannot be.")
+    return {others[name]: known_model(model) for name, model in models.items()}
+
+
+def _step(request: Training) -> Step:
+    match request:
+        case Enrol():
+            return Step(ENROLMENT, 0)
+        case Work(_, t, stage):
+            return Step(t, stage)
+        case Teach(_, t):
+            return Step(t, 0)
+        case Learn(_, t):
+            return Step(t, 1)
 
 
 def _best(said: Any, agreement: Agreement) -> Selection | None:
@@ -318,4 +345,4 @@ def _number(head: Mapping[str, Any], name: str, end: int) -> int:
 def _sealed(reply: Reply) -> bytes:
     loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON knows no NaN
     facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication, "steps": reply.steps}
-    return seal(facts, {} if reply.up is None else {"up": bytes(reply.up)})  # type: ignore[arg-type]
+    return seal(facts, {"up": reply.up} if isinstance(reply.up, bytes) else {})

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple, Protocol
 
 from pluribus.errors import MessageError, SchemaError
-from pluribus.host import Reply, Selected, Tensors
+from pluribus.host import Selected, Tensors
 from pluribus.message import decode
 from pluribus.method import Wires
+from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, shown, whole
 from pluribus.sites.envelope import Envelope, seal, unseal
 
-Job = tuple[int, tuple[Any, ...]]
 # What a client measures, and between which bounds. There are no domains here.
 FIGURES = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
 
@@ -63,18 +63,18 @@ class Remote:
         self._tell = tell
         self._enrolled: set[int] = set()  # since the last save
 
-    def each(self, verb: str, jobs: Iterable[Job]) -> Iterator[tuple[int, Any]]:
-        """Do a site's verb; answers in the order of jobs, of those who answered."""
-        asked = {k: (args, self._request(verb, k, args)) for k, args in jobs}
-        answers = self._transport.exchange({k: request for k, (_, request) in asked.items()}, self._seconds)
-        for k, (args, _) in asked.items():
+    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
+        """Each client that answered with its answer, in the order of requests."""
+        asked = {request.client: request for request in requests}
+        answers = self._transport.exchange({k: self._sealed(one) for k, one in asked.items()}, self._seconds)
+        for k, request in asked.items():
             answer = answers.get(k, Missing("no answer"))
             try:
                 if isinstance(answer, Missing):
                     raise MessageError(answer.reason)
-                yield k, self._opened(verb, k, args, unseal(answer))
+                yield k, self._opened(request, unseal(answer))
             except MessageError as error:
-                when = "at enrolment" if verb == "enrol" else f"in round {args[0]}"
+                when = "at enrolment" if isinstance(request, Enrol) else f"in round {request.t}"
                 self._tell(f"site {self._names[k]} is missing {when}: {error}")
 
     def changed(self) -> dict[int, Tensors]:
@@ -95,36 +95,40 @@ class Remote:
 
     # ---- what is sent, what is believed ------------------------------------------------------------------------------
 
-    def _request(self, verb: str, k: int, args: tuple[Any, ...]) -> bytes:
-        head: dict[str, Any] = {"verb": verb, "client": k, "agreement": self._agreement.facts()}
-        parts: dict[str, bytes] = {}
-        if verb == "work":
-            head["t"], head["stage"], _, down = args
-            parts = {} if down is None else {"down": down}
-        elif verb == "evaluate":
-            head["t"], _, down, best = args
-            head["best"] = None if best is None else best._asdict()
-            parts = {} if down is None else {"down": down}
-        elif verb == "teach":
-            head["t"], _ = args
-        elif verb == "learn":
-            head["t"], _, inbox = args
-            head["teachers"] = {str(j): self._models[j] for j in inbox}  # what each may send depends on its model
-            parts = {str(j): data for j, data in inbox.items()}
-        return seal(head, parts)
+    def _sealed(self, request: Request) -> bytes:
+        said, parts = self._said(request)
+        return seal(said | {"client": request.client, "agreement": self._agreement.facts()}, parts)
 
-    def _opened(self, verb: str, k: int, args: tuple[Any, ...], answer: Envelope) -> Any:
+    def _said(self, request: Request) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """A request as facts and attachments."""
+        match request:
+            case Enrol():
+                return {"verb": "enrol"}, {}
+            case Work(_, t, stage, down):
+                return {"verb": "work", "t": t, "stage": stage}, {} if down is None else {"down": down}
+            case Teach(_, t):
+                return {"verb": "teach", "t": t}, {}
+            case Learn(_, t):
+                parts = {str(j): data for j, data in request.messages().items()}
+                models = {str(j): self._models[j] for j in request.inbox}  # what each may send depends on its model
+                return {"verb": "learn", "t": t, "teachers": models}, parts
+            case Evaluate(_, t, down, best):
+                known = None if best is None else best._asdict()
+                return {"verb": "evaluate", "t": t, "best": known}, {} if down is None else {"down": down}
+
+    def _opened(self, request: Request, answer: Envelope) -> Answer:
         if "refused" in answer.head:
             raise MessageError(shown(answer.head["refused"]))
-        if verb == "evaluate":
-            return _figures(answer.head.get("figures"), self._views)
-        if verb == "enrol":
+        if isinstance(request, Evaluate):
+            return Measured(_figures(answer.head.get("figures"), self._views))
+        k = request.client
+        if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
             decode(up, self._wires(k)[0].once, "its enrolment")
             steps = _steps(answer.head.get("steps"))
             self._enrolled.add(k)
             return Reply(up, None, steps=steps)
-        stage = args[1] if verb == "work" else 0
+        stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
             decode(sent, self._wires(k)[stage].up, "its message")

@@ -22,9 +22,7 @@ from pluribus.evaluate import choose
 from pluribus.experiment import SITES, Experiment, from_toml
 from pluribus.host import make_host
 from pluribus.internal.arithmetic import reproducible
-from pluribus.message import Message, decode, encode
-from pluribus.method import Wires
-from pluribus.server import Server
+from pluribus.server_half import ServerHalf
 from pluribus.storage.checkpoint import READINGS, Checkpoint, put_back
 from pluribus.storage.folder import RunFolder, check_unchanged
 
@@ -98,18 +96,10 @@ def _selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
 
 def _download(parts: Assembly, saved: Checkpoint, t: int, client: int) -> bytes | None:
     """What the server would send to the client now."""
-    method = parts.method
-    name = method.exchanges[0].down
-    if name is None:
-        return None
-    wires, server = Wires(method, parts.task, parts.cards), Server(parts.task, parts.cards)
-    method.setup(server)
-    put_back(server.state.state_dict(), saved.server(), "the server")
-    for k, data in saved.enrolled().items():
-        parts.cards.enrolled[k] = decode(data, wires(k)[0].once, f"enrolment of client {k}")
-    server.begin(t, method.schedule(t, parts.task.rounds))
-    message: Message | None = getattr(method, name)(server, client)
-    return None if message is None else encode(message, wires(client)[0].down, f"download of client {client}")
+    half = ServerHalf(parts.method, parts.task, parts.cards)
+    half.put_back(saved.server(), saved.enrolled())
+    half.begin(t)
+    return half.download(0, client)
 
 
 @contextmanager

@@ -1,0 +1,75 @@
+"""The server half of the round loop, the same in a simulation, in a prediction and at a real server.
+
+`Server` is what a method sees of it; here is who calls the method.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from torch import Tensor
+
+from pluribus.internal.blame import at
+from pluribus.message import Message, decode, encode
+from pluribus.method import Method, Wires
+from pluribus.server import Server
+from pluribus.storage.checkpoint import put_back
+from pluribus.task import Cards, Task
+
+
+class ServerHalf:
+    """Hosts the server of one federation."""
+
+    def __init__(self, method: Method, task: Task, cards: Cards) -> None:
+        self.method = method
+        self.task = task
+        self.cards = cards
+        self.wires = Wires(method, task, cards)
+        self.server = Server(task, cards)
+        self.enrolled: dict[int, bytes] = {}
+        cards.enrolled.clear()  # whoever enrolled after the last checkpoint does so again
+        with at("server"):
+            method.setup(self.server)
+        self.server.state.fix()
+
+    def put_back(self, saved: dict[str, Tensor], enrolled: Mapping[int, bytes]) -> None:
+        """Continue from what was saved: the server's state, and the messages of enrolment."""
+        put_back(self.state(), saved, "the server")
+        for k, data in enrolled.items():
+            self.enrol(k, data)
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything the server must keep between rounds, live, by name."""
+        return self.server.state.state_dict()
+
+    def begin(self, t: int) -> None:
+        """Start a round."""
+        self.server.begin(t, self.method.schedule(t, self.task.rounds))
+
+    def enrol(self, k: int, data: bytes) -> None:
+        """Take in a client's message of enrolment."""
+        self.enrolled[k] = data
+        self.cards.enrolled[k] = decode(data, self.wires(k)[0].once, f"enrolment of client {k}")
+
+    def download(self, stage: int, k: int) -> bytes | None:
+        """What the server sends to a client in this exchange; None: nothing."""
+        download = self.method.functions(stage).down
+        if download is None:
+            return None
+        schema = self.wires(k)[stage].down
+        with at("server", f"download for client {k}"):
+            message = download(self.server, k)
+        if message is None or not (message or schema):
+            return None
+        return encode(message, schema, f"round {self.server.t}, download of client {k}")
+
+    def read(self, stage: int, k: int, up: bytes) -> Message:
+        """What a client sent up in this exchange."""
+        return decode(up, self.wires(k)[stage].up, f"round {self.server.t}, client {k}")
+
+    def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> None:
+        """Let the method learn from the uploads of an exchange, of which there is at least one."""
+        merge = self.method.functions(stage).merge
+        if merge is not None:
+            with at("server"):
+                merge(self.server, uploads)
