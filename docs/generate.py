@@ -108,7 +108,7 @@ def _hooks() -> str:
     rows = []
     for owner in (Method, PeerMethod):
         for name, function in vars(owner).items():
-            shown = inspect.isfunction(function) and name != "wires" and not name.startswith("_")
+            shown = inspect.isfunction(function) and name not in ("wires", "functions") and not name.startswith("_")
             if shown and not (owner is PeerMethod and hasattr(Method, name)):
                 arguments = ", ".join(list(inspect.signature(function).parameters)[1:])
                 rows.append((code(f"{name}({arguments})"), " ".join((inspect.getdoc(function) or "").split())))

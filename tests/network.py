@@ -255,7 +255,7 @@ def write_images(parts: Assembly, k: int, folder: Path) -> dict[str, str]:
 
 def write_public(parts: Assembly, folder: Path) -> str:
     """What all clients of a simulation know, and who gave it."""
-    public = parts.task.public
+    public = parts.data.public
     owner = np.concatenate([np.full(len(data), k) for k, data in public.items()])
     rows = torch.cat([data.rows for data in public.values()])
     write_npz(folder / "public.npz", columns(parts, rows) | {"owner": owner})

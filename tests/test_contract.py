@@ -66,10 +66,10 @@ class TestSeveralExchanges:
             assert torch.allclose(hand.host.client(k).got["consensus"], sum(others) / 3, atol=1e-6)
 
     def test_all_parties_derive_the_same_public_subset_and_another_one_each_round(self):
-        method, task = Consensus(), by_hand(Consensus).parts.task
-        first, again, next_round = (method.chosen(task, t).rows for t in (0, 0, 1))
+        method, hand = Consensus(), by_hand(Consensus)
+        first, again, next_round = (method.chosen(hand.host.client(k), t).rows for k, t in ((0, 0), (1, 0), (0, 1)))
         assert first.tolist() == again.tolist() != next_round.tolist()
-        assert set(first.tolist()) <= {row for data in task.public.values() for row in data.rows.tolist()}
+        assert set(first.tolist()) <= {row for data in hand.parts.data.public.values() for row in data.rows.tolist()}
 
     def test_bytes(self):
         scores = 4 * 2 * 12 * CLASSES * 4  # clients, rounds, subset, classes, bytes of a float
@@ -287,7 +287,7 @@ class TestPeers:
         hand = by_hand(Peers)
         hand.round(0, range(4))
         client, method = hand.host.client(0), hand.method
-        shown = method.shown(client.task, 0, 1)
+        shown = method.shown(client, 1)
         x, y = shown.take(torch.arange(6))
         scores = client.model.eval()(x)
         targets = client.inbox.got["posteriors"][0]

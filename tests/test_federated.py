@@ -38,7 +38,8 @@ def turned_digits(clients: int, seed: int = 0, independent: bool = False, **frac
     """Twenty digits of each class under three angles; client k holds domain k mod 3."""
     dataset = rotated(load("digits"), 20, (0, 20, 40), seed, independent)
     parts = by_domain(dataset.domain.numpy(), clients, numpy_rng(seed, "partition"))
-    return Federated(dataset, parts, Fractions(**fractions), seed, CPU)
+    domain_of = {k: k % 3 for k in range(clients)}
+    return Federated(dataset, parts, Fractions(**fractions), seed, CPU, domain_of=domain_of)
 
 
 def rows_of(data: Federated, client: int) -> dict[str, list[int]]:
@@ -161,7 +162,7 @@ class TestCommon:
     def test_an_exam_is_the_common_rows_of_its_domain(self):
         dataset = dataclasses.replace(plain(200), domain=torch.arange(200) // 4 % 2, domains=("p", "q"))
         data = self.assembled(dataset, "domain", clients=2)
-        exams = data.exams({0: 0, 1: 1})
+        exams = data.exams
         common = rows_of(data, 0)["test"]
         assert [len(exam["test"]) for exam in exams.values()] == [20, 20]
         for number, exam in enumerate(exams.values()):
@@ -225,23 +226,22 @@ class TestIdentity:
 class TestPublicAndExams:
     def test_public_sets_by_owner(self):
         data = federated(plain(200), 4, public=0.1)
-        public = data.public()
+        public = data.public
         assert list(public) == [0, 1, 2, 3]
         for k, known in public.items():
             assert known.rows.tolist() == rows_of(data, k)["public"]
             assert len(known) == 5
 
     def test_no_share_no_public_data(self):
-        assert federated(plain(200), 4).public() == {}
+        assert federated(plain(200), 4).public == {}
 
     def test_an_exam_is_the_union_of_its_domains_sets(self):
         data = turned_digits(5)
-        domain_of = {k: k % 3 for k in range(5)}
-        exams = data.exams(domain_of)
+        exams = data.exams
         assert list(exams) == ["M0", "M20", "M40"]
         for number, exam in enumerate(exams.values()):
             for part in ("val", "test"):
-                members = [k for k in range(5) if domain_of[k] == number]
+                members = [k for k in range(5) if k % 3 == number]
                 assert sorted(exam[part].rows.tolist()) == sorted(r for k in members for r in rows_of(data, k)[part])
                 assert (data.dataset.domain[exam[part].rows] == number).all()
             assert len(exam["test"]) == 40
@@ -250,7 +250,7 @@ class TestPublicAndExams:
         dataset = plain(100, official=80)
         dataset = dataclasses.replace(dataset, domain=torch.arange(100) // 2 % 3, domains=("p", "q", "r"))
         parts = by_domain(dataset.domain[:80].numpy(), 3, numpy_rng(0, "partition"))
-        exams = Federated(dataset, parts, Fractions(test_on="official"), 0, CPU).exams({0: 0, 1: 1, 2: 2})
+        exams = Federated(dataset, parts, Fractions(test_on="official"), 0, CPU, domain_of={0: 0, 1: 1, 2: 2}).exams
         expected = [[row for row in range(80, 100) if row // 2 % 3 == number] for number in range(3)]
         assert [exam["test"].rows.tolist() for exam in exams.values()] == expected
         for number, exam in enumerate(exams.values()):

@@ -34,6 +34,7 @@ from pluribus.errors import (
     UnknownNameError,
 )
 from pluribus.sites import trainer as worker
+from pluribus.sites.federate import SiteFacts
 from pluribus.sites.flower.programs import free_port
 from pluribus.sites.keys import make_keys
 from pluribus.sites.serve import _agree, _agreed, read_federation
@@ -128,7 +129,7 @@ def test_a_run_goes_on_with_the_settings_that_it_began_with(terminal: Terminal, 
     file, described = read_federation(write(place / "federation.toml", SERVER | {"epochs": 1}), "fedgh")
     folder = RunFolder.create(str(place / "federation"), "fedgh")
     folder.write_config(described.settings(), {})
-    facts = {0: {"model": "mlp-64", "samples": 10, "test": 5, "public": None}}
+    facts = {0: SiteFacts("mlp-64", samples=10, test=5, public=None)}
     (folder.path / "link").mkdir()
     _agree(folder.path / "link" / "agreement.json", file, described, lambda offer: facts)
     folder.close()
@@ -139,9 +140,8 @@ def test_a_run_goes_on_with_the_settings_that_it_began_with(terminal: Terminal, 
 def test_the_model_that_all_share_is_agreed_on_once(place: Path) -> None:
     """The smallest that any site has: in agreement.json, and after a restart of the server too."""
     file, described = read_federation(write(place / "federation.toml", SERVER | {"sites": ["north", "south"]}), "fml")
-    facts = {
-        k: {"model": model, "samples": 10, "test": 5, "public": None} for k, model in enumerate(("cnn-16", "mlp-64"))
-    }
+    public = (3, 4), "f" * 64
+    facts = {0: SiteFacts("cnn-16", 10, 5, public), 1: SiteFacts("mlp-64", 8, 5, public)}
     agreement, _ = _agree(place / "agreement.json", file, described, lambda offer: facts)
     assert agreement.hyper["aux_model"] == "mlp-64"
     assert json.loads((place / "agreement.json").read_text())["agreement"]["hyper"]["aux_model"] == "mlp-64"

@@ -166,12 +166,13 @@ def node(
     sets = {
         j: Data(store, torch.arange(start, start + len(public[j]))) for j, start in zip(public, starts, strict=False)
     }
-    task = Task(classes, (1, 1, 2), 2, "pool", clients=len(public), rounds=3, seed=0, public=sets)
+    sizes = {j: len(data) for j, data in sets.items()}
+    task = Task(classes, (1, 1, 2), 2, "pool", clients=len(public), rounds=3, seed=0, public=sizes)
     model = flat_split(2, classes)
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
     train = {"train": Data(store, torch.arange(len(private)))}
-    client = Client(card_of(k, task, len(private)), task, model, train, Local(rule, 1, batch), CPU)
+    client = Client(card_of(k, task, len(private)), task, model, train, Local(rule, 1, batch), CPU, public=sets)
     method.prepare(client)
     client.equip(method.optimisers(client), {})
     client.begin(0, 0, {})
@@ -180,7 +181,7 @@ def node(
 
 def taught(client: Client, signals: Mapping[int, tuple[Mapping[tuple[int, int], list[float]], float]]) -> Inbox:
     """What teachers send: to each the posteriors of its samples, by their pixels, and its accuracy."""
-    most = min(client.local.batch, max(len(data) for data in client.task.public.values()))
+    most = min(client.local.batch, max(client.task.public.values()))
     messages = {}
     for j, (posteriors, accuracy) in signals.items():
         data = public_batch(client, j)
@@ -227,7 +228,7 @@ class TestLocalStep:
         own, *public = client.data["local"].rows.split(sizes)
         assert torch.equal(own, client.data["train"].rows)
         for j, rows in enumerate(public):
-            assert torch.equal(rows, client.task.public[j].rows)
+            assert torch.equal(rows, client.public[j].rows)
 
     def test_a_batch_is_of_the_batch_size(self):
         seen = []
@@ -709,7 +710,7 @@ class TestTraffic:
         """The digits of one node in four are few; its message has the shape of the others', padded with zeros."""
         parts = parts_of(clients=4, batch_size=500)
         host = make_host(parts)
-        sizes = [len(parts.task.public[k]) for k in range(4)]
+        sizes = [parts.task.public[k] for k in range(4)]
         assert min(sizes) < 500
         for k in range(4):
             posterior = decode(host.answer(Teach(k, 0)).up, host.wires(k)[0].up, "client").tensor("posterior")
@@ -737,7 +738,7 @@ class TestTraffic:
                     client.begin(t, 1, {})
                     found.append(public_batch(client, teacher).rows.tolist())
                 assert found[0] == found[1]
-                assert set(found[0]) <= set(sites[0].task.public[teacher].rows.tolist())
+                assert set(found[0]) <= set(sites[0].data.public[teacher].rows.tolist())
                 assert len(set(found[0])) == 4
                 drawn.append(tuple(found[0]))
         assert len(set(drawn)) == 9
@@ -822,7 +823,7 @@ class TestBaselines:
     def test_which_rows_they_train_on(self, name, owners):
         host = make_host(parts_of(name))
         client = host.client(2)
-        expected = [client.data["train"].rows, *(host.task.public[k].rows for k in owners)]
+        expected = [client.data["train"].rows, *(host.data.public[k].rows for k in owners)]
         assert torch.equal(client.data["local"].rows, torch.cat(expected))
         assert len(set(client.data["local"].rows.tolist())) == len(client.data["local"])
 

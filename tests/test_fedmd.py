@@ -35,12 +35,13 @@ def party(method: FedMD, private: Sequence[Sample], public: Sequence[Sample], *,
     rows = torch.arange(len(samples))
     half = len(private) + len(public) // 2
     shared = {0: Data(store, rows[len(private) : half]), 1: Data(store, rows[half:])}
-    task = Task(2, (1, 1, 2), 2, "pool", clients=2, rounds=3, seed=0, public=shared)
+    sizes = {k: len(data) for k, data in shared.items()}
+    task = Task(2, (1, 1, 2), 2, "pool", clients=2, rounds=3, seed=0, public=sizes)
     model = flat_split(2, 2)
     torch.nn.init.zeros_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
     own = {"train": Data(store, rows[: len(private)])}
-    client = Client(card_of(0, task, len(private)), task, model, own, Local(Rule(lr=lr), 1, batch), CPU)
+    client = Client(card_of(0, task, len(private)), task, model, own, Local(Rule(lr=lr), 1, batch), CPU, public=shared)
     method.prepare(client)
     client.state.fix()
     client.equip(method.optimisers(client), method.wires(task, client.card)[1].down)
@@ -99,7 +100,7 @@ class TestAlignment:
     def test_everyone_derives_the_same_from_all_public_data(self):
         parts = assemble_tiny("fedmd", **TINY)
         host = make_host(parts)
-        public = {row for data in parts.task.public.values() for row in data.rows.tolist()}
+        public = {row for data in parts.data.public.values() for row in data.rows.tolist()}
         private = {row for k in range(4) for row in parts.data.rows(k)["train"].tolist()}
         found = []
         for k in range(4):
@@ -317,7 +318,7 @@ def test_traffic_is_what_the_sheet_says():
 
 def test_fewer_public_samples_than_asked_for():
     result = run_tiny("fedmd", **TINY | {"rounds": 1, "align": 10_000})
-    public = sum(len(data) for data in assemble_tiny("fedmd", **TINY).task.public.values())
+    public = sum(assemble_tiny("fedmd", **TINY).task.public.values())
     assert result.ledger.by("tensor", "up")["logits"] == 4 * public * C * 4
 
 

@@ -93,7 +93,7 @@ def some(parts: Assembly, rows: torch.Tensor) -> Dataset:
 
 
 def public_of(parts: Assembly) -> Public | None:
-    public = parts.task.public
+    public = parts.data.public
     if not public:
         return None
     owner = torch.cat([torch.full((len(data),), k) for k, data in public.items()])
@@ -153,6 +153,20 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     saved = Checkpoint(simulated.folder / "state")
     expected = {f"{k} {name}": value for k in NAMES for name, value in (saved.client(k) or {}).items()}
     assert differing(expected, states(transport)) == []
+
+
+@pytest.mark.parametrize("method", ["fedh2l", "fedmd", "local"])
+def test_a_server_knows_the_task_of_a_simulation_and_no_rows(method: str, tmp_path: Path) -> None:
+    parts, agreement, given = agreed(method, **RUNS[method])
+    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    folder = RunFolder.create(new_folder(), "sites")
+    made = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60)
+    assert made.parts.task == parts.task
+    assert dict(made.parts.cards) == dict(parts.cards)
+    assert not isinstance(made.parts, Assembly)
+    for k in NAMES:
+        assert made.parts.data.test_samples(k) == len(parts.data.rows(k)["test"])
+        assert made.parts.data.counts(k) is None
 
 
 @pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])

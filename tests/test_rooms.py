@@ -96,6 +96,11 @@ def test_what_is_below_knows_nothing_of_what_is_above(inside: tuple[str, ...]) -
     assert crossings(inside, OUTSIDE) == []
 
 
+def test_the_two_halves_of_a_round_know_no_loop_around_them() -> None:
+    """The round loop, a prediction and a real party use them."""
+    assert crossings(("request", "host", "server_half"), ("federation", "result", "prediction", "api", *OUTSIDE)) == []
+
+
 def test_data_and_models_do_not_know_each_other() -> None:
     assert crossings(("data",), ("models",)) + crossings(("models",), ("data",)) == []
 

@@ -19,7 +19,7 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.experiment import experiment
 from pluribus.result import Result
 from pluribus.sites.agreement import Agreement
-from pluribus.sites.federate import dismiss, federation, greet, settled
+from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
 from pluribus.sites.flower.link import Door, Link
 from pluribus.sites.keys import site_keys
 from pluribus.storage.checkpoint import Checkpoint
@@ -98,7 +98,7 @@ def cluster() -> Iterator[None]:
 class Sites(NamedTuple):
     network: Network
     link: Link
-    facts: dict[int, Any]
+    facts: dict[int, SiteFacts]
 
 
 @pytest.fixture(scope="module")

@@ -73,10 +73,10 @@ class Consensus(Method):
         scores = Field((self.subset, task.classes))
         return Wire(up={"scores": scores}), Wire(down={"consensus": scores})
 
-    def chosen(self, task: Task, t: int) -> Data:
-        store = task.public[0].store
-        rows = torch.cat([data.rows for data in task.public.values()])
-        order = torch.randperm(len(rows), generator=task.draw("subset", t))
+    def chosen(self, client: Client, t: int) -> Data:
+        store = client.public[0].store
+        rows = torch.cat([data.rows for data in client.public.values()])
+        order = torch.randperm(len(rows), generator=client.task.draw("subset", t))
         return Data(store, rows[order[: self.subset]])
 
     def setup(self, server: Server) -> None:
@@ -85,7 +85,7 @@ class Consensus(Method):
 
     def share(self, client: Client) -> Message:
         client.fit(self.step)
-        return Message({"scores": scores_on(client, self.chosen(client.task, client.t))})
+        return Message({"scores": scores_on(client, self.chosen(client, client.t))})
 
     def collect(self, server: Server, uploads: Mapping[int, Message]) -> None:
         server.state.sent.zero_()
@@ -99,7 +99,7 @@ class Consensus(Method):
         return Message({"consensus": torch.einsum("k,knc->nc", weights, server.state.scores) / weights.sum().clamp(1)})
 
     def digest(self, client: Client) -> Message:
-        client.fit(self.agree, self.chosen(client.task, client.t), epochs=1)
+        client.fit(self.agree, self.chosen(client, client.t), epochs=1)
         return Message({})
 
     def agree(self, client: Client, batch: Batch) -> Tensor:
@@ -270,20 +270,20 @@ class Peers(PeerMethod):
     def schema(self, task: Task, card: Card) -> Wire:
         return Wire(up={"posteriors": Field((self.lesson, task.classes))})
 
-    def shown(self, task: Task, t: int, teacher: int) -> Data:
-        public = task.public[teacher]
-        picked = torch.randint(len(public), (self.lesson,), generator=task.draw("lesson", t, teacher))
+    def shown(self, client: Client, teacher: int) -> Data:
+        public = client.public[teacher]
+        picked = torch.randint(len(public), (self.lesson,), generator=client.task.draw("lesson", client.t, teacher))
         return Data(public.store, public.rows[picked])
 
     def teach(self, client: Client) -> Message | None:
         client.fit(self.step)
         me = client.card.id
-        if not len(client.task.public[me]):
+        if not client.task.public[me]:
             return None
-        return Message({"posteriors": scores_on(client, self.shown(client.task, client.t, me)).softmax(1)})
+        return Message({"posteriors": scores_on(client, self.shown(client, me)).softmax(1)})
 
     def learn(self, client: Client, inbox: Inbox) -> None:
-        lessons = [self.shown(client.task, client.t, teacher) for teacher in inbox.ids]
+        lessons = [self.shown(client, teacher) for teacher in inbox.ids]
         client.fit(self.imitate, Data(lessons[0].store, torch.cat([data.rows for data in lessons])), epochs=1)
 
     def imitate(self, client: Client, batch: Batch) -> Tensor:

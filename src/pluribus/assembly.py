@@ -23,25 +23,32 @@ from pluribus.internal.blame import at
 from pluribus.method import Method, Sizes, Traffic, check_needs, decided
 from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule
-from pluribus.task import Cards, Task
+from pluribus.task import Cards, DataFacts, Task
 
 ENOUGH_CLIENTS = 200  # for a mean: ten thousand would say no more
 
 
 @dataclass(frozen=True)
-class Assembly:
-    """The parts of a federation, agreed before anything trains."""
+class Parts:
+    """The parts of a federation that a server knows, agreed before anything trains."""
 
     experiment: Experiment
     method: Method
-    dataset: Dataset
-    data: Federated
-    manifest: Manifest
     task: Task
     cards: Cards
+    data: DataFacts
+    warnings: list[str]
+
+
+@dataclass(frozen=True)
+class Assembly(Parts):
+    """All parts of a simulated federation: the clients' too."""
+
+    data: Federated
+    dataset: Dataset
+    manifest: Manifest
     local: Local
     device: torch.device
-    warnings: list[str]
 
 
 def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Method | None = None) -> Assembly:
@@ -65,8 +72,9 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     warnings = [*notes, *_check_parts(experiment, parts, manifest), *_left_over(manifest, rows)]
     _check_fixed(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
-    data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last)
-    task, cards = _task(experiment, dataset, data, given.warmup_rounds())
+    domain_of = _domain_of(experiment, dataset)
+    data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
+    task, cards = _task(experiment, dataset, data, domain_of, given.warmup_rounds())
     one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
@@ -75,7 +83,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     warnings += [*decided(given, method), *method.warnings(task, architectures)]
     bfloat16, names = one.precision == "bfloat16", augmentations(one.augment)
     local = Local(rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names)
-    return Assembly(experiment, method, dataset, data, manifest, task, cards, local, device, warnings)
+    return Assembly(experiment, method, task, cards, data, warnings, dataset, manifest, local, device)
 
 
 def _device(experiment: Experiment) -> torch.device:
@@ -191,12 +199,18 @@ def _fractions(experiment: Experiment) -> Fractions:
     return Fractions(experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test)
 
 
-def _task(experiment: Experiment, dataset: Dataset, data: Federated, warmup: int) -> tuple[Task, Cards]:
+def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
+    """The domain of each client, where clients hold one domain each."""
+    if _kind(experiment, dataset) != "domain":
+        return {}
+    return {k: k % len(dataset.domains) for k in range(experiment.clients)}
+
+
+def _task(
+    experiment: Experiment, dataset: Dataset, data: Federated, domain_of: dict[int, int], warmup: int
+) -> tuple[Task, Cards]:
     models = assign(experiment.models, experiment.clients)
     channels, height, width = dataset.x.shape[1:]
-    domain_of = {}
-    if _kind(experiment, dataset) == "domain":
-        domain_of = {k: k % len(dataset.domains) for k in range(experiment.clients)}
     task = Task(
         classes=len(dataset.classes),
         shape=(channels, height, width),
@@ -207,8 +221,8 @@ def _task(experiment: Experiment, dataset: Dataset, data: Federated, warmup: int
         seed=experiment.seed,
         warmup=warmup,
         names=dataset.classes,
-        public=data.public(),
-        exams=data.exams(domain_of) if domain_of else {},
+        public={k: len(rows) for k, rows in data.public.items()},
+        exams={domain: len(exam["test"]) for domain, exam in data.exams.items()},
         domain_of=domain_of,
         weights=experiment.weights,
     )

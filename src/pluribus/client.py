@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.func import functional_call
 from pluribus import draws
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data as Data
+from pluribus.data.federated import ExamSets
 from pluribus.internal.batches import Batch, batch_sizes
 from pluribus.internal.snapshot import Snapshot
 from pluribus.internal.state import State as State
@@ -44,16 +46,29 @@ class Client:
     """What a method sees of one party.
 
     `got` holds what came down and is kept, as tensors of fixed shape: all zero, with `held` all False, until the first
-    message. `now` holds `Method.schedule` as 0-dim tensors; a step reads those, never the round number.
+    message. `now` holds `Method.schedule` as 0-dim tensors; a step reads those, never the round number. `data` holds
+    the client's own sets. All clients know `public`, the public sets by owner, and `exams`, the val and test sets per
+    domain.
     """
 
     def __init__(
-        self, card: Card, task: Task, model: TwoPartModel, data: dict[str, Data], local: Local, device: torch.device
+        self,
+        card: Card,
+        task: Task,
+        model: TwoPartModel,
+        data: dict[str, Data],
+        local: Local,
+        device: torch.device,
+        *,
+        public: Mapping[int, Data] = MappingProxyType({}),
+        exams: ExamSets = MappingProxyType({}),
     ):
         self.card = card
         self.task = task
         self.model = with_keys(model).to(device)
         self.data = data
+        self.public = public
+        self.exams = exams
         self.local = local
         self.device = device
         self.state = State()

@@ -47,7 +47,7 @@ def score(rule: Map, client: Client, data: Data) -> Counts:
 
 def figures(rule: Map, client: Client) -> Figures:
     """All figures of a client as it stands."""
-    if client.task.exams:
+    if client.exams:
         return _domain_figures(rule, client)
     val, test = (score(rule, client, client.data[name]) for name in ("val", "test"))
     return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
@@ -55,7 +55,7 @@ def figures(rule: Map, client: Client) -> Figures:
 
 def _domain_figures(rule: Map, client: Client) -> Figures:
     """FedH2L's metrics: BWT on the own domain's test set, FWT on the union of the others', ACC on the union of all."""
-    exams, own = client.task.exams, client.task.domain_of[client.card.id]
+    exams, own = client.exams, client.task.domain_of[client.card.id]
     tests = [score(rule, client, exam["test"]) for exam in exams.values()]
     vals = [score(rule, client, exam["val"]) for exam in exams.values()]
     others = [counts for domain, counts in enumerate(tests) if domain != own]
@@ -72,7 +72,7 @@ def exam_sizes(task: Task, client: int) -> Exams | None:
     """How many test samples stand behind a client's figures in a run with domains; None in any other."""
     if not task.exams:
         return None
-    sizes = [len(exam["test"]) for exam in task.exams.values()]
+    sizes = list(task.exams.values())
     return sizes[task.domain_of[client]], sum(sizes)
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import torch
 
-from pluribus.assembly import Assembly
+from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for
 from pluribus.engines.engine import Engine
@@ -47,8 +47,9 @@ class Federation:
     """One run of one experiment, from its first round or from its last checkpoint."""
 
     def __init__(
-        self, parts: Assembly, folder: RunFolder, observers: Sequence[Observer] = (), engine: Engine | None = None
+        self, parts: Parts, folder: RunFolder, observers: Sequence[Observer] = (), engine: Engine | None = None
     ) -> None:
+        """Without an engine, the one that a simulated experiment asks for."""
         self.parts = parts
         self.method = parts.method
         self.folder = folder
@@ -59,7 +60,10 @@ class Federation:
         self.names: Mapping[int, str] = {}
         self.half = ServerHalf(parts.method, parts.task, parts.cards)
         self.server = self.half.server
-        self.engine = engine or engine_for(parts, folder.checkpoint.client, self.warn)
+        if engine is None:
+            assert isinstance(parts, Assembly), "only a simulation has the clients' parts"
+            engine = engine_for(parts, folder.checkpoint.client, self.warn)
+        self.engine = engine
         self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps of clients in this round
@@ -254,7 +258,7 @@ class Federation:
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
         if not figures:
             return {}
-        samples = {k: len(self.parts.data.rows(k)["test"]) for k in figures}
+        samples = {k: self.parts.data.test_samples(k) for k in figures}
         exams = {k: exam_sizes(self.parts.task, k) for k in figures}
         views = next(iter(figures.values()))
         return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
@@ -302,6 +306,7 @@ class Federation:
 
     def _facts(self, k: int) -> ClientFacts:
         data, card = self.parts.data, self.parts.cards[k]
-        names = tuple(name for name, count in zip(self.parts.task.names, data.counts(k), strict=True) if count)
+        classes, counts = self.parts.task.names, data.counts(k)
+        names = () if counts is None else tuple(c for c, count in zip(classes, counts, strict=True) if count)
         exams = exam_sizes(self.parts.task, k)
-        return ClientFacts(k, card.model, names, card.samples, len(data.rows(k)["test"]), self.names.get(k, ""), exams)
+        return ClientFacts(k, card.model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator
+from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pluribus.assembly import Assembly
 from pluribus.client import Client, Local
-from pluribus.data.federated import Data, Federated
+from pluribus.data.federated import ClientSets, Data
 from pluribus.evaluate import Figures, figures, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
@@ -28,7 +28,7 @@ from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.storage.checkpoint import put_back
-from pluribus.task import Card, Cards, Task
+from pluribus.task import Card, Task
 
 Tensors = dict[str, Tensor]
 Selected = tuple[int, Tensors]  # a round, and what a client was measured with in it
@@ -74,8 +74,8 @@ class Host:
         self,
         method: Method,
         task: Task,
-        cards: Cards,
-        data: Federated,
+        cards: Mapping[int, Card],
+        data: ClientSets,
         local: Local,
         device: torch.device,
         load: Callable[[int], Tensors | None],
@@ -259,7 +259,8 @@ class Host:
     def _brought_to_life(self, k: int) -> Client:
         card = self._card(k)
         model = self.task.start(card.model, None if self._same_init else k)
-        client = Client(card, self.task, model, self.data.sets(k), self.local, self.device)
+        sets, public, exams = self.data.sets(k), self.data.public, self.data.exams
+        client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
         self.method.prepare(client)
         client.state.fix()
         down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}

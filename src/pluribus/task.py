@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from pluribus import draws
-from pluribus.data.federated import Data
 from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import TwoPartModel, build
 from pluribus.models.layers import Layer, layers_of
-
-if TYPE_CHECKING:
-    from pluribus.data.federated import Federated
 
 
 @dataclass(frozen=True)
@@ -24,9 +20,9 @@ class Task:
     """The common ground of a federation.
 
     `width` is K, the width of the features that travel; None where every model keeps its own. `rounds` are all rounds
-    of the run, and `warmup` says how many of them, the first ones, train no model. `public` holds the sets that all
-    parties know, by owner; `exams` the shared val and test sets per domain. `weights` says where pretrained backbones
-    come from.
+    of the run, and `warmup` says how many of them, the first ones, train no model. `public` has the number of public
+    rows by owner, and `exams` the number of test rows per domain; the rows themselves are with the clients, as
+    `client.public` and `client.exams`. `weights` says where pretrained backbones come from.
     """
 
     classes: int
@@ -37,8 +33,8 @@ class Task:
     rounds: int
     seed: int
     names: tuple[str, ...] = ()
-    public: Mapping[int, Data] = field(default_factory=dict)
-    exams: Mapping[str, Mapping[str, Data]] = field(default_factory=dict)
+    public: Mapping[int, int] = field(default_factory=dict)
+    exams: Mapping[str, int] = field(default_factory=dict)
     domain_of: Mapping[int, int] = field(default_factory=dict)
     weights: str | None = None
     warmup: int = 0
@@ -92,10 +88,23 @@ class Card:
     enrolled: Message | None = None
 
 
+class DataFacts(Protocol):
+    """What a server knows of its clients' data: numbers, and no rows."""
+
+    def samples(self, client: int) -> int:
+        """Size of the client's training set, n_k."""
+
+    def test_samples(self, client: int) -> int:
+        """Size of the client's test set."""
+
+    def counts(self, client: int) -> Sequence[int] | None:
+        """Training samples per class; None if the client does not tell."""
+
+
 class Cards(Mapping[int, Card]):
     """All clients' cards, made when asked for: ten thousand of them cost nothing until they are looked at."""
 
-    def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: Federated) -> None:
+    def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: DataFacts) -> None:
         self._task = task
         self._models = models
         self._data = data

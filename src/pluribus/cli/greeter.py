@@ -40,6 +40,7 @@ class Greeter:
         from rich.markup import escape
 
         from pluribus import __version__
+        from pluribus.assembly import Assembly
         from pluribus.terminal import print_partition
 
         self._run = federation.folder
@@ -50,6 +51,7 @@ class Greeter:
         kinds = len(federation.parts.cards.architectures())
         what = f"{one.data}   {one.clients} clients, {kinds} architecture{'s' if kinds > 1 else ''}   seed {one.seed}"
         self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
+        assert isinstance(federation.parts, Assembly), "pluribus run simulates"
         print_partition(federation.parts, self._console)
         self._console.print()
 

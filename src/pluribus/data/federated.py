@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Literal
+from functools import cached_property, lru_cache
+from types import MappingProxyType
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -57,6 +58,24 @@ class Data:
         return self.store.y[self.rows]
 
 
+ExamSets = Mapping[str, Mapping[str, Data]]  # domain -> `val` and `test`
+
+
+class ClientSets(Protocol):
+    """The rows that are with clients: the sets of each, and those that all of them know."""
+
+    def sets(self, client: int) -> dict[str, Data]:
+        """The client's `train`, `val`, `test` and `public` sets."""
+
+    @property
+    def public(self) -> Mapping[int, Data]:
+        """Every client's public set, by owner."""
+
+    @property
+    def exams(self) -> ExamSets:
+        """The val and test sets of every domain, where there are domains."""
+
+
 @dataclass(frozen=True)
 class Fractions:
     """How a client's rows are cut, and whether it is tested on some of them or on rows that nobody holds."""
@@ -98,7 +117,10 @@ def _cut_off(dataset: Dataset, share: float, rng: np.random.Generator) -> np.nda
 
 
 class Federated:
-    """A data set, who holds which rows of it, and how each client's rows are cut into train, val, test and public."""
+    """A data set, who holds which rows of it, and how each client's rows are cut into train, val, test and public.
+
+    `domain_of` has the domain of every client, where clients hold one domain each.
+    """
 
     def __init__(
         self,
@@ -108,12 +130,14 @@ class Federated:
         seed: int,
         device: torch.device,
         channels_last: bool = False,
+        domain_of: Mapping[int, int] = MappingProxyType({}),
     ) -> None:
         self.dataset = dataset
         self.parts = parts
         self.store = Store(dataset.x, dataset.y, device, channels_last)
         self._fractions = fractions
         self._seed = seed
+        self._domain_of = dict(domain_of)
         self._common = common_test(dataset, fractions, seed)
         self._derive()
         self._identity_parts = self._split_identities()
@@ -173,26 +197,34 @@ class Federated:
         """Size of the client's training set, n_k."""
         return len(self.rows(client)["train"])
 
+    def test_samples(self, client: int) -> int:
+        """Size of the client's test set."""
+        return len(self.rows(client)["test"])
+
     def counts(self, client: int) -> list[int]:
         """Training samples per class."""
         labels = self._labels[self.rows(client)["train"].numpy()]
         return [int(count) for count in np.bincount(labels, minlength=len(self.dataset.classes))]
 
+    @cached_property
     def public(self) -> dict[int, Data]:
-        """Every client's public set, which all parties know (none if no public share was asked for)."""
+        """Every client's public set, which all clients know (none if no public share was asked for)."""
         if not self._fractions.public:
             return {}
         return {k: self.sets(k)["public"] for k in range(len(self.parts))}
 
-    def exams(self, domain_of: Mapping[int, int]) -> dict[str, dict[str, Data]]:
+    @cached_property
+    def exams(self) -> ExamSets:
         """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on.
 
         A test set that everyone is tested on falls into exams by the domain of its rows.
         """
+        if not self._domain_of:
+            return {}
         device = self.store.y.device
         exams: dict[str, dict[str, Data]] = {}
         for number, name in enumerate(self.dataset.domains):
-            members = [k for k, d in domain_of.items() if d == number]
+            members = [k for k, d in self._domain_of.items() if d == number]
             rows = {s: torch.cat([self.rows(k)[s] for k in members]).to(device) for s in ("val", "test")}
             if self._common is not None and self.dataset.domain is not None:
                 common = torch.from_numpy(self._common)

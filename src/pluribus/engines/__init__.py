@@ -1,4 +1,4 @@
-"""Where clients run. The round loop speaks to an engine; an engine hands its jobs to hosts, here or elsewhere."""
+"""Where clients run. The round loop speaks to an engine; an engine hands its requests to hosts, here or elsewhere."""
 
 from __future__ import annotations
 

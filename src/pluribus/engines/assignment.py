@@ -1,4 +1,4 @@
-"""Which worker does which client's job: what jobs cost, and how they are spread so that no worker is waited for."""
+"""Which worker hosts which client: what requests cost, and how they are spread so that no worker is waited for."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Size(NamedTuple):
 
 
 class Costs:
-    """Seconds of each kind of job with each client: as last measured, or guessed by clients that were."""
+    """Seconds of each kind of request to each client: as last measured, or guessed by clients that were."""
 
     def __init__(self, size: Callable[[int], Size]) -> None:
         self._size = size
@@ -27,13 +27,13 @@ class Costs:
         self._rates: dict[Hashable, dict[str, float]] = {}  # kind -> model -> seconds per amount
 
     def note(self, kind: Hashable, k: int, seconds: float) -> None:
-        """A job of this kind took so long."""
+        """A request of this kind took so long."""
         self._seconds[kind, k] = seconds
         model, amount = self._size(k)
         self._rates.setdefault(kind, {})[model] = seconds / amount
 
     def of(self, kind: Hashable, clients: Iterable[int]) -> dict[int, float]:
-        """Seconds that each client's job will take; amounts instead of seconds while nothing was measured."""
+        """Seconds that each client's request will take; amounts instead of seconds while nothing was measured."""
         rates = self._rates.get(kind, {})
         usual = sum(rates.values()) / len(rates) if rates else 1.0
         costs = {}

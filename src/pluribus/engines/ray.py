@@ -48,7 +48,7 @@ AUTH = "RAY_AUTH_MODE"
 
 
 class Ray(Spread):
-    """The engine behind `--engine ray`. Its actors start with the first job."""
+    """The engine behind `--engine ray`. Its actors start with the first request."""
 
     def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
         super().__init__(parts)

@@ -40,7 +40,7 @@ Order = tuple[int, Command]  # the number of a worker, and what it shall do
 
 
 class Workers(Spread):
-    """The engine behind `--workers`. Its processes start with the first job."""
+    """The engine behind `--workers`. Its processes start with the first request."""
 
     def __init__(self, parts: Assembly, load: Load, number: int) -> None:
         super().__init__(parts)

@@ -80,7 +80,7 @@ class FedH2L(PeerMethod):
             raise ConflictError("--margin and --eps are for --conflict project: leave them 0 without it.")
 
     def schema(self, task: Task, card: Card) -> Wire:
-        batch = Dim("batch", max(len(data) for data in task.public.values()))
+        batch = Dim("batch", max(task.public.values()))
         return Wire(up={"posterior": Field((batch, task.classes)), "accuracy": Field(())})
 
     def topology(self, task: Task, t: int, present: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
@@ -114,7 +114,7 @@ class FedH2L(PeerMethod):
         posterior = client.sweep(self.predict, data).softmax(1)
         accuracy = (posterior.argmax(1) == data.labels()).float().mean()
         # messages of one round have one shape: students leave out the rows beyond a small public set
-        most = min(client.local.batch, max(len(public) for public in client.task.public.values()))
+        most = min(client.local.batch, max(client.task.public.values()))
         return Message({"posterior": F.pad(posterior, (0, 0, 0, most - len(data))), "accuracy": accuracy})
 
     def local_step(self, client: Client, batch: Batch) -> Tensor:
@@ -161,7 +161,7 @@ class FedH2L(PeerMethod):
 
 def public_batch(client: Client, node: int) -> Data:
     """The public samples that a node teaches on this round: everyone derives them from the common seed."""
-    public = client.task.public[node]
+    public = client.public[node]
     order = torch.randperm(len(public), generator=client.task.draw("public batch", client.t, node))
     return Data(public.store, public.rows[order[: client.local.batch].to(client.device)])
 
@@ -209,6 +209,6 @@ class Agg(Ind):
 
 def own_and_public(client: Client, everyones: bool) -> Data:
     """Private data, together with the node's own public data or with everyone's, once each."""
-    train, public = client.data["train"], client.task.public
+    train, public = client.data["train"], client.public
     shared = public.values() if everyones else [public[client.card.id]]
     return Data(train.store, torch.cat([train.rows, *(data.rows for data in shared)]))

@@ -53,7 +53,7 @@ class FedMD(Method):
         return Wire(up=logits), Wire(down=logits)
 
     def _aligned(self, task: Task) -> int:
-        return min(self.align, sum(len(data) for data in task.public.values()))
+        return min(self.align, sum(task.public.values()))
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
@@ -62,7 +62,7 @@ class FedMD(Method):
         return {"model": Opt(client.model, life="run"), "digest": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:
-        public = client.task.public.values()
+        public = client.public.values()
         client.data["pool"] = Data(client.data["train"].store, torch.cat([data.rows for data in public]))
 
     def enrol(self, client: Client) -> Message:

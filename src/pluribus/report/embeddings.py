@@ -57,7 +57,7 @@ def _of_run(run: Run, how: How) -> Iterator[Embedding]:
         if latest is None:
             raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")
         host = make_host(parts, folder.checkpoint.client)
-        seen = [_features(host, parts, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
+        seen = [_features(host, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
     says = _sentence(parts, how)
     if parts.task.width is not None and len(seen) > 1:
         yield from _picture(f"{run.name}, together", says, seen, parts, how)
@@ -78,19 +78,18 @@ def _sentence(parts: Assembly, how: How) -> str:
 Seen = tuple[torch.Tensor, torch.Tensor, list[str]]  # features, labels, where
 
 
-def _features(host: Host, parts: Assembly, t: int, k: int) -> Seen:
+def _features(host: Host, t: int, k: int) -> Seen:
     with host.viewed(t, k, "after", None) as client:
-        exams = parts.task.exams
-        sets = {f"{name}, " if exams else "": some for name, some in _sets(client, parts).items()}
+        sets = {f"{name}, " if client.exams else "": some for name, some in _sets(client).items()}
         features = torch.cat([client.sweep(Client.features, data).flatten(1) for data in sets.values()])
         labels = torch.cat([data.labels() for data in sets.values()])
         where = [f"{name}client {k}" for name, data in sets.items() for _ in range(len(data))]
     return features, labels, where
 
 
-def _sets(client: Client, parts: Assembly) -> dict[str, Data]:
+def _sets(client: Client) -> dict[str, Data]:
     """The test sets of all domains, or the client's own; evenly spaced rows where that is too many."""
-    tests = {name: exam["test"] for name, exam in parts.task.exams.items()} or {"own": client.data["test"]}
+    tests = {name: exam["test"] for name, exam in client.exams.items()} or {"own": client.data["test"]}
     most = MOST_IMAGES // len(tests)
     return {name: Data(data.store, data.rows[:: -(-len(data) // most) or 1]) for name, data in tests.items()}
 

@@ -17,7 +17,7 @@ from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
 from pluribus.optim import Life, Rule
 from pluribus.settings import fitted
-from pluribus.task import Task
+from pluribus.task import Card, Task
 
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch, sides of an image
 LEAST = {"clients": 1, "rounds": 1, "epochs": 0, "batch": 1}
@@ -142,7 +142,7 @@ class Agreement:
             ) from error
 
     def task(self) -> Task:
-        """What all parties agree on."""
+        """What all clients agree on."""
         return Task(
             classes=len(self.classes),
             shape=self.shape,
@@ -152,8 +152,14 @@ class Agreement:
             rounds=self.warmup + self.rounds,
             seed=self.seed,
             names=self.classes,
+            public=dict(enumerate(self.public)),
             warmup=self.warmup,
         )
+
+    def card(self, client: int, model: str, samples: int) -> Card:
+        """The card of a client with this model."""
+        built = self.task().shape_of(model)
+        return Card(client, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
 
     def local(self) -> Local:
         """How clients train."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from pluribus.assembly import Assembly, common_width
+from pluribus.assembly import Parts, common_width
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
@@ -28,24 +26,40 @@ MOST_ROWS = 2**40  # of a set of images
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
+@dataclass(frozen=True)
+class SiteFacts:
+    """What a site tells of itself: its model, the sizes of its training and test sets, and its public images (how many
+    each client gave, and a digest of all)."""
+
+    model: str
+    samples: int
+    test: int
+    public: tuple[tuple[int, ...], str] | None
+
+    @classmethod
+    def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
+        """From a file that `dataclasses.asdict` filled."""
+        public = saved["public"]
+        known = None if public is None else (tuple(public[0]), public[1])
+        return cls(saved["model"], saved["samples"], saved["test"], known)
+
+
 class Told:
     """What sites tell of their data: sizes, and nothing else."""
 
-    def __init__(self, facts: Mapping[int, Mapping[str, Any]], classes: int) -> None:
+    def __init__(self, facts: Mapping[int, SiteFacts]) -> None:
         self._facts = facts
-        self._classes = classes
 
-    def samples(self, k: int) -> int:
+    def samples(self, client: int) -> int:
         """Size of the site's training set, n_k."""
-        return int(self._facts[k]["samples"])
+        return self._facts[client].samples
 
-    def rows(self, k: int) -> dict[str, range]:
-        """As long as the site's test set."""
-        return {"test": range(int(self._facts[k]["test"]))}
+    def test_samples(self, client: int) -> int:
+        """Size of the site's test set."""
+        return self._facts[client].test
 
-    def counts(self, k: int) -> list[int]:
-        """Who holds which class is nobody's business."""
-        return [0] * self._classes
+    def counts(self, client: int) -> None:
+        """Sites do not tell which classes they hold."""
 
 
 def greet(
@@ -54,10 +68,10 @@ def greet(
     transport: Transport,
     seconds: float,
     tell: Callable[[str], None] = lambda sentence: None,
-) -> dict[int, Any]:
+) -> dict[int, SiteFacts]:
     """What every site tells of itself. All must answer once before the first round."""
     end = time.monotonic() + seconds
-    facts: dict[int, Any] = {}
+    facts: dict[int, SiteFacts] = {}
     while missing := [k for k in range(agreement.clients) if k not in facts]:
         request = {k: seal({"verb": "hello", "client": k, "agreement": agreement.facts()}, {}) for k in missing}
         answers = transport.exchange(request, min(PATIENCE, max(0.0, end - time.monotonic())))
@@ -65,13 +79,13 @@ def greet(
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
                 facts[k] = _introduced(answer, names[k], agreement.clients)
-                tell(f"{names[k]} is here: {facts[k]['model']}, {facts[k]['samples']} images to train on")
+                tell(f"{names[k]} is here: {facts[k].model}, {facts[k].samples} images to train on")
             elif time.monotonic() >= end:
                 raise WorkerError(f"site {names[k]} did not come within {seconds:.0f} s: {shown(answer.reason)}.")
     return facts
 
 
-def _introduced(answer: bytes, name: str, clients: int) -> dict[str, Any]:
+def _introduced(answer: bytes, name: str, clients: int) -> SiteFacts:
     try:
         head = unseal(answer).head
     except MessageError as error:
@@ -81,15 +95,15 @@ def _introduced(answer: bytes, name: str, clients: int) -> dict[str, Any]:
     return _checked(head, name, clients)
 
 
-def _checked(head: Mapping[str, Any], name: str, clients: int) -> dict[str, Any]:
+def _checked(head: Mapping[str, Any], name: str, clients: int) -> SiteFacts:
     try:
-        sizes = {which: whole(head[which], 0, MOST_ROWS) for which in ("samples", "test")}
-        facts = sizes | {"model": known_model(head["model"]), "public": _public(head["public"], clients)}
+        samples, test = (whole(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
+        facts = SiteFacts(known_model(head["model"]), samples, test, _public(head["public"], clients))
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
     except MessageError as error:
         raise type(error)(f"site {name}: {error}") from error
-    if not sizes["samples"]:
+    if not facts.samples:
         raise DataError(f"site {name} has no training data.")
     return facts
 
@@ -104,28 +118,29 @@ def _public(said: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
     return sizes, digest
 
 
-def _same_public(facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> dict[str, Any]:
+def _same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> tuple[tuple[int, ...], str]:
     """What all sites tell of their public images, for the agreement."""
-    first = facts[0]["public"]
+    first = facts[0].public
     for k, one in facts.items():
-        if (one["public"] is None) != (first is None):
-            has, lacks = (names[0], names[k]) if one["public"] is None else (names[k], names[0])
+        if (one.public is None) != (first is None):
+            has, lacks = (names[0], names[k]) if one.public is None else (names[k], names[0])
             raise AgreementError(
                 f"site {has} has public images, but site {lacks} has none: give all sites the same ones, as 'public' "
                 f"in site.toml."
             )
-        if one["public"] != first:
+        if one.public != first:
             raise AgreementError(
                 f"the public images of sites {names[0]} and {names[k]} differ: all sites need the same copy."
             )
-    return {} if first is None else {"public": tuple(first[0]), "public_digest": first[1]}
+    return ((), "") if first is None else first
 
 
-def settled(offer: Agreement, facts: Mapping[int, Mapping[str, Any]], names: Mapping[int, str]) -> Agreement:
+def settled(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
     """The agreement, once it is known what the sites bring."""
-    models = tuple(facts[k]["model"] for k in range(offer.clients))
+    models = tuple(facts[k].model for k in range(offer.clients))
     width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
-    agreed = replace(offer, width=width, **_same_public(facts, names))
+    sizes, digest = _same_public(facts, names)
+    agreed = replace(offer, width=width, public=sizes, public_digest=digest)
     method = agreed.build_method().settled(agreed.task(), dict.fromkeys(models))
     return replace(agreed, hyper=hyperparameters(method))
 
@@ -134,28 +149,24 @@ def federation(
     experiment: Experiment,
     agreement: Agreement,
     names: Mapping[int, str],
-    facts: Mapping[int, Mapping[str, Any]],
+    facts: Mapping[int, SiteFacts],
     transport: Transport,
     folder: RunFolder,
     seconds: float,
     observers: Sequence[Observer] = (),
 ) -> Federation:
     """The round loop over these sites, from its first round or its last checkpoint."""
-    sizes: Any = {k: range(size) for k, size in enumerate(agreement.public)}  # all that the server knows of them
-    method, task = agreement.build_method(), replace(agreement.task(), public=sizes)
-    if Need.PUBLIC_DATA in method.needs and not sizes:
+    method, task = agreement.build_method(), agreement.task()
+    if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(
             f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
         )
-    data: Any = Told(facts, task.classes)
-    models = {k: one["model"] for k, one in facts.items()}
+    models, data = {k: one.model for k, one in facts.items()}, Told(facts)
     cards = Cards(task, models, data)
     check_needs(method, task, cards, cards.architectures(), agreement.rule)
     told = method.warnings(task, cards.architectures())
-    nothing: Any = None  # no data set and no partition on this side
     told += decided(experiment.build_method(), method)
-    where = agreement.local(), torch.device("cpu")
-    parts = Assembly(experiment, method, nothing, data, nothing, task, cards, *where, warnings=told)
+    parts = Parts(experiment, method, task, cards, data, told)
     missing = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
     engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from pluribus.data import Dataset, load
 from pluribus.data.datasets import npz_arrays
-from pluribus.data.federated import Data, Store
+from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.data.folders import same_name
 from pluribus.errors import DamagedDataError, DataError
 
@@ -77,31 +78,24 @@ def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 
 
 class Holdings:
-    """A client's sets in one store; a stand-in for the data set of a simulation, with one client in it."""
+    """The sets of the one client of a site, and the public sets, in one store."""
+
+    exams: ExamSets = MappingProxyType({})  # there are no domains here
 
     def __init__(self, own: Mapping[str, Dataset], public: Public | None, clients: int, device: torch.device) -> None:
         columns = [own[name] for name in OWN] + ([public.dataset] if public else [])
         self._store = Store(torch.cat([c.x for c in columns]), torch.cat([c.y for c in columns]), device)
         ends = torch.tensor([len(c.y) for c in columns]).cumsum(0).tolist()
         self._rows = {name: torch.arange(end - len(own[name].y), end) for name, end in zip(OWN, ends, strict=False)}
-        owners = public.owners(clients) if public else None
-        self._owned = {} if owners is None else {k: (owners == k).nonzero().flatten() for k in range(clients)}
-        self._private = ends[len(OWN) - 1]
         self._device = device
+        owners, private = public.owners(clients) if public else None, ends[len(OWN) - 1]
+        owned = {} if owners is None else {k: (owners == k).nonzero().flatten() for k in range(clients)}
+        self.public = {k: self._data(private + rows) for k, rows in owned.items()}
 
-    def sets(self, k: int) -> dict[str, Data]:
+    def sets(self, client: int) -> dict[str, Data]:
         """The client's `train`, `val`, `test` and `public` sets."""
-        own = {name: Data(self._store, rows.to(self._device)) for name, rows in self._rows.items()}
-        return own | {"public": self.public().get(k, Data(self._store, torch.arange(0, device=self._device)))}
+        own = {name: self._data(rows) for name, rows in self._rows.items()}
+        return own | {"public": self.public.get(client, self._data(torch.arange(0)))}
 
-    def rows(self, k: int) -> dict[str, Tensor]:
-        """Where the sets lie."""
-        return self._rows
-
-    def samples(self, k: int) -> int:
-        """Size of the training set, n_k."""
-        return len(self._rows["train"])
-
-    def public(self) -> dict[int, Data]:
-        """Every client's public set."""
-        return {k: Data(self._store, (self._private + rows).to(self._device)) for k, rows in self._owned.items()}
+    def _data(self, rows: Tensor) -> Data:
+        return Data(self._store, rows.to(self._device))

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -118,7 +118,7 @@ class Party:
         return None if public is None else (public.sizes(agreement.clients), public.digest(agreement.clients))
 
     def _card(self, agreement: Agreement, k: int) -> Card:
-        return _card(agreement, k, self._means.model, len(self._means.own["train"].y))
+        return agreement.card(k, self._means.model, len(self._means.own["train"].y))
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
@@ -148,19 +148,19 @@ class Party:
         assert self._agreed is not None
         agreement, _ = self._agreed
         for j, model in _teachers(said, agreement, k).items():
-            self._cards[j] = _card(agreement, j, model, samples=0)
+            self._cards[j] = agreement.card(j, model, samples=0)
 
     def _evaluate(self, request: Evaluate) -> bytes:
         k, t, down, best = request.client, request.t, request.down, request.best
-        site = self._at_hand(k)
+        host = self._at_hand(k)
         facts = self._origin(k) | {"round": str(t)}
-        if (view := site.method.views[0]) != "after":
+        if (view := host.method.views[0]) != "after":
             # kept, because it takes a download or the site's data, and who predicts later has neither
-            with site.viewed(t, k, view, down) as client:
+            with host.viewed(t, k, view, down) as client:
                 write_tensors(self._folder() / EVALUATED, _copies(client.measured()), facts)
-        answer = site.answer(request)
+        answer = host.answer(request)
         assert isinstance(answer, Measured)
-        for _, measured in site.selected().values():
+        for _, measured in host.selected().values():
             write_tensors(self._selected_path(t), _copies(measured), facts)
         self._drop_selected({t} if best is None else {t, best.round})
         return seal({"figures": answer.figures}, {})
@@ -181,16 +181,15 @@ class Party:
             agreement, _ = self._agreed
             means, self._cards = self._means, {k: self._card(agreement, k)}
             own = {name: relabelled(dataset, agreement.classes) for name, dataset in means.own.items()}
-            data: Any = Holdings(own, means.public, agreement.clients, means.device)
-            task = replace(agreement.task(), public=data.public())
+            data = Holdings(own, means.public, agreement.clients, means.device)
             where = agreement.local(), means.device, lambda _: None
-            self._host = Host(agreement.build_method(), task, self._cards, data, *where)  # type: ignore[arg-type]
+            self._host = Host(agreement.build_method(), agreement.task(), self._cards, data, *where)
             if saved := self._saved():
                 self._put_back(self._host, k, saved[max(saved)].tensors())
         return self._host
 
-    def _put_back(self, site: Host, k: int, kept: Tensors) -> None:
-        live = all_tensors(site.client(k))
+    def _put_back(self, host: Host, k: int, kept: Tensors) -> None:
+        live = all_tensors(host.client(k))
         if {n: (v.shape, v.dtype) for n, v in live.items()} != {n: (v.shape, v.dtype) for n, v in kept.items()}:
             raise OtherRunError(
                 f"what {self._folder()} holds is of another model or method: give the run another name, or move that "
@@ -256,11 +255,6 @@ class _Saved:
             return {n.removeprefix(STATE): file.get_tensor(n) for n in file.keys() if n.startswith(STATE)}  # noqa: SIM118
 
 
-def _card(agreement: Agreement, k: int, model: str, samples: int) -> Card:
-    built = agreement.task().shape_of(model)
-    return Card(k, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
-
-
 def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
     # a site may lack classes, but know none that others do not; public images have the same labels everywhere
     ours, theirs = (tuple(map(same_name, names)) for names in (dataset.classes, agreement.classes))
@@ -294,8 +288,7 @@ def _request(said: Envelope, agreement: Agreement, k: int) -> Request:
         case "teach" if peers:
             return Teach(k, t())
         case "learn" if peers:
-            _teachers(said, agreement, k)
-            return Learn(k, t(), {int(name): part for name, part in said.parts.items()})
+            return Learn(k, t(), {j: said.parts[str(j)] for j in _teachers(said, agreement, k)})
         case "evaluate":
             return Evaluate(k, t(), down, _best(head.get("best"), agreement))
         case verb:

@@ -5,16 +5,16 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from types import MappingProxyType
 
 import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus import __version__
 from pluribus.client import OPTIMISERS, Client
-from pluribus.data.federated import Data, Store
+from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.errors import DamagedFileError, NoModelError, PluribusError
 from pluribus.host import MOMENTA, Host, Tensors
 from pluribus.method import Method
@@ -23,16 +23,15 @@ from pluribus.sites.holdings import OWN
 from pluribus.sites.party import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.storage.checkpoint import put_back
 from pluribus.storage.reopen import Round
-from pluribus.task import Cards
 
 
 @contextmanager
 def recalled(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
     """The site's method, and its client with the model that the headline measured. Of several runs, the newest."""
     memory = _memory(_newest_run(folder), round)
-    site = memory.site()
-    put_back(site.client(memory.client).measured(), memory.measured, "the site")
-    with site.viewed(memory.t, memory.client, "after", None) as client:  # as it was saved
+    host = memory.host()
+    put_back(host.client(memory.client).measured(), memory.measured, "the site")
+    with host.viewed(memory.t, memory.client, "after", None) as client:  # as it was saved
         yield memory.method, client
 
 
@@ -91,33 +90,26 @@ class _Memory:
         optimisers = OPTIMISERS, MOMENTA
         return {name: value for name, value in self.tensors.items() if not name.startswith(optimisers)}
 
-    def site(self) -> Host:
-        """Where the client lives, on the CPU."""
-        data: Any = _NoData(self.agreement)
-        task = replace(self.agreement.task(), public=data.public())
+    def host(self) -> Host:
+        """A host of the client, on the CPU."""
+        cards = {self.client: self.agreement.card(self.client, self.model, samples=0)}
         where = self.agreement.local(), torch.device("cpu"), lambda _: None
-        return Host(self.method, task, Cards(task, {self.client: self.model}, data), data, *where)
+        return Host(self.method, self.agreement.task(), cards, _NoData(self.agreement), *where)
 
 
 class _NoData:
-    """Stands for a site's data: sets without images, and public sets that are only as long as agreed."""
+    """Sets without images, and public sets that are as long as agreed: what a method keeps may be as long as these."""
+
+    exams: ExamSets = MappingProxyType({})
 
     def __init__(self, agreement: Agreement) -> None:
         nothing = torch.empty(0, *agreement.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
         self._store = Store(*nothing, torch.device("cpu"))
-        self._public = agreement.public
+        self.public = {k: self._blank(rows) for k, rows in enumerate(agreement.public)}
 
-    def sets(self, k: int) -> dict[str, Data]:
+    def sets(self, client: int) -> dict[str, Data]:
         """The client's sets."""
-        return {name: self._blank(0) for name in OWN} | {"public": self.public().get(k, self._blank(0))}
-
-    def samples(self, k: int) -> int:
-        """Size of the training set."""
-        return 0
-
-    def public(self) -> dict[int, Data]:
-        """Every client's public set: what a method keeps may be as long as these are."""
-        return {k: self._blank(rows) for k, rows in enumerate(self._public)}
+        return {name: self._blank(0) for name in OWN} | {"public": self.public.get(client, self._blank(0))}
 
     def _blank(self, rows: int) -> Data:
         return Data(self._store, torch.zeros(rows, dtype=torch.int64))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
 from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
@@ -17,7 +17,7 @@ from pluribus.result import Result
 from pluribus.settings import check_names
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import LOOK, FederationFile, made_of, names_of
-from pluribus.sites.federate import dismiss, federation, greet, settled
+from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
 from pluribus.sites.flower.gate import bind
 from pluribus.sites.flower.link import Door, Link
 from pluribus.sites.keys import check_certificate, site_keys
@@ -111,22 +111,23 @@ def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
 
 
 def _agree(
-    path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, Any]]
-) -> tuple[Agreement, dict[int, Any]]:
+    path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, SiteFacts]]
+) -> tuple[Agreement, dict[int, SiteFacts]]:
     """What all sites agree on before the first round, and what they tell of themselves."""
     offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
     facts = greeted(offer)
     agreement = settled(offer, facts, dict(enumerate(file.sites)))
-    write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": facts})
+    told = {k: asdict(one) for k, one in facts.items()}
+    write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": told})
     return agreement, facts
 
 
-def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Agreement, dict[int, Any]] | None:
+def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Agreement, dict[int, SiteFacts]] | None:
     """The same, of a run that has begun."""
     if not path.exists():
         return None
     saved = read_json(path)
-    facts = {int(k): one for k, one in saved["facts"].items()}
+    facts = {int(k): SiteFacts.of(one) for k, one in saved["facts"].items()}
     agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites)))
     now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
     before = {"sites": saved["sites"]} | saved["agreement"]

@@ -89,7 +89,7 @@ class BareLoop:
 
     def _evaluate(self, model: nn.Module, k: int) -> float:
         device = self._parts.device
-        exams = self._parts.task.exams.values() or [self._parts.data.sets(k)]
+        exams = self._parts.data.exams.values() or [self._parts.data.sets(k)]
         images = [_whole(exam[name])[0] for exam in exams for name in ("val", "test")]
         model.eval()
         started = now(device)

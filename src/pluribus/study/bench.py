@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from pluribus.api import run
+from pluribus.assembly import Assembly
 from pluribus.experiment import Experiment, experiment, flags
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
@@ -205,8 +206,9 @@ class _Watch:
 
     def start(self, federation: Federation) -> None:
         """Start the clock."""
-        self._federation, self._parts = federation, federation.parts
         parts = federation.parts
+        assert isinstance(parts, Assembly), "a benchmark is a simulation"
+        self._federation, self._parts = federation, parts
         self._bare = BareLoop(parts) if self._wants_bare else None
         self.architectures = len(parts.cards.architectures())
         self.machine = Machine(
