@@ -28,6 +28,7 @@ from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
 from pluribus.federation import Federation
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.steps import Descent
 from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
 from pluribus.method import Method, PeerMethod
 from pluribus.optim import Optimiser, Rule
@@ -244,15 +245,16 @@ def checked_steps(method: Method) -> Iterator[list[str]]:
     Gives the names of the checked steps.
     """
     checked: list[str] = []
-    seen: set[tuple[Any, int]] = set()
+    seen: set[tuple[Any, ...]] = set()
     fit = Client.fit
 
     def watched(client: Client, step: Step, on: str | Data = "train", **how: Any) -> int:
-        key = getattr(step, "__func__", step), client.card.id
+        key = getattr(step, "__func__", step), how.get("opts"), client.card.id
         if client.card.id == max(0, client.t) and key not in seen:
             seen.add(key)
             data = client.data[on] if isinstance(on, str) else on
-            check_step(method, client, step, data, how.get("batch") or client.local.batch)
+            taken = Descent(step, how["opts"]) if how.get("opts") else step
+            check_step(method, client, taken, data, how.get("batch") or client.local.batch)
             checked.append(_name(step))
         return fit(client, step, on, **how)
 

@@ -11,6 +11,8 @@ from torch.nn import functional as F
 
 from parties import client_of, copies, data_of, descend, equal, flat_split, noise
 from pluribus.client import Client, batch_sizes, trainable
+from pluribus.engines.capture import name_of_step
+from pluribus.internal.steps import Descent
 from pluribus.message import Dim, Field, Message, Rows
 from pluribus.models import TwoPartModel
 from pluribus.optim import Opt, Rule
@@ -145,6 +147,50 @@ class TestFit:
         client = client_of(model, sets)
         assert sorted(visits(client, on="public").samples) == list(range(6))
         assert sorted(visits(client, on=sets["public"]).samples) == list(range(6))
+
+    def test_a_loss_is_descended_by_the_named_optimizers_alone(self):
+        """Bit for bit what a step that descends it does."""
+
+        def client() -> Client:
+            made = linear_client(23)
+            made.state.other = nn.Linear(16, 2)
+            made.equip({"model": Opt(made.model), "other": Opt(made.state.other, Rule(lr=0.5))}, {})
+            made.begin(0, 0, {})
+            return made
+
+        def loss(client, batch):
+            x = batch.x.flatten(1)
+            return F.cross_entropy(client.model(batch.x) + client.state.other(x), batch.y)
+
+        def step(client, batch):
+            value = loss(client, batch)
+            client.descend(value, "other")
+            return value
+
+        one, other = client(), client()
+        other.state.load_state_dict(one.state.state_dict())
+        before = copies(one)
+        assert one.fit(loss, opts=("other",)) == other.fit(step) == 3
+        assert equal(copies(one), copies(other))
+        assert one.loss() == other.loss()
+        moved = {name for name, value in copies(one).items() if not torch.equal(value, before[name])}
+        assert moved == {"state.other.weight", "state.other.bias"}
+        one.fit(loss, opts=("model", "other"))
+        assert not torch.equal(copies(one)["model.head.weight"], before["model.head.weight"])
+
+    def test_a_loss_is_one_step_to_an_engine_however_often_it_is_fit(self):
+        class Method:
+            def loss(self, client, batch): ...
+
+        def names(*opts: str):
+            return name_of_step(Descent(Method.loss, opts)), name_of_step(Descent(Method().loss, opts))
+
+        assert isinstance(names("model")[0], str), "a nested function is another one every time"
+        Method.loss.__qualname__ = "Method.loss"
+        one, other = names("model")
+        assert one == other
+        assert hash(one) == hash(other)
+        assert names("model", "other")[0] != one
 
     def test_no_data_no_steps(self):
         client = client_of(flat_split(16, 2), data_of(noise(1)[:0], []))

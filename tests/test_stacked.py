@@ -73,6 +73,19 @@ class TwoFits(Method):
 
 
 @dataclass(frozen=True)
+class Losses(Method):
+    """Names what it descends: the same as `step`, and then twice as steep a loss."""
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.loss, opts=("model",))
+        client.fit(self.doubled, opts=("model",), steps=1)
+        return Message({})
+
+    def doubled(self, client: Client, batch: Batch) -> Tensor:
+        return 2 * self.loss(client, batch)
+
+
+@dataclass(frozen=True)
 class Breaks(Method):
     """One client goes wrong before it trains."""
 
@@ -107,7 +120,7 @@ def parts_of(method: Any, **settings: Any):
     ],
     ids=["plain", "momentum", "mlp", "life", "augment"],
 )
-@pytest.mark.parametrize("method", [Local, TwoFits])
+@pytest.mark.parametrize("method", [Local, TwoFits, Losses])
 def test_together_is_as_one_after_the_other(method, settings):
     parts, told = parts_of(method, **settings), []
     alone, together = make_host(parts), make_host(parts)
@@ -120,9 +133,10 @@ def test_together_is_as_one_after_the_other(method, settings):
             torch.testing.assert_close(together.client(k).tensors()[name], value, rtol=1e-3, atol=1e-5, msg=name)
 
 
-def test_the_stack_really_trains_them():
+@pytest.mark.parametrize("method", [Local, Losses])
+def test_the_stack_really_trains_them(method):
     """Nobody but the stack takes a step."""
-    parts, told = parts_of(Local), []
+    parts, told = parts_of(method), []
     host = make_host(parts)
     for k in range(CLIENTS):
         host.client(k).runner = NoSteps()

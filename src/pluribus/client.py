@@ -18,7 +18,7 @@ from pluribus.data.federated import ExamSets
 from pluribus.internal.batches import Batch, batch_sizes
 from pluribus.internal.snapshot import Snapshot
 from pluribus.internal.state import State as State
-from pluribus.internal.steps import Eager, Fit, Map, Runner, Step
+from pluribus.internal.steps import Descent, Eager, Fit, Loss, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
 from pluribus.models.dropout import set_keys, with_keys
@@ -183,9 +183,10 @@ class Client:
 
     def fit(
         self,
-        step: Step,
+        step: Step | Loss,
         on: str | Data = "train",
         *,
+        opts: tuple[str, ...] = (),
         epochs: int | None = None,
         steps: int | None = None,
         batch: int | None = None,
@@ -193,10 +194,15 @@ class Client:
     ) -> int:
         """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
 
+        With `opts`, the names of some optimizers, the function is a loss, and these optimizers descend it. Without,
+        it is a whole step: it moves weights itself, and returns the loss to be logged.
+
         No sample is dropped: the last batch of an epoch is smaller, and a remainder too small to learn from (of one, or
         of up to seven where single pixels are normalised) joins its neighbour. Images are augmented as the experiment
         says; `augment=False` leaves them as they are, for lessons on public images that others see too.
         """
+        if opts:
+            step = Descent(step, opts)  # type: ignore[arg-type]  # a loss always gives a number
         data = self.data[on] if isinstance(on, str) else on
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)

@@ -25,7 +25,7 @@ from pluribus.data.federated import Data
 from pluribus.engines.observe import observed
 from pluribus.internal.batches import Batch, gathered
 from pluribus.internal.snapshot import copy_all
-from pluribus.internal.steps import Eager, Fit, Map, Step, sweep_sizes
+from pluribus.internal.steps import Descent, Eager, Fit, Map, Step, sweep_sizes
 from pluribus.message import Inbox
 
 Tell = Callable[[str], None]
@@ -54,7 +54,7 @@ class Captured:
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
         """All steps of a fit; the mean loss over its samples, None if no step gave one."""
-        if _name(fit.step) in self._random:
+        if name_of_step(fit.step) in self._random:
             with _alone:
                 return self._eager.fit(client, fit)
         visits = _visits(fit, self._device)
@@ -78,7 +78,7 @@ class Captured:
 
         Returns the batches done, and their samples with a loss.
         """
-        name = _name(fit.step)
+        name = name_of_step(fit.step)
         if name in self._seen:
             return 0, 0
         self._seen.add(name)
@@ -119,7 +119,7 @@ class Captured:
             augment = None if names is None else Augment(names, keys)
             return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment), positions, n))
 
-        return self._found((_name(fit.step), n, client.model.training, inbox, names), client, n, step)
+        return self._found((name_of_step(fit.step), n, client.model.training, inbox, names), client, n, step)
 
     # ---- sweeps ----------------------------------------------------------------------------------------------------
 
@@ -135,9 +135,9 @@ class Captured:
                 def forward(at: Tensor, *_: Tensor) -> Tensor:
                     return rows(client, data.store.take(at)[0]).float()
 
-                recording = self._found((_name(rows), n, "sweep"), client, n, forward)
+                recording = self._found((name_of_step(rows), n, "sweep"), client, n, forward)
                 if recording is None:
-                    parts.append(self._swept(client, _name(rows), partial(forward, wanted)))
+                    parts.append(self._swept(client, name_of_step(rows), partial(forward, wanted)))
                 else:
                     recording.fill(client)
                     recording.play(Visit(wanted))
@@ -291,11 +291,16 @@ def _touch(device: torch.device) -> None:
         _ready.done = True
 
 
-def _name(function: Any) -> Any:
-    """What a step or map is known by: the same at every call, whatever object it is bound to."""
+def name_of_step(function: Any) -> Any:
+    """What a step, loss or map is known by: the same at every call, whatever object it is bound to."""
+    if isinstance(function, Descent):
+        loss = name_of_step(function.loss)
+        return loss if isinstance(loss, str) else Descent(loss, function.opts)
     plain = getattr(function, "__func__", function)
     return plain.__qualname__ if "<" in getattr(plain, "__qualname__", "<") else plain
 
 
 def _text(name: Any) -> str:
-    return name if isinstance(name, str) else name.__qualname__
+    if isinstance(name, Descent):
+        return _text(name.loss)
+    return name if isinstance(name, str) else name.__qualname__  # type: ignore[no-any-return]

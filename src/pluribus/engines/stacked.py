@@ -22,9 +22,9 @@ from torch.nn.utils.rnn import pad_sequence
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
-from pluribus.engines.capture import Tell, capturing
+from pluribus.engines.capture import Tell, capturing, name_of_step
 from pluribus.internal.batches import Batch
-from pluribus.internal.steps import Fit, Map, Runner
+from pluribus.internal.steps import Descent, Fit, Loss, Map, Runner
 from pluribus.message import Kept, Rows
 from pluribus.method import Method
 from pluribus.optim import Opt, Optimiser
@@ -88,8 +88,10 @@ class Gang:
         return {k: self._threads.submit(member, clients[k], job) for k, job in jobs.items()}
 
     def _fit(self, waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
-        stacked = {c: fit for c, fit in waiting.items() if _alike(fit) and c.model.training and not self._refused}
-        if len({fit.augment is None for fit in stacked.values()}) > 1:  # one step for all changes all images, or none
+        losses = {c: loss for c, fit in waiting.items() if (loss := _descended(fit)) is not None}
+        stacked = {c: waiting[c] for c in losses if c.model.training and not self._refused}
+        # one step for all: of one loss, and it changes all images, or none
+        if len({(name_of_step(losses[c]), fit.augment is None) for c, fit in stacked.items()}) > 1:
             stacked = {}
         found: dict[Client, Tensor | None] = {}
         if len(stacked) >= FEWEST:
@@ -116,8 +118,15 @@ class Gang:
         self._threads.shutdown(cancel_futures=True)
 
 
-def _alike(fit: Fit) -> bool:
-    return getattr(fit.step, "__func__", None) is Method.step
+def _descended(fit: Fit) -> Loss | None:
+    """The loss of a fit whose steps descend it with the optimizer `model` and do nothing else."""
+    step = fit.step
+    if isinstance(step, Descent):
+        nested = isinstance(name_of_step(step), str)
+        return step.loss if step.opts == ("model",) and not nested else None
+    if getattr(step, "__func__", None) is Method.step:
+        return getattr(step, "__self__").loss  # type: ignore[no-any-return]  # noqa: B009
+    return None
 
 
 class Meeting:
@@ -208,7 +217,7 @@ class Bank:
         self._optimiser = Optimiser(Opt(self._leaves), client.optimisers["model"].rule)  # type: ignore[arg-type]
         self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
-        self._recordings: dict[tuple[int, bool, bool], _Recorded | None] = {}
+        self._recordings: dict[tuple[Any, int, bool, bool], _Recorded | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if client.device.type == "cuda" else None
 
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
@@ -221,7 +230,8 @@ class Bank:
         self._copy(clients, inward=True)
         for module in (self._one.model, self._one.state):
             module.train()
-        method: Method = getattr(fits[first].step, "__self__")  # noqa: B009
+        loss = _descended(fits[first])
+        assert loss is not None
         store = fits[first].data.store
         orders = [fit.order[: sum(fit.sizes)].to(first.device, non_blocking=True) for fit in fits.values()]
         rows = [fit.data.rows[order] for fit, order in zip(fits.values(), orders, strict=True)]
@@ -237,7 +247,7 @@ class Bank:
                 max=visited[0].shape[1] - 1
             )
             now = [part.gather(1, columns) for part in visited]
-            self._take(method, store, turn.size, _Given(None if everyone else active[at], *now))
+            self._take(loss, store, turn.size, _Given(None if everyone else active[at], *now))
         self._copy(clients, inward=False)
         return {c: self._totals[at].clone() / sum(fit.sizes) for at, (c, fit) in enumerate(fits.items())}
 
@@ -253,35 +263,35 @@ class Bank:
             for kind, theirs in own.items():
                 torch._foreach_copy_(*((stacked[kind], theirs) if inward else (theirs, stacked[kind])))
 
-    def _take(self, method: Method, store: Store, n: int, given: _Given) -> None:
+    def _take(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
         """One step of everyone, or of those who are active: as written, then recorded, then replayed."""
-        key = n, given.active is not None, given.keys is not None
+        key = name_of_step(loss), n, given.active is not None, given.keys is not None
         if key not in self._recordings or not given.rows.is_cuda:
             self._recordings[key] = None
-            self._step(method, store, n, given)
+            self._step(loss, store, n, given)
             return
         recorded = self._recordings[key]
         if recorded is None:
             buffers = given.cloned()
             graph = torch.cuda.CUDAGraph()
             with capturing(graph, self._pool, given.rows.device):
-                self._step(method, store, n, buffers)
+                self._step(loss, store, n, buffers)
             recorded = self._recordings[key] = _Recorded(graph, buffers)
         recorded.play(given)
 
-    def _step(self, method: Method, store: Store, n: int, given: _Given) -> None:
+    def _step(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
         shape, active = (self._places, n), given.active
         augment = None if given.keys is None else Augment(self._one.local.augment, given.keys.flatten())
         x, y = store.take(given.rows.flatten(), augment)
         x = x.contiguous().view(*shape, *x.shape[1:])
         kept = [] if active is None else [value.detach().clone() for value in self._all()]
 
-        def loss(tensors: dict[str, Tensor], x: Tensor, y: Tensor, i: Tensor) -> Tensor:
+        def one(tensors: dict[str, Tensor], x: Tensor, y: Tensor, i: Tensor) -> Tensor:
             with _dressed(self._one, tensors):
-                return method.loss(self._one, Batch(x, y, i, n))
+                return loss(self._one, Batch(x, y, i, n))
 
         with self._one.autocast():
-            losses = vmap(loss)(self._stack, x, y.view(shape), given.positions)
+            losses = vmap(one)(self._stack, x, y.view(shape), given.positions)
         self._optimiser.apply(torch.autograd.grad(losses.sum(), self._leaves, allow_unused=True))
         with torch.no_grad():
             if active is not None:

@@ -4,6 +4,7 @@ a runner that replays recorded steps, or takes one step for many clients at once
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -20,7 +21,22 @@ if TYPE_CHECKING:
 SWEEP_BATCH = 256  # rows per forward pass where no gradient is needed
 
 Step = Callable[["Client", Batch], Tensor | None]
+Loss = Callable[["Client", Batch], Tensor]
 Map = Callable[["Client", Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Descent:
+    """The step that descends a loss with these optimizers. Equal ones are one step to an engine that records steps."""
+
+    loss: Loss
+    opts: tuple[str, ...]
+
+    def __call__(self, client: Client, batch: Batch) -> Tensor:
+        """One step; the loss to be logged."""
+        loss = self.loss(client, batch)
+        client.descend(loss, *self.opts)
+        return loss
 
 
 class Fit(NamedTuple):
