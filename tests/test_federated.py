@@ -14,7 +14,7 @@ from parties import CPU, data_of, noise
 from pluribus.assembly import assemble
 from pluribus.data import PARTITIONS, Dataset, by_domain, load, partition
 from pluribus.data.domains import rotated
-from pluribus.data.federated import Federated, Fractions
+from pluribus.data.federated import Data, Federated, Fractions
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, MismatchError, PartitionError
 from pluribus.experiment import experiment
@@ -275,6 +275,26 @@ class TestImages:
         torch.testing.assert_close(x, data.store.x[rows] / 127.5 - 1)
         assert torch.equal(y, data.store.y[rows])
         assert torch.equal(data.labels(), data.store.y[data.rows])
+
+    def test_sets_are_indexed_by_positions(self):
+        data = Data(data_of(noise(6), range(6)).store, torch.tensor([5, 3, 1, 0]))
+        assert data[torch.tensor([2, 0, 0])].rows.tolist() == [1, 5, 5]
+        assert data[1:3].rows.tolist() == [3, 1]
+        assert data[torch.tensor([True, False, False, True])].rows.tolist() == [5, 0]
+        assert data[1:].store is data.store
+        with pytest.raises(TypeError, match="int"):
+            data[0]
+
+    def test_sets_of_one_store_are_joined_in_order(self):
+        store = data_of(noise(6), range(6)).store
+        one, other = Data(store, torch.tensor([4, 0])), Data(store, torch.tensor([2, 0]))
+        assert (one + other).rows.tolist() == [4, 0, 2, 0]
+        assert Data.join([one, other, other]).rows.tolist() == [4, 0, 2, 0, 2, 0]
+        assert one.rows.tolist() == [4, 0]
+        with pytest.raises(ValueError, match="two stores"):
+            one + data_of(noise(6), range(6))
+        with pytest.raises(TypeError):
+            one + 1
 
     def test_taking_does_not_change_the_store(self):
         data = data_of(noise(4), [0, 1, 0, 1])

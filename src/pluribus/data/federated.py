@@ -6,7 +6,7 @@ take part. Images are stored as bytes and become numbers in [-1, 1] when they ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -48,6 +48,26 @@ class Data:
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def __getitem__(self, positions: Tensor | slice) -> Data:
+        """The samples at these positions of the set, in this order."""
+        if isinstance(positions, Tensor):
+            positions = positions.to(self.rows.device)
+        elif not isinstance(positions, slice):
+            raise TypeError(f"a set is indexed by a tensor of positions or a slice, not by {type(positions).__name__}")
+        return Data(self.store, self.rows[positions])
+
+    def __add__(self, other: Data) -> Data:
+        """The samples of this set, then those of another set of the same store."""
+        return Data.join([self, other]) if isinstance(other, Data) else NotImplemented
+
+    @staticmethod
+    def join(sets: Iterable[Data]) -> Data:
+        """All samples of some sets of one store, set after set."""
+        first, *others = sets
+        if any(other.store is not first.store for other in others):
+            raise ValueError("sets of two stores cannot be joined")
+        return Data(first.store, torch.cat([first.rows, *(other.rows for other in others)]))
 
     def take(self, positions: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Images and labels at these positions of the set."""
