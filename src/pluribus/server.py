@@ -38,10 +38,7 @@ class Server:
     def optimise(self, name: str, of: nn.Module, rule: Rule) -> None:
         """Give a module of the state an optimiser, in `setup`. What it remembers lies in the state and is saved."""
         optimiser = Optimiser(Opt(of, rule, life="run"), rule)
-        slots = State()
-        for slot, value in optimiser.slots().items():
-            setattr(slots, slot.replace(".", "/"), value)  # names in a state have no dots
-        setattr(self.state, f"{name}_optimiser", slots)
+        setattr(self.state, f"{name}_optimiser", optimiser.slots())
         self._optimisers[name] = optimiser
 
     def descend(self, loss: Tensor, name: str) -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from pluribus.message import Rows
+
 
 class State(nn.Module):
     """An attribute tree of tensors and modules, fixed once it is made: saved by name, restored in place.
 
-    A tensor that is set again is written into the one that is there, so that its address stays.
+    A tensor that is set again is written into the one that is there, so that its address stays. So are the tensors of
+    `Rows` and of a dict, whose names may have dots. Both are read as they were set, with live tensors.
 
     >>> state = State()
     >>> state.count = torch.zeros(3)
     >>> state.count = state.count + 1
     >>> state.count
     tensor([1., 1., 1.])
+    >>> state.means = {"head.bias": torch.zeros(2)}
+    >>> state.means["head.bias"] += 1
+    >>> state.means["head.bias"]
+    tensor([1., 1.])
     """
 
     _fixed = False
@@ -36,19 +43,72 @@ class State(nn.Module):
         if name == "training" or name.startswith("_"):  # torch's own
             super().__setattr__(name, value)
             return
-        if not isinstance(value, Tensor | nn.Module):
+        if not isinstance(value, Tensor | nn.Module | Rows | Mapping):
             raise TypeError(f"state.{name} is of type {type(value).__name__}: only tensors and modules are saved")
         if self._fixed and not hasattr(self, name):
             raise AttributeError(f"state.{name} is new: allocate it in prepare (clients) or setup (server)")
         if isinstance(value, nn.Parameter | nn.Module):
             super().__setattr__(name, value)
-        elif name in self._buffers:
+        elif isinstance(value, Tensor):
+            self._put(name, value)
+        elif isinstance(group := self._modules.get(name), _Group):
+            restore(group.tensors(), _parts(value), f"state.{name}")
+        else:
+            super().__setattr__(name, _Group(value))
+
+    def _put(self, name: str, value: Tensor) -> None:
+        if name in self._buffers:
             restore({name: getattr(self, name)}, {name: value}, "state")
         else:
             self.register_buffer(name, value)
 
     def __getattr__(self, name: str) -> Any:
-        return super().__getattr__(name)
+        value = super().__getattr__(name)
+        return value.read() if isinstance(value, _Group) else value
+
+
+class _Group(nn.Module):
+    """The tensors of `Rows` or of a dict, as buffers."""
+
+    def __init__(self, value: Rows | Mapping[str, Tensor]) -> None:
+        super().__init__()
+        self._rows = isinstance(value, Rows)
+        self._slots = {name: name.replace(".", "/") for name in _parts(value)}  # torch allows no dots here
+        if len(set(self._slots.values())) < len(self._slots):
+            raise ValueError(f"names that differ in '.' and '/' alone cannot be told apart: {sorted(self._slots)}")
+        for name, part in _parts(value).items():
+            self.register_buffer(self._slots[name], part)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The live tensors by name."""
+        return {name: self.get_buffer(slot) for name, slot in self._slots.items()}
+
+    def read(self) -> Rows | Tensors:
+        """What was set, with live tensors."""
+        return Rows(**self.tensors()) if self._rows else Tensors(self.tensors())
+
+
+class Tensors(Mapping[str, Tensor]):
+    """A dict of a state, with live tensors. One that is set is written into the one that is there."""
+
+    def __init__(self, live: Mapping[str, Tensor]) -> None:
+        self._live = live
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._live[name]
+
+    def __setitem__(self, name: str, value: Tensor) -> None:
+        restore({name: self._live[name]}, {name: value}, "state")
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._live)
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+
+def _parts(value: Rows | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+    return {"value": value.value, "held": value.held} if isinstance(value, Rows) else value
 
 
 def restore(target: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
