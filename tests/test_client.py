@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional as F
 
-from parties import client_of, copies, data_of, descend, equal, flat_split, noise
+from parties import client_of, copies, data_of, descend, equal, flat_split, noise, server_of, task_of
+from pluribus import draws
 from pluribus.client import Client, batch_sizes, trainable
 from pluribus.engines.capture import name_of_step
 from pluribus.internal.steps import Descent
@@ -258,6 +259,17 @@ class TestTime:
         assert client.now["tau"] is tau
         assert tau.item() == 0.25
         assert tau.shape == ()
+
+    def test_what_is_made_is_initialized_by_the_draw_of_its_key(self):
+        client, task = linear_client(), task_of(2, 16)
+        server = server_of(task, {0: 1})
+        keyed = torch.Generator().manual_seed(draws.number(task.seed, "prompt"))
+        for party, draw in ((client, client.draw("prompt")), (server, server.draw("prompt")), (task, keyed)):
+            before = torch.random.get_rng_state()
+            made = party.make("prompt", lambda: torch.randn(5))
+            assert torch.equal(made, torch.randn(5, generator=draw))
+            assert not torch.equal(made, party.make("other", lambda: torch.randn(5)))
+            assert torch.equal(torch.random.get_rng_state(), before)
 
     def test_draws_depend_on_who_when_and_what(self):
         def drawn(client, *key) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from types import MappingProxyType
 from typing import NamedTuple
@@ -15,6 +15,7 @@ from pluribus import draws
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data as Data
 from pluribus.data.federated import ExamSets
+from pluribus.draws import Made
 from pluribus.internal.batches import Batch, batch_sizes
 from pluribus.internal.snapshot import Snapshot
 from pluribus.internal.state import State as State
@@ -179,7 +180,15 @@ class Client:
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """Private randomness, by client, round, exchange and key."""
-        return draws.generator(self.task.seed, "client", self.card.id, self._round, self._exchange, *key)
+        return draws.generator(*self._key(*key))
+
+    def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
+        """What `build` makes, initialized by the numbers of `draw(key)` in place of torch's global ones."""
+        with draws.seeded(*self._key(key)):
+            return build()
+
+    def _key(self, *key: draws.Key) -> tuple[draws.Key, ...]:
+        return (self.task.seed, "client", self.card.id, self._round, self._exchange, *key)
 
     def fit(
         self,

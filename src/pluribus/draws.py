@@ -10,12 +10,14 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
 Key = str | int
+Made = TypeVar("Made")  # what `make` of a task, client or server gives back
 
 # The mixing steps of SplitMix64, in two's complement: torch has 64-bit integers with a sign only.
 _STRIDE = 0x9E3779B97F4A7C15 - 2**64

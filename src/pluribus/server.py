@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pluribus import draws
+from pluribus.draws import Made
 from pluribus.internal.state import State
 from pluribus.optim import Opt, Optimiser, Rule
 from pluribus.task import Card, Task
@@ -34,6 +35,11 @@ class Server:
     def draw(self, *key: draws.Key) -> torch.Generator:
         """The server's randomness, by round and key."""
         return draws.generator(self.task.seed, "server", self.t, *key)
+
+    def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
+        """What `build` makes, initialized by the numbers of `draw(key)` in place of torch's global ones."""
+        with draws.seeded(self.task.seed, "server", self.t, key):
+            return build()
 
     def optimise(self, name: str, of: nn.Module, rule: Rule) -> None:
         """Give a module of the state an optimiser, in `setup`. What it remembers lies in the state and is saved."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import torch
 
 from pluribus import draws
+from pluribus.draws import Made
 from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import TwoPartModel, build
@@ -42,6 +43,11 @@ class Task:
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator that every party derives alike from this key: nothing has to travel."""
         return draws.generator(self.seed, "task", *key)
+
+    def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
+        """What `build` makes, initialized by the same numbers for every party: nothing has to travel."""
+        with draws.seeded(self.seed, key):
+            return build()
 
     def build(self, model: str, *key: draws.Key) -> TwoPartModel:
         """A model of the zoo for this task, its initial weights drawn by this key."""
