@@ -5,7 +5,7 @@ Byte 0 becomes the number -1 and byte 255 becomes 1, both exactly, so features c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from pluribus.optim import Life, Opt, Rule
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.storage.folder import RunFolder
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 CPU = torch.device("cpu")
 
@@ -82,9 +82,28 @@ def client_of(
     return client
 
 
+class GivenCards(Cards):
+    """Cards as they are given."""
+
+    def __init__(self, cards: Mapping[int, Card]) -> None:
+        self._cards = cards
+
+    def __getitem__(self, client: int) -> Card:
+        return self._cards[client]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._cards)
+
+    def __len__(self) -> int:
+        return len(self._cards)
+
+    def architectures(self) -> dict[str, int]:
+        return {card.model: k for k, card in reversed(self._cards.items())}
+
+
 def server_of(task: Task, samples: Mapping[int, int], model: str = "toy") -> Server:
     """A server that knows these clients by their number of samples."""
-    return Server(task, {k: card_of(k, task, n, model) for k, n in samples.items()})
+    return Server(task, GivenCards({k: card_of(k, task, n, model) for k, n in samples.items()}))
 
 
 def federation_of(parts: Assembly) -> Federation:

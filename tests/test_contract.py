@@ -27,6 +27,7 @@ from pluribus.request import Evaluate, Work
 from pluribus.server import Server
 from pluribus.storage.checkpoint import Checkpoint, put_back
 from pluribus.storage.folder import RunFolder
+from pluribus.task import Cards, Task
 from refusals import refused
 from toys import Adapted, Careful, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady, Turns
 
@@ -53,6 +54,21 @@ def payload(result, way: str) -> dict[str, int]:
     sizes = result.ledger.by("tensor", way)
     sizes.pop("(header)", None)
     return sizes
+
+
+@dataclasses.dataclass(frozen=True)
+class Picky(Method):
+    """Refuses, and says which architectures it was shown, each by its first client."""
+
+    def check(self, task: Task, cards: Cards) -> None:
+        raise MismatchError(str([(card.id, card.model) for card in cards.firsts()]))
+
+
+class TestCheck:
+    def test_it_sees_each_architecture_once(self):
+        with refused(MismatchError) as refusal:
+            assemble_tiny(Picky, models="mlp-64,cnn-16", clients=5)
+        assert str(refusal.value) == "[(0, 'mlp-64'), (1, 'cnn-16')]"
 
 
 class TestSeveralExchanges:

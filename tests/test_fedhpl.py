@@ -12,7 +12,7 @@ from torch import nn
 import pluribus
 from conftest import assemble_tiny, few_digits, make_host, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, kept
-from parties import client_of, copies, data_of, equal, flat_split, signs, task_of
+from parties import GivenCards, client_of, copies, data_of, equal, flat_split, signs, task_of
 from pluribus.client import Batch
 from pluribus.errors import ConflictError, MismatchError, RangeError, SchemaError
 from pluribus.message import Message, Rows, decode, encode
@@ -35,7 +35,7 @@ def run(method="fedhpl", **settings):
 def server_with(method: FedHPL, widths: list[int], classes: int = 2) -> Server:
     """A server that knows clients of these widths."""
     cards = {k: Card(k, f"toy-{width}", 1, width, ()) for k, width in enumerate(widths)}
-    server = Server(task_of(classes, 0, clients=len(widths)), cards)
+    server = Server(task_of(classes, 0, clients=len(widths)), GivenCards(cards))
     method.setup(server)
     return server
 

@@ -79,7 +79,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
     method = given.settled(task, architectures)
-    check_needs(method, task, cards, architectures, rule)
+    check_needs(method, task, cards, rule)
     warnings += [*decided(given, method), *method.warnings(task, architectures)]
     bfloat16, names = one.precision == "bfloat16", augmentations(one.augment)
     local = Local(rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names)

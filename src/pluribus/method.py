@@ -26,7 +26,7 @@ from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.settings import fitted, flag_name
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 
 class Need(Enum):
@@ -167,7 +167,7 @@ class Method:
         """Scores per class in the view `after`: by `predict`, unless that asks for more than the client's own model."""
         return self.predict(client, x)
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         """Refuse what this method cannot serve, before round 0, beyond `needs`."""
 
     def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
@@ -295,12 +295,10 @@ def decided(given: Method, settled: Method) -> list[str]:
     return [f"{flag_name(key)} is not set: {name} takes {value}." for key, value in found.items()]
 
 
-def check_needs(
-    method: Method, task: Task, cards: Mapping[int, Card], architectures: Mapping[str, int], rule: Rule
-) -> None:
-    """Compare what a method needs with what the clients have; `architectures` maps each one to its first client."""
+def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
+    """Compare what a method needs with what the clients have."""
     label = name_of(type(method))
-    firsts = [cards[k] for k in architectures.values()]
+    firsts = cards.firsts()
     one = firsts[0]
     for other in firsts[1:]:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"

@@ -12,13 +12,13 @@ from pluribus import draws
 from pluribus.draws import Made
 from pluribus.internal.state import State
 from pluribus.optim import Opt, Optimiser, Rule
-from pluribus.task import Card, Task
+from pluribus.task import Cards, Task
 
 
 class Server:
     """What a method keeps and does on the server. It may look at numbers; nothing here is captured."""
 
-    def __init__(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def __init__(self, task: Task, cards: Cards) -> None:
         self.task = task
         self.cards = cards
         self.state = State()

@@ -151,3 +151,7 @@ class Cards(Mapping[int, Card]):
         for client in range(self._task.clients):
             first.setdefault(self._models[client], client)
         return first
+
+    def firsts(self) -> list[Card]:
+        """One card of each architecture, without looking at ten thousand."""
+        return [self[client] for client in self.architectures().values()]

@@ -303,4 +303,4 @@ def name_of_step(function: Any) -> Any:
 def _text(name: Any) -> str:
     if isinstance(name, Descent):
         return _text(name.loss)
-    return name if isinstance(name, str) else name.__qualname__  # type: ignore[no-any-return]
+    return name if isinstance(name, str) else name.__qualname__

@@ -163,7 +163,7 @@ def federation(
         )
     models, data = {k: one.model for k, one in facts.items()}, Told(facts)
     cards = Cards(task, models, data)
-    check_needs(method, task, cards, cards.architectures(), agreement.rule)
+    check_needs(method, task, cards, agreement.rule)
     told = method.warnings(task, cards.architectures())
     told += decided(experiment.build_method(), method)
     parts = Parts(experiment, method, task, cards, data, told)
