@@ -588,6 +588,16 @@ class TestDecision:
         server.begin(1, {})
         assert method.targeted_layer(server, 1) is None
 
+    def test_decisions_are_state_and_the_record_is_not_read(self):
+        method = still()
+        server = server_with(method, QUARTERS + 1, ONES)
+        method.aggregate(server, {1: upload(hidden=HALVES)})
+        server.notes.clear()
+        assert method.targeted_layer(server, 0) is None
+        sent = method.targeted_layer(server, 1)
+        assert sent.tensor("target").item() == 0
+        assert torch.equal(sent.tensor("0.weight"), QUARTERS + 1)
+
     @pytest.mark.parametrize(("measure", "gain"), [("shannon", 1.0), ("tsallis", 0.25), ("collision", 1.0)])
     def test_every_entropy(self, measure, gain):
         """Tsallis: 3/4 - 1/2."""

@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from pluribus.client import Client
-from pluribus.errors import MismatchError
+from pluribus.errors import ConfigError, MismatchError
 from pluribus.internal.steps import Map
 from pluribus.message import Message, Rows
 from pluribus.server import Server
@@ -141,6 +141,16 @@ def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
     parameters = list(module.parameters())
     for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.sub_(g, alpha=lr)
+
+
+@contextmanager
+def blamed_on(flag: str) -> Iterator[None]:
+    """A refusal that comes up meanwhile, of a model that a setting names, begins with the flag of that setting."""
+    try:
+        yield
+    except ConfigError as error:
+        hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
+        raise type(error)(f"{flag}: {error}{hint}") from error
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------

@@ -14,12 +14,16 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus.message import Field, Message, payload
+from pluribus.errors import MismatchError, RangeError
+from pluribus.message import Field, Message, Wire, payload
+from pluribus.method import Traffic
 from pluribus.models.layers import Kind, Layer
-from pluribus.task import Task
+from pluribus.ops import blamed_on
+from pluribus.task import Card, Cards, Task
 
 LEAST_PROBES, PROBES_PER_INPUT = 256, 4
 Entropy = Literal["shannon", "tsallis", "collision"]
+Distribution = Literal["aligned", "any-depth"]
 Projection = Literal["block_retain", "flat_retain", "flat_zero"]
 
 
@@ -32,10 +36,6 @@ class Weights(NamedTuple):
     def flat(self) -> Tensor:
         """Both as one vector."""
         return self.weight.flatten() if self.bias is None else torch.cat([self.weight.flatten(), self.bias.flatten()])
-
-    def apart(self) -> Weights:
-        """Both without their gradients' history, sharing storage."""
-        return Weights(self.weight.detach(), None if self.bias is None else self.bias.detach())
 
     def to(self, device: torch.device) -> Weights:
         """Both on a device."""
@@ -62,9 +62,9 @@ def layers(task: Task, model: str) -> tuple[Layer, ...]:
 
 
 def weights_of(model: nn.Module, layer: Layer) -> Weights:
-    """A layer's parameters, live."""
-    bias = model.get_parameter(f"{layer.name}.bias") if layer.bias else None
-    return Weights(model.get_parameter(f"{layer.name}.weight"), bias)
+    """A layer's parameters, live, without their gradients' history."""
+    bias = model.get_parameter(f"{layer.name}.bias").detach() if layer.bias else None
+    return Weights(model.get_parameter(f"{layer.name}.weight").detach(), bias)
 
 
 # ---- layers in messages, each under its number -----------------------------------------------------------------------
@@ -133,6 +133,71 @@ def _apart(i: int, n: int, j: int, m: int) -> int:
     return abs((2 * i + 1) * m - (2 * j + 1) * n)
 
 
+class Pair(NamedTuple):
+    """The layers of a client's model and of the global model, and which of them correspond."""
+
+    mine: tuple[Layer, ...]
+    theirs: tuple[Layer, ...]
+    matched: dict[int, int]
+
+    @classmethod
+    def of(cls, task: Task, card: Card, global_model: str) -> Pair:
+        """That of a client and the global model."""
+        mine, theirs = layers(task, card.model), layers(task, global_model)
+        return cls(mine, theirs, match(mine, theirs))
+
+    def choices(self, sent: Iterable[int], distribution: Distribution) -> list[tuple[int, int]]:
+        """The layers that a client sent, each with every global layer that may take its place."""
+        if distribution == "aligned":
+            return [(at, self.matched[at]) for at in sent]
+        return [(at, j) for at in sent for j in same_kind(self.mine[at], self.theirs)]
+
+    def project(self, model: nn.Module, at: int, j: int, given: Weights, mode: Projection) -> Weights:
+        """Eq. 7: the client's layer with a global one in its place."""
+        return project(weights_of(model, self.mine[at]), self.mine[at], given, self.theirs[j], mode)
+
+    def names(self, at: int, j: int) -> dict[str, str]:
+        """The names of a client's layer and of a global one, for the record."""
+        return {"layer": self.mine[at].name, "global": self.theirs[j].name}
+
+    def weights(self, model: nn.Module) -> dict[int, Weights]:
+        """The client's layers that have a counterpart, live."""
+        return {at: weights_of(model, self.mine[at]) for at in self.matched}
+
+    def largest(self) -> int:
+        """How many numbers the largest of them has."""
+        shapes = [(self.mine[at].weight, self.mine[at].bias or (0,)) for at in self.matched]
+        return max(math.prod(weight) + math.prod(bias) for weight, bias in shapes)
+
+    def wires(self) -> tuple[Wire, Wire]:
+        """Some of the client's layers up; then one global layer down, and the number of the one it replaces."""
+        fitting = sorted({j for _, j in self.choices(self.matched, "any-depth")})
+        down = {"target": Field((), torch.int32, kept=False), **fields_of(self.theirs, fitting)}
+        return Wire(up=fields_of(self.mine, self.matched)), Wire(down=down)
+
+    def traffic(self, top_k: int) -> Traffic:
+        """The k largest layers up; down the largest one, and whose place it takes."""
+        up = sorted(size(self.mine[at]) for at in self.matched)[-top_k:]
+        down = max(size(self.theirs[j]) for _, j in self.choices(self.matched, "any-depth"))
+        return Traffic(sum(up), torch.int32.itemsize + down)
+
+
+def pairs_of(task: Task, cards: Cards, global_model: str) -> list[Pair]:
+    """That of each architecture; one without a counterpart for any of its layers is refused."""
+    with blamed_on("--global-model"):
+        layers(task, global_model)
+    found = []
+    for card in cards.firsts():
+        pair = Pair.of(task, card, global_model)
+        if not pair.matched:
+            raise MismatchError(
+                f"fedfree exchanges layers of one kind, but client {card.id} ({card.model}) has {kinds(pair.mine)} and "
+                f"the global model {global_model} {kinds(pair.theirs)}. Choose another --global-model."
+            )
+        found.append(pair)
+    return found
+
+
 # ---- dense tensors ---------------------------------------------------------------------------------------------------
 
 
@@ -197,6 +262,32 @@ def settles(lr: float, steps: int, seen: int, probes: int) -> bool:
     """Whether steps of Eq. 4 bring a layer nearer to what it imitates: one step in the mean, several in any case."""
     largest = (1 + math.sqrt(seen / probes)) ** 2 if steps > 1 else 1 + (seen + 1) / probes
     return lr * largest < 1
+
+
+def check_step(pairs: Sequence[Pair], lr: float, steps: int, probes: int | None) -> None:
+    """Too large a step on too few probes makes a global layer grow without bounds, after some rounds."""
+    shapes: dict[int, set[tuple[int, ...]]] = {}  # of the clients' layers, by global layer
+    for pair in pairs:
+        for at, j in pair.matched.items():
+            shapes.setdefault(j, set()).add(dense_shape(pair.mine[at]))
+    for j, sent in shapes.items():
+        layer = pairs[0].theirs[j]
+        seen = inputs(layer.kind, dense_shape(layer), sent)
+        shown = probes or enough_probes(seen)
+        if not settles(lr, steps, seen, shown):
+            raise RangeError(
+                f"--server-lr {lr} diverges on {layer.name} of the global model, which has {seen} inputs to learn "
+                f"from {shown} --probes: use a smaller --server-lr or more --probes."
+            )
+
+
+def by_global_layer(pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]) -> dict[int, list[Weights]]:
+    """The layers that clients sent, in dense form, by the global layer that they correspond to."""
+    found: dict[int, list[Weights]] = {}
+    for k, pair in pairs.items():
+        for at, own in sent[k].items():
+            found.setdefault(pair.matched[at], []).append(dense(own, pair.mine[at]))
+    return dict(sorted(found.items()))
 
 
 def gaussian_probe(
@@ -291,6 +382,32 @@ def _mean(own: Tensor, others: Sequence[Tensor]) -> Tensor:
         mine.add_(theirs)
         overlap(count, other)[0].add_(1)
     return torch.where(count > 0, total / count.clamp(min=1), own)
+
+
+class GlobalLayer(NamedTuple):
+    """A layer of the global model, live, that learns from critical layers in dense form."""
+
+    own: Weights
+    layer: Layer
+
+    @classmethod
+    def of(cls, model: nn.Module, layer: Layer) -> GlobalLayer:
+        """That of a model."""
+        return cls(weights_of(model, layer), layer)
+
+    def imitate(
+        self, critical: Sequence[Weights], probes: int | None, lr: float, steps: int, draw: torch.Generator
+    ) -> None:
+        """Eq. 3 to 5: learn what the critical layers compute on Gaussian inputs."""
+        own, kind = dense(self.own, self.layer), self.layer.kind
+        self._put(imitate(kind, own, critical, gaussian_probe(kind, own, critical, probes, draw), lr, steps))
+
+    def average(self, critical: Sequence[Weights]) -> None:
+        """Become the mean of the critical layers, as far as they reach."""
+        self._put(average(dense(self.own, self.layer), critical))
+
+    def _put(self, learned: Weights) -> None:
+        self.own.copy_(Weights(undense(learned.weight, self.layer), learned.bias).flat())
 
 
 # ---- what is worth sending (Eq. 2 and 6) -----------------------------------------------------------------------------

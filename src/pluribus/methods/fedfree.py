@@ -1,7 +1,7 @@
 """FedFree (Du et al., NeurIPS 2025): single layers travel. A global model learns from the clients' most changed layers
 what they compute on Gaussian noise, and gives each client the layer that promises the most gain in entropy."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Literal
@@ -9,17 +9,16 @@ from typing import Literal
 import torch
 
 from pluribus.client import Client
-from pluribus.errors import ConfigError, MismatchError, RangeError
-from pluribus.message import Field, Message, Wire
+from pluribus.errors import RangeError
+from pluribus.message import Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
 from pluribus.methods import _layerwise as layerwise
-from pluribus.methods._layerwise import Weights, dense, layers, match, packed, same_kind, undense, unpacked, weights_of
-from pluribus.models.layers import Layer
+from pluribus.methods._layerwise import GlobalLayer, Pair, Weights, layers, packed, unpacked, weights_of
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
-NONE = -1  # no layer is waiting
+NONE = -1  # no layer
 
 
 @register("fedfree")
@@ -63,78 +62,34 @@ class FedFree(Method):
     projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
     """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         if self.tsallis_q == 1:
             raise RangeError("--tsallis-q must not be 1: that is --entropy shannon.")
-        try:
-            theirs = layers(task, self.global_model)
-        except ConfigError as error:
-            hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
-            raise type(error)(f"--global-model: {error}{hint}") from error
-        first: dict[str, int] = {}
-        for k, card in cards.items():
-            first.setdefault(card.model, k)
-        shapes: dict[int, set[tuple[int, ...]]] = {}  # of the clients' layers, by global layer
-        for model, k in first.items():
-            mine = layers(task, model)
-            matched = match(mine, theirs)
-            for at, j in matched.items():
-                shapes.setdefault(j, set()).add(layerwise.dense_shape(mine[at]))
-            if not matched:
-                raise MismatchError(
-                    f"fedfree exchanges layers of one kind, but client {k} ({model}) has {layerwise.kinds(mine)} and "
-                    f"the global model {self.global_model} {layerwise.kinds(theirs)}. Choose another --global-model."
-                )
-        self._check_step(theirs, shapes)
-
-    def _check_step(self, theirs: Sequence[Layer], shapes: Mapping[int, Iterable[tuple[int, ...]]]) -> None:
-        """Too large a step on too few probes makes a global layer grow without bounds, after some rounds."""
-        if self.merge == "average":
-            return
-        for j, sent in shapes.items():
-            seen = layerwise.inputs(theirs[j].kind, layerwise.dense_shape(theirs[j]), sent)
-            probes = self.probes or layerwise.enough_probes(seen)
-            if not layerwise.settles(self.server_lr, self.server_steps, seen, probes):
-                raise RangeError(
-                    f"--server-lr {self.server_lr} diverges on {theirs[j].name} of the global model, which has {seen} "
-                    f"inputs to learn from {probes} --probes: use a smaller --server-lr or more --probes."
-                )
+        pairs = layerwise.pairs_of(task, cards, self.global_model)
+        if self.merge == "probe":
+            layerwise.check_step(pairs, self.server_lr, self.server_steps, self.probes)
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
-        mine, theirs = layers(task, card.model), layers(task, self.global_model)
-        shared = match(mine, theirs)
-        fitting = {j for at in shared for j in same_kind(mine[at], theirs)}
-        down = {"target": Field((), torch.int32, kept=False), **layerwise.fields_of(theirs, sorted(fitting))}
-        return Wire(up=layerwise.fields_of(mine, shared)), Wire(down=down)
+        return Pair.of(task, card, self.global_model).wires()
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        """The k largest layers up; down the largest one, and whose place it takes."""
-        mine, theirs = layers(task, card.model), layers(task, self.global_model)
-        shared = match(mine, theirs)
-        up = sorted(layerwise.size(mine[at]) for at in shared)[-self.top_k :]
-        return Traffic(
-            sum(up), 4 + max(layerwise.size(theirs[j]) for at in shared for j in same_kind(mine[at], theirs))
-        )
+        return Pair.of(task, card, self.global_model).traffic(self.top_k)
 
     # ---- knowledge extraction (Section 3.3) ------------------------------------------------------------------------
 
     def prepare(self, client: Client) -> None:
         if self.same_start:
             client.model.load_state_dict(client.task.start(client.card.model).state_dict())
-        mine = layers(client.task, client.card.model)
-        shared = match(mine, layers(client.task, self.global_model))
-        sizes = [len(weights_of(client.model, mine[at]).flat()) for at in shared]
-        client.state.waiting = torch.zeros(max(sizes))  # the layer that came down, until local training starts
+        # the layer that came down waits until local training starts; the target is the layer whose place it takes
+        client.state.waiting = torch.zeros(Pair.of(client.task, client.card, self.global_model).largest())
         client.state.target = torch.tensor(NONE)
 
     def local_update(self, client: Client) -> Message:
-        self._replace(client)
-        client.state.target.fill_(NONE)
-        mine = layers(client.task, client.card.model)
-        own = {at: weights_of(client.model, mine[at]) for at in match(mine, layers(client.task, self.global_model))}
-        before = {at: part.apart().flat().clone() for at, part in own.items()}  # theta^{t-1}
+        self.adapt(client, "before")
+        own = Pair.of(client.task, client.card, self.global_model).weights(client.model)
+        before = {at: layer.flat().clone() for at, layer in own.items()}  # theta^{t-1}
         client.fit(self.step)  # theta^t
-        scores = torch.stack([layerwise.change(part.apart().flat(), before[at]) for at, part in own.items()])  # Eq. 2
+        scores = torch.stack([layerwise.change(layer.flat(), before[at]) for at, layer in own.items()])  # Eq. 2
         if self.select == "random":
             scores = torch.rand(len(own), generator=client.draw("layers"))
         ranked = sorted(zip(scores.neg().tolist(), own, strict=True))
@@ -145,73 +100,51 @@ class FedFree(Method):
     def setup(self, server: Server) -> None:
         server.state.model = server.task.start(self.global_model)  # G^0
         server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
+        server.state.targets = torch.full((server.task.clients, 3), NONE)  # l and j* of each client, and their round
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        theirs = layers(server.task, self.global_model)
-        critical: dict[int, list[Weights]] = {}  # by global layer
-        for k, upload in uploads.items():
-            mine = layers(server.task, server.cards[k].model)
-            matched = match(mine, theirs)
-            for at, sent in unpacked(upload, matched).items():
-                critical.setdefault(matched[at], []).append(dense(sent, mine[at]))
-        for j in sorted(critical):
-            self._learn(server, j, critical[j])
-        self._decide(server, uploads)
-
-    def _learn(self, server: Server, j: int, critical: Sequence[Weights]) -> None:
-        layer = layers(server.task, self.global_model)[j]
-        parameters = weights_of(server.state.model, layer)
-        own = dense(parameters.apart(), layer)
-        if self.merge == "average" or (self.warm_start and not server.state.begun[j]):
-            own = layerwise.average(own, critical)
-        else:
-            x = layerwise.gaussian_probe(layer.kind, own, critical, self.probes, server.draw("probe", j))
-            own = layerwise.imitate(layer.kind, own, critical, x, self.server_lr, self.server_steps)  # Eq. 3 to 5
-        server.state.begun[j] = True
-        parameters.copy_(Weights(undense(own.weight, layer), own.bias).flat())
+        pairs = {k: Pair.of(server.task, server.cards[k], self.global_model) for k in uploads}
+        sent = {k: unpacked(upload, pairs[k].matched) for k, upload in uploads.items()}
+        for j, critical in layerwise.by_global_layer(pairs, sent).items():
+            own = GlobalLayer.of(server.state.model, layers(server.task, self.global_model)[j])
+            if self.merge == "average" or (self.warm_start and not server.state.begun[j]):
+                own.average(critical)
+            else:  # Eq. 3 to 5
+                own.imitate(critical, self.probes, self.server_lr, self.server_steps, server.draw("probe", j))
+            server.state.begun[j] = True
+        self._decide(server, pairs, sent)
 
     # ---- knowledge alignment, global to local (Section 3.5) --------------------------------------------------------
 
-    def _decide(self, server: Server, uploads: Mapping[int, Message]) -> None:
+    def _decide(self, server: Server, pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]) -> None:
         """For each client its layer and the global one with the largest Knowledge Gain Entropy, if that is positive."""
-        theirs = layers(server.task, self.global_model)
-        known = [self._entropy(weights_of(server.state.model, layer)) for layer in theirs]
-        said = server.notes["layers"] = {}  # of this round alone
-        for k, upload in uploads.items():
-            mine = layers(server.task, server.cards[k].model)
-            matched = match(mine, theirs)
-            gains = {
-                (at, j): known[j] - self._entropy(sent)  # Eq. 6
-                for at, sent in unpacked(upload, matched).items()
-                for j in ([matched[at]] if self.distribution == "aligned" else same_kind(mine[at], theirs))
-            }
-            at, j = max(gains, key=lambda pair: gains[pair], default=(NONE, NONE))
-            if gains.get((at, j), 0) > 0:
-                said[str(k)] = {"layer": mine[at].name, "global": theirs[j].name, "gain": gains[at, j]}
-            else:
-                said[str(k)] = "none"
+        known = [self._entropy(weights_of(server.state.model, g)) for g in layers(server.task, self.global_model)]
+        server.state.targets.fill_(NONE)
+        told = server.notes["layers"] = {}
+        for k, pair in pairs.items():
+            own = {at: self._entropy(layer) for at, layer in sent[k].items()}
+            choices = [(NONE, NONE), *pair.choices(own, self.distribution)]
+            gains = [0.0, *(known[j] - own[at] for at, j in choices[1:])]  # Eq. 6
+            at, j = choices[gains.index(max(gains))]  # the first of the largest: no layer without a gain
+            server.state.targets[k] = torch.tensor([at, j, server.t])
+            told[str(k)] = "none" if at == NONE else {**pair.names(at, j), "gain": max(gains)}
 
     def _entropy(self, layer: Weights) -> float:
         return layerwise.entropy(layer.weight, self.entropy, self.bins, self.tsallis_q)
 
     def targeted_layer(self, server: Server, client: int) -> Message | None:
         """g_{j*} and the number of the layer whose place it takes; nothing where there is no gain."""
-        said = server.notes.get("layers", {}).get(str(client), "none")
-        if said == "none":
+        at, j, t = server.state.targets[client].tolist()
+        if at == NONE or t != server.t:
             return None
-        mine, theirs = layers(server.task, server.cards[client].model), layers(server.task, self.global_model)
-        (at,) = (at for at, layer in enumerate(mine) if layer.name == said["layer"])
-        (j,) = (j for j, layer in enumerate(theirs) if layer.name == said["global"])
-        target = torch.tensor(at, dtype=torch.int32)
-        return Message({"target": target, **packed({j: weights_of(server.state.model, theirs[j])})})
+        layer = weights_of(server.state.model, layers(server.task, self.global_model)[j])
+        return Message({"target": torch.tensor(at, dtype=torch.int32), **packed({j: layer})})
 
     def receive(self, client: Client, down: Message) -> None:
-        theirs, at = layers(client.task, self.global_model), int(down.tensor("target"))
-        layer = layers(client.task, client.card.model)[at]
-        own = weights_of(client.model, layer)
-        for j, given in unpacked(down, range(len(theirs))).items():
-            fitted = layerwise.project(own.apart(), layer, given.to(client.device), theirs[j], self.projection)  # Eq. 7
-            client.state.waiting[: len(fitted.flat())] = fitted.flat()
+        pair, at = Pair.of(client.task, client.card, self.global_model), int(down.tensor("target"))
+        for j, given in unpacked(down, range(len(pair.theirs))).items():
+            fitted = pair.project(client.model, at, j, given.to(client.device), self.projection).flat()  # Eq. 7
+            client.state.waiting[: len(fitted)] = fitted
         client.state.target.fill_(at)
 
     def keep(self, client: Client) -> Message:
@@ -219,10 +152,8 @@ class FedFree(Method):
         return Message({})
 
     def adapt(self, client: Client, view: str) -> None:
-        self._replace(client)
-
-    def _replace(self, client: Client) -> None:
         """theta_{i,l} <- g_{j*}."""
         at = int(client.state.target)
         if at != NONE:
             weights_of(client.model, layers(client.task, client.card.model)[at]).copy_(client.state.waiting)
+            client.state.target.fill_(NONE)
