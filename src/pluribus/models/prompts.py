@@ -38,14 +38,15 @@ class Frozen(nn.Module):
         """What learns, by name."""
         return dict(self.named_parameters(recurse=False))
 
-    def draw(self, generator: torch.Generator) -> None:
+    def draw(self, generator: torch.Generator) -> Self:
         """Initial prompts."""
         raise NotImplementedError
 
-    def _uniform(self, low: float, high: float, generator: torch.Generator) -> None:
+    def _uniform(self, low: float, high: float, generator: torch.Generator) -> Self:
         with torch.no_grad():
             for prompt in self.prompts().values():
                 prompt.copy_(torch.rand(prompt.shape, generator=generator) * (high - low) + low)
+        return self
 
 
 class PromptedTransformer(Frozen):
@@ -62,11 +63,11 @@ class PromptedTransformer(Frozen):
         blocks = (len(vit.blocks),) if style == "deep" else ()
         self.tokens = nn.Parameter(torch.zeros(*blocks, number, vit.embed_dim))
 
-    def draw(self, generator: torch.Generator) -> None:
+    def draw(self, generator: torch.Generator) -> Self:
         """U(-v, v) with v = sqrt(6 / (c patch^2 + d)), as for a layer from patches to tokens."""
         _, vit = _parts(self.net)
         bound = math.sqrt(6 / (vit.patch_embed.proj.weight[0].numel() + vit.embed_dim))
-        self._uniform(-bound, bound, generator)
+        return self._uniform(-bound, bound, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """The class token after the last block."""
@@ -98,9 +99,9 @@ class PaddedImage(Frozen):
         self.prompt_lr = nn.Parameter(torch.zeros(channels, height, 2 * padding))
         self.prompt_tb = nn.Parameter(torch.zeros(channels, 2 * padding, width + 2 * padding))
 
-    def draw(self, generator: torch.Generator) -> None:
+    def draw(self, generator: torch.Generator) -> Self:
         """U(0, 1)."""
-        self._uniform(0.0, 1.0, generator)
+        return self._uniform(0.0, 1.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """What the backbone makes of the framed images."""

@@ -1,0 +1,46 @@
+"""What a client reports of its logits: their mean and number per class, or each of them with its label.
+
+Both say the same to a server that adds up logits per class.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from pluribus.message import Dim, Field, Message, Value
+from pluribus.ops import onehot, row_means
+
+MOST_LOGITS = 2**20  # that one client may send in a full report
+
+
+def fields(classes: int, *, full: bool, sizes: bool) -> dict[str, Field]:
+    """The schema of a report. `full`: of each logit. `sizes`: it also says how many samples of each class there are."""
+    counts, samples = Field((classes,), torch.int32), Dim("samples", MOST_LOGITS)
+    average = {"logits": Field((classes, classes), form="rows"), "counts": counts}
+    each = {"logits": Field((samples, classes)), "labels": Field((samples,), torch.int32)}
+    return (each if full else average) | ({"sizes": counts} if sizes else {})
+
+
+def packed(
+    logits: Tensor, labels: Tensor, chosen: Tensor, classes: int, *, full: bool, sizes: bool
+) -> dict[str, Value]:
+    """A report of the chosen ones of a client's logits."""
+    members = onehot(labels, classes)
+    known: dict[str, Value] = {"sizes": members.sum(0).int()} if sizes else {}
+    if full:
+        return known | {"logits": logits[chosen], "labels": labels[chosen].int()}
+    sent = members * chosen[:, None]
+    counts = sent.sum(0)
+    return known | {"logits": row_means(sent.T @ logits, counts), "counts": counts.int()}
+
+
+def totals(report: Message, classes: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Sum and number of the logits of each class, and the samples of the class; the logits, if it does not say."""
+    if "labels" in report:
+        members = onehot(report.tensor("labels"), classes).double()
+        sums, counts = members.T @ report.tensor("logits").double(), members.sum(0)
+    else:
+        counts = report.tensor("counts").double()
+        sums = report.rows("logits").value.double() * counts[:, None]
+    return sums, counts, report.tensor("sizes").double() if "sizes" in report else counts
