@@ -17,7 +17,6 @@ from pluribus.data import Dataset, load
 from pluribus.errors import DeviceError, RangeError
 from pluribus.experiment import experiment
 from pluribus.federation import Federation
-from pluribus.internal.state import State
 from pluribus.message import Message
 from pluribus.methods.pfedla import HyperNetwork, PFedLA, _layers
 from pluribus.result import Result
@@ -38,9 +37,8 @@ def net_of(client: int, scores: list[list[float]]) -> HyperNetwork:
 def server_with(nets: list[HyperNetwork], **weights: list[list[float]]):
     """A server that knows each client's weights, by name; `a__b` is the tensor b of the layer a."""
     server = server_of(task_of(2, 2, clients=len(nets)), dict.fromkeys(range(len(nets)), 1))
-    server.state.weights, server.state.statistics = State(), State()
-    for name, rows in weights.items():
-        setattr(server.state.weights, name.replace("__", "/"), torch.tensor(rows))
+    server.state.weights = {name.replace("__", "."): torch.tensor(rows) for name, rows in weights.items()}
+    server.state.statistics = {}
     server.state.nets = nn.ModuleList(nets)
     return server
 
@@ -107,7 +105,7 @@ class TestServer:
         assert net.weight[0, :, 0].tolist() == [0.625, 3.125]
         assert not net.weight[:, :, 1:].any()
         assert net()[0, 1] > 0.75
-        assert server.state.weights.get_buffer("a/weight").tolist() == [[4, 6], [4, 8]], "mix + Delta; the other stays"
+        assert server.state.weights["a.weight"].tolist() == [[4, 6], [4, 8]], "mix + Delta; the other stays"
         assert server.state.nets[1]()[0].tolist() == [0.5, 0.5], "who was not there learns nothing"
 
     def test_the_step_does_not_depend_on_how_far_the_client_went(self):
@@ -123,16 +121,16 @@ class TestServer:
         parts = assemble_tiny("pfedla", models="cnn-16-32", clients=3)
         server, method = ByHand(parts).server, PFedLA(hyper_lr=0.01)
         generator = torch.Generator().manual_seed(0)
-        for _, value in server.state.weights.named_buffers():
+        for _, value in server.state.weights.items():
             value.copy_(torch.randn(value.shape, generator=generator) * (0.1 if value.dim() > 2 else 1))
         sent = method.download(server, 1)
         up = Message({n: v + 1e-2 if v.is_floating_point() else v for n, v in sent.items()})
-        net, layers = server.state.nets[1], _layers(server.state)
+        net, layers = server.state.nets[1], _layers([*server.state.weights, *server.state.statistics])
         apart = [torch.zeros(()) for _ in layers]
-        for name, value in server.state.weights.named_buffers():
-            layer = layers[name.rpartition("/")[0]]
+        for name, value in server.state.weights.items():
+            layer = layers[name.rpartition(".")[0]]
             mix = torch.tensordot(net()[layer], value, 1)
-            apart[layer] = apart[layer] + (mix - up.tensor(name.replace("/", "."))).square().sum()
+            apart[layer] = apart[layer] + (mix - up.tensor(name)).square().sum()
         loss = sum(0.5 * value / value.detach() for value in apart)
         grads = torch.autograd.grad(loss, list(net.parameters()))
         expected = [p.detach() - 0.01 * g for p, g in zip(net.parameters(), grads, strict=True)]
@@ -159,22 +157,22 @@ class TestServer:
 
     def test_weight_bias_and_statistics_of_a_module_are_one_layer(self):
         server = ByHand(assemble_tiny("pfedla", models="cnn-16-32")).server
-        modules = {n.replace("/", ".").rpartition(".")[0] for n, _ in server.state.weights.named_buffers()}
-        assert len(_layers(server.state)) == len(modules)
-        assert {name.replace("/", ".") for name in _layers(server.state)} == modules
-        assert len(dict(server.state.statistics.named_buffers())) == 6  # two batch norms
+        modules = {n.rpartition(".")[0] for n, _ in server.state.weights.items()}
+        assert len(_layers([*server.state.weights, *server.state.statistics])) == len(modules)
+        assert set(_layers([*server.state.weights, *server.state.statistics])) == modules
+        assert len(dict(server.state.statistics.items())) == 6  # two batch norms
 
     def test_statistics_are_mixed_and_counters_are_the_clients_own(self):
         server = ByHand(assemble_tiny("pfedla", models="cnn-16-32")).server
-        for _, value in server.state.statistics.named_buffers():
+        for _, value in server.state.statistics.items():
             value.copy_(torch.arange(4).view(4, *[1] * (value.dim() - 1)).expand_as(value))
         down = PFedLA().download(server, 2)
         alpha = server.state.nets[2]()
-        layers = _layers(server.state)
-        for name, value in server.state.statistics.named_buffers():
-            got = down.tensor(name.replace("/", "."))
+        layers = _layers([*server.state.weights, *server.state.statistics])
+        for name, value in server.state.statistics.items():
+            got = down.tensor(name)
             if value.is_floating_point():
-                mean = alpha[layers[name.rpartition("/")[0]]] @ torch.arange(4.0)
+                mean = alpha[layers[name.rpartition(".")[0]]] @ torch.arange(4.0)
                 torch.testing.assert_close(got, mean.detach().expand_as(got))
             else:
                 assert got == 2
@@ -204,12 +202,12 @@ class TestRun:
 
     def test_who_is_absent_keeps_its_stored_model(self):
         hand = ByHand(assemble_tiny("pfedla"))
-        before = {n: v.clone() for n, v in hand.server.state.weights.named_buffers()}
+        before = {n: v.clone() for n, v in hand.server.state.weights.items()}
         hand.round(0, [1, 2])
-        for name, value in hand.server.state.weights.named_buffers():
+        for name, value in hand.server.state.weights.items():
             assert torch.equal(value[[0, 3]], before[name][[0, 3]])
             for k in (1, 2):
-                assert torch.equal(value[k], hand.host.client(k).model.state_dict()[name.replace("/", ".")])
+                assert torch.equal(value[k], hand.host.client(k).model.state_dict()[name])
 
     def test_traffic_is_what_the_sheet_says(self):
         """P floats each way."""
@@ -296,7 +294,7 @@ class TestKeepLocal:
         PFedLA(keep_local=1, hyper_lr=1.0).aggregate(server, {0: message(a__x=[2.0], b__x=[2.0])})
         assert nets[0].bias[0].any()
         assert not nets[0].bias[1].any()
-        assert server.state.weights.get_buffer("b/x").tolist() == [[2], [1]], "but its owner's weights are stored"
+        assert server.state.weights["b.x"].tolist() == [[2], [1]], "but its owner's weights are stored"
 
     def test_the_client_keeps_its_own_and_less_comes_down(self):
         method = PFedLA(keep_local=2)
@@ -311,10 +309,10 @@ class TestKeepLocal:
         assert len(kept) == 2
         assert all(torch.equal(after[n], trained[n]) == (n not in down) for n in trained if n.endswith("weight"))
         assert all(torch.equal(after[n], down.tensor(n)) for n in down)
-        stored = dict(hand.server.state.weights.named_buffers())
+        stored = dict(hand.server.state.weights.items())
         for name in trained.keys() - set(down):
-            if name.replace(".", "/") in stored:
-                assert torch.equal(stored[name.replace(".", "/")][1], trained[name])
+            if name in stored:
+                assert torch.equal(stored[name][1], trained[name])
 
     def test_traffic_falls(self):
         whole, less = (run_tiny("pfedla", data=few_digits(160), rounds=2, keep_local=k).bytes for k in (0, 1))
