@@ -27,7 +27,8 @@ from pluribus.data import Dataset
 from pluribus.experiment import experiment
 from pluribus.method import Traffic, find
 from pluribus.methods._generator import Generator
-from pluribus.methods.fedhpl import MOST_LOGITS, FedHPL
+from pluribus.methods._reports import MOST_LOGITS
+from pluribus.methods.fedhpl import FedHPL
 from pluribus.methods.pfedpg import Generator as PromptGenerator
 from pluribus.methods.pfedpg import PFedPG
 from pluribus.methods.pfedpt import Border

@@ -12,6 +12,7 @@ from conftest import assemble_tiny, new_folder, run_tiny
 from kit import ByHand, StopAfter, StoppedError, assert_same, differing, kept, numbers
 from parties import card_of, equal, federation_of, run_through, task_of
 from pluribus.assembly import assemble, bytes_per_round
+from pluribus.client import Batch
 from pluribus.errors import RangeError
 from pluribus.evaluate import figures
 from pluribus.experiment import experiment
@@ -216,12 +217,20 @@ class TestFedProx:
         assert 0 < distances[1] < 0.9 * distances[0]
 
     def test_who_missed_the_first_download_is_pulled_to_the_first_model(self):
-        method = FedProxMatched()
-        parts = tiny("fedprox-matched")
-        client = ByHand(parts).host.client(0)
-        model = parts.task.build("mlp-64", "global")
-        assert all(torch.equal(value, dict(model.named_parameters())[n]) for n, value in method.anchor(client).items())
+        """It starts there; a bias of ten classes that is 1 too large is pulled back with mu / 2 times 10."""
+        client = ByHand(tiny("fedprox-matched")).host.client(0)
         assert client.got == {}
+        positions = torch.arange(8)
+        batch = Batch(*client.data["train"].take(positions), positions, 8)
+
+        def pull() -> float:
+            pulled, free = (FedProxMatched(mu=mu).loss(client, batch).double() for mu in (3.0, 0.0))
+            return float(pulled - free)
+
+        assert pull() == 0
+        with torch.no_grad():
+            client.model.head.bias += 1
+        assert pull() == pytest.approx(15, abs=1e-4)
 
     def test_it_has_both_options(self):
         assert (FedProxMatched().mu, FedProxMatched().matched_batch) == (0.01, 32)

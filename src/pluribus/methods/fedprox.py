@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from pluribus.client import Batch, Client
 from pluribus.message import Wire, schema_of
@@ -28,12 +28,11 @@ class FedProx(FedAvg):
         shared = self.part(task.shape_of(card.model))
         return Wire(down=schema_of(shared, kept=True), up=schema_of(shared))
 
-    def anchor(self, client: Client) -> Mapping[str, Tensor]:
-        """w^t, the global model as it came down."""
-        return {name: client.got.tensor(name) for name in client.got}
-
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        anchor = self.anchor(client)
-        parameters = self.part(client.model).named_parameters()
-        drift = torch.stack([(p - anchor[name]).square().sum() for name, p in parameters])
-        return super().loss(client, batch) + self.mu / 2 * drift.sum()  # h_k(w; w^t)
+        anchor = {name: client.got.tensor(name) for name in client.got}  # w^t, the global model as it came down
+        return super().loss(client, batch) + self.mu / 2 * drift(self.part(client.model), anchor)  # h_k(w; w^t)
+
+
+def drift(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
+    """Squared distance of a model's parameters to others of the same names."""
+    return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()

@@ -11,40 +11,41 @@ from types import MappingProxyType
 import torch
 from torch import Tensor
 
-from pluribus.client import Client
+from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
-from pluribus.message import Message, Wire, payload
+from pluribus.message import Message, payload
 from pluribus.method import Need, Sizes, Traffic, register
 from pluribus.methods.fedavg import FedAvg
-from pluribus.methods.fedh2l import SETTINGS, Ind
-from pluribus.methods.fedprox import FedProx
+from pluribus.methods.fedh2l import SETTINGS, Ind, own_and_public
+from pluribus.methods.fedprox import drift
+from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 FLOAT = 4  # bytes
 
 
 @register("fedavg-matched")
 @dataclass(frozen=True)
-class FedAvgMatched(Ind, FedAvg):
+class FedAvgMatched(FedAvg):
     """FedAvg that averages as rarely as FedH2L's bandwidth allows."""
 
+    paper = Ind.paper
     up = "the model, in some rounds"
     down = "the global model, in some rounds"
     needs = frozenset({Need.SAME_MODEL, Need.PUBLIC_DATA})
-    views = ("before", "after")  # the global model is what all nodes share
     defaults = MappingProxyType({**SETTINGS, "models": "mlp-64"})
 
     matched_batch: int = setting(32, at_least=1, symbol="B")
     """Public samples per round of the FedH2L run whose bandwidth is matched."""
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         if not self.synchronisations(task, cards[0]):
+            needed = -(-self._model_bytes(task, cards[0]) // self._round_bytes(task))
             raise RangeError(
                 f"what FedH2L sends in {task.rounds} rounds does not pay for one upload of {cards[0].model}: use "
-                f"--rounds {-(-self._model_bytes(task, cards[0]) // self._round_bytes(task))} or more, or a smaller "
-                f"model."
+                f"--rounds {needed} or more, or a smaller model."
             )
 
     def synchronisations(self, task: Task, card: Card) -> int:
@@ -69,9 +70,12 @@ class FedAvgMatched(Ind, FedAvg):
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
+    def optimisers(self, client: Client) -> dict[str, Opt]:
+        return {"model": Opt(client.model, life="run")}
+
     def prepare(self, client: Client) -> None:
         """Who misses a download goes on from what it has; at first that is what all derive from the common seed."""
-        super().prepare(client)
+        client.data["local"] = own_and_public(client, everyones=False)
         client.state.shared = self.part(client.task.build(client.card.model, "global")).requires_grad_(False)
         self.part(client.model).load_state_dict(client.state.shared.state_dict())
 
@@ -80,7 +84,7 @@ class FedAvgMatched(Ind, FedAvg):
         client.state.shared.load_state_dict(down.part())
 
     def local_update(self, client: Client) -> Message | None:
-        super().local_update(client)  # one step on private and own public data
+        client.fit(self.step, on="local", steps=1)
         due = self.synchronises(client.task, client.card, client.t)
         return Message.of(self.part(client.model)) if due else None
 
@@ -105,11 +109,12 @@ class FedAvgMatched(Ind, FedAvg):
 
 @register("fedprox-matched")
 @dataclass(frozen=True)
-class FedProxMatched(FedAvgMatched, FedProx):
+class FedProxMatched(FedAvgMatched):
     """FedProx that averages as rarely as FedH2L's bandwidth allows."""
 
-    def schema(self, task: Task, card: Card) -> Wire:
-        return FedAvg.schema(self, task, card)  # the last global model lies in the state already
+    mu: float = setting(0.01, at_least=0, symbol="mu")
+    """Weight of the squared distance to the global model. 0 is FedAvg."""
 
-    def anchor(self, client: Client) -> Mapping[str, Tensor]:
-        return dict(client.state.shared.named_parameters())
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        anchor = dict(client.state.shared.named_parameters())  # the last global model
+        return super().loss(client, batch) + self.mu / 2 * drift(self.part(client.model), anchor)
