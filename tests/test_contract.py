@@ -506,7 +506,7 @@ class TestTurns:
         assert [record["present"] for record in result.history] == [1] * 8
         drawn = {Turns().participants(task, t)[0] for t in range(8)}
         assert len(drawn) > 1
-        assert set(Checkpoint(result.folder / "state")._where) == drawn
+        assert set(Checkpoint(result.folder / "state")._newest) == drawn
 
 
 class TestPlainSGD:

@@ -1,1 +1,1 @@
-"""Below a client: batches, steps, state and the books of a run."""
+"""What a client is built on: batches, steps, state, clock and ledger."""

@@ -1,4 +1,4 @@
-"""Batches: what a step sees, how long each is, and how many are gathered at once."""
+"""Batches: their content, their sizes, and how many are gathered at once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.models.probe import Shape, normalised_pixels
 
-FEW = 8  # numbers, to normalise by
+LEAST_NUMBERS = 8  # that a batch normalization needs per channel
 CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
 
 
@@ -29,11 +29,11 @@ class Batch(NamedTuple):
 def least_rows(model: nn.Module, shape: Shape) -> int:
     """Rows that a batch needs so that a model can learn from it.
 
-    Normalised over few numbers, gradients explode: those of a MobileNetV2 on 32 x 32 images, which come from ten images
-    at 59 (the median norm), come from eight at 87, from four at 1,000, from two at 800,000.
+    Gradients explode if a layer normalizes over few numbers. The median gradient norm of a MobileNetV2 on 32 x 32
+    images is 59 with ten images in a batch, 87 with eight, 1,000 with four and 800,000 with two.
     """
     pixels = normalised_pixels(model, shape)
-    return 2 if pixels is None else max(2, math.ceil(FEW / pixels))
+    return 2 if pixels is None else max(2, math.ceil(LEAST_NUMBERS / pixels))
 
 
 def batch_sizes(samples: int, batch: int, least: int = 2) -> list[int]:
@@ -52,7 +52,7 @@ def batch_sizes(samples: int, batch: int, least: int = 2) -> list[int]:
 
 
 def gathered(data: Data, order: Tensor, sizes: list[int], augment: Augment | None = None) -> Iterator[Batch]:
-    """Batches of these sizes, gathered from the store many at a time."""
+    """Batches of these sizes. Many are gathered from the store at once."""
     if not sizes:
         return
     chunk = max(1, CHUNK // (data.store.x[0].numel() * max(sizes)))

@@ -1,7 +1,7 @@
-"""Errors of somebody's own method, model or data function: where in a run they came up, and on which of their lines.
+"""Errors in user code (a method, model or data function): where in the run and on which line they were raised.
 
-The error keeps its type. It gets a note, which Python prints below a traceback, and which travels with it from other
-processes; the command line prints the sentence first.
+The error keeps its type. It gets a note, which Python prints below the traceback, also if the error comes from another
+process. The command line prints the sentence first.
 """
 
 from __future__ import annotations
@@ -20,35 +20,34 @@ ATTRIBUTE = "_pluribus_blame"
 
 
 class Blame(NamedTuple):
-    """What is known of an error: where in the run, its own line, and the frames of code that is neither ours nor of a
-    library."""
+    """Facts about an error: where in the run it was raised, and the line and the frames of user code."""
 
     where: tuple[str, ...]
     line: str
     frames: str
 
     def note(self) -> str:
-        """Where it came up."""
+        """Where the error was raised, in words."""
         return f"{', '.join(self.where)} ({self.line})" if self.line else ", ".join(self.where)
 
 
 @contextmanager
 def at(*where: str) -> Iterator[None]:
-    """An error that comes up meanwhile says where in the run, such as `round 3`, `client 2`."""
+    """Add to every error raised in this block where in the run that was, such as `round 3`, `client 2`."""
     try:
         yield
-    except PluribusError:  # a sentence that says so itself
+    except PluribusError:  # its sentence says where
         raise
     except Exception as error:
         known = blame_of(error)
-        found = Blame(where, *_own(error)) if known is None else known
+        found = Blame(where, *_find_user_code(error)) if known is None else known
         found = found._replace(where=(*where, *(word for word in found.where if word not in where)))
-        _tell(error, known, found)
+        _attach(error, known, found)
         raise
 
 
-def _tell(error: Exception, known: Blame | None, found: Blame) -> None:
-    """One note, which grows as the error rises."""
+def _attach(error: Exception, known: Blame | None, found: Blame) -> None:
+    """Attach one note, which grows as the error propagates."""
     notes: list[str] = getattr(error, "__notes__", [])
     if known is not None and known.note() in notes:
         notes[notes.index(known.note())] = found.note()
@@ -58,27 +57,27 @@ def _tell(error: Exception, known: Blame | None, found: Blame) -> None:
 
 
 def blame_of(error: BaseException) -> Blame | None:
-    """What is known of an error."""
+    """The facts about an error; None if it was not raised inside `at`."""
     return getattr(error, ATTRIBUTE, None)
 
 
 def sentence_of(error: BaseException) -> str:
-    """The error in one line: where, what, and on whose line."""
-    said = "".join(traceback.format_exception_only(type(error), error)).splitlines()[0] if str(error) else ""
-    said = said or type(error).__name__
+    """The error in one line: where in the run, the error itself, and the line of user code."""
+    text = "".join(traceback.format_exception_only(type(error), error)).splitlines()[0] if str(error) else ""
+    text = text or type(error).__name__
     if (known := blame_of(error)) is None:
-        return said
-    return f"{', '.join(known.where)}: {said}" + (f" ({known.line})" if known.line else "")
+        return text
+    return f"{', '.join(known.where)}: {text}" + (f" ({known.line})" if known.line else "")
 
 
 def own_line(error: BaseException) -> str:
-    """Where in somebody's own code it came up; empty if nowhere."""
-    return _own(error)[0]
+    """The line of user code that raised the error; empty if there is none."""
+    return _find_user_code(error)[0]
 
 
-def _own(error: BaseException) -> tuple[str, str]:
-    """The innermost line of code that is neither ours nor of a library, and all such frames."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_own(frame.filename)]
+def _find_user_code(error: BaseException) -> tuple[str, str]:
+    """The innermost line of user code, and all frames of user code."""
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
     if not frames:
         return "", ""
     last = frames[-1]
@@ -86,13 +85,13 @@ def _own(error: BaseException) -> tuple[str, str]:
     return line, "".join(traceback.format_list(frames))
 
 
-def _is_own(file: str) -> bool:
-    return not file.startswith("<frozen") and not any(file.startswith(folder) for folder in _foreign())
+def _is_user_code(file: str) -> bool:
+    return not file.startswith("<frozen") and not any(file.startswith(folder) for folder in _library_folders())
 
 
 @cache
-def _foreign() -> tuple[str, ...]:
-    """Folders of code that no user wrote: this package, libraries, and Python itself."""
+def _library_folders() -> tuple[str, ...]:
+    """Folders without user code: this package, libraries, and Python itself."""
     paths = sysconfig.get_paths()
     libraries = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
     return (*dict.fromkeys((str(Path(__file__).parents[1]), *libraries)),)

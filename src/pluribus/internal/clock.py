@@ -1,4 +1,4 @@
-"""Where the time of a round goes."""
+"""Measure where the time of a round goes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ SPANS = ("compute", "communication", "server", "evaluation")
 
 
 class Clock:
-    """Seconds by kind. Spans may lie inside each other: time belongs to the innermost.
+    """Seconds by kind. Spans may be nested: time counts for the innermost span.
 
     >>> clock = Clock()
     >>> with clock("evaluation"):
@@ -22,25 +22,25 @@ class Clock:
     def __init__(self) -> None:
         self._started = time.perf_counter()
         self._spans = dict.fromkeys(SPANS, 0.0)
-        self._claimed = 0.0  # by spans that have ended
+        self._claimed = 0.0  # seconds of spans that have ended
 
     def seconds(self) -> float:
-        """Since the start."""
+        """Seconds since the start."""
         return round(time.perf_counter() - self._started, 6)
 
     def spans(self) -> dict[str, float]:
-        """Seconds by kind; what is left of `seconds` is everything else."""
+        """Seconds by kind. The rest of `seconds` belongs to no kind."""
         return {name: round(value, 6) for name, value in self._spans.items()}
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Count the time inside as this."""
+        """Count the time of this block as one kind."""
         with self.apportioned({name: 1.0}):
             yield
 
     @contextmanager
     def apportioned(self, shares: Mapping[str, float]) -> Iterator[None]:
-        """Count the time inside as several kinds, by shares that are known when it ends."""
+        """Count the time of this block as several kinds. The shares are read when the block ends."""
         started, claimed = time.perf_counter(), self._claimed
         try:
             yield

@@ -1,7 +1,7 @@
-"""The ledger of communication: bytes per round, client, direction and tensor, as they were serialised.
+"""The ledger of communication: bytes per round, client, direction and tensor of serialized messages.
 
-Messages of one method mostly repeat the same few layouts (tensor names and sizes), so each layout is kept once and a
-transfer is a reference to it. A thousand rounds of a ResNet stay small.
+Most messages of a method share a few layouts (tensor names and sizes). So each layout is stored once, and a transfer
+refers to it. The ledger of a thousand rounds of a ResNet stays small.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class _Transfer:
 
 
 class Ledger:
-    """What travelled. Directions are `up`, `down` and `evaluation` (downloads made only to measure)."""
+    """All transfers. Directions are `up`, `down` and `evaluation` (downloads for evaluation only)."""
 
     def __init__(self) -> None:
         self.layouts: list[dict[str, int]] = []
@@ -44,16 +44,16 @@ class Ledger:
         self.total = {"up": 0, "down": 0, "evaluation": 0}
 
     def add(self, round: int, exchange: int, client: int, direction: str, data: bytes | Parcel) -> None:
-        """Book one serialised message."""
+        """Record one serialized message."""
         layout = data.layout if isinstance(data, Parcel) else tensor_bytes(data)
         key = tuple(layout.items())
         if key not in self._known:
             self._known[key] = len(self.layouts)
             self.layouts.append(layout)
             self._fresh.append({"layout": self._known[key], "tensors": layout})
-        self._book(_Transfer(round, exchange, client, direction, self._known[key]), sum(layout.values()))
+        self._record(_Transfer(round, exchange, client, direction, self._known[key]), sum(layout.values()))
 
-    def _book(self, transfer: _Transfer, size: int) -> None:
+    def _record(self, transfer: _Transfer, size: int) -> None:
         self._transfers.append(transfer)
         self._fresh.append(vars(transfer))
         self.total[transfer.direction] += size
@@ -74,12 +74,12 @@ class Ledger:
         return sums
 
     def flush(self) -> list[dict[str, Any]]:
-        """What was booked since the last flush, as lines for `traffic.jsonl`."""
+        """The entries since the last flush, as lines for `traffic.jsonl`."""
         fresh, self._fresh = self._fresh, []
         return fresh
 
     def replay(self, line: Mapping[str, Any]) -> None:
-        """Take a line of `traffic.jsonl` back in (resume, reports)."""
+        """Add a line of `traffic.jsonl` (for resume and reports)."""
         if "tensors" in line:
             layout = dict(line["tensors"])
             self._known[tuple(layout.items())] = len(self.layouts)

@@ -1,4 +1,4 @@
-"""Names from outside that point at code: a user's own method, model or data set by its dotted path."""
+"""Import user code (a method, model or data set) by its dotted path."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pluribus.internal.blame import at
 
 
 def imported(path: str, kind: str) -> Any:
-    """What `package.module.name` names, with a sentence for each way this can fail."""
+    """Import `package.module.name`. The error says why it cannot be imported."""
     module, _, name = path.rpartition(".")
     try:
         with at(f"{kind} {path}"):
@@ -18,4 +18,4 @@ def imported(path: str, kind: str) -> Any:
     except ImportError as error:
         raise UserCodeError(f"{kind} '{path}' cannot be imported: {error}.") from error
     except AttributeError:
-        raise UserCodeError(f"{kind} '{path}' is not there: module '{module}' has no '{name}'.") from None
+        raise UserCodeError(f"{kind} '{path}' does not exist: module '{module}' has no '{name}'.") from None

@@ -1,4 +1,4 @@
-"""Copies of many tensors at once, to be put back in place."""
+"""Copies of many tensors, to be restored in place."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 
-class _Place(NamedTuple):
-    """Where in its block a copy lies, and how."""
+class _Location(NamedTuple):
+    """Position and layout of a copy in its block."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -19,14 +19,14 @@ class _Place(NamedTuple):
 
 
 class Snapshot:
-    """Copies that lie in one block of memory per type: a GPU copies a thousand tensors in a few calls."""
+    """Copies in one block of memory per dtype, so that a GPU copies a thousand tensors in a few calls."""
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._places: dict[str, _Place] = {}
+        self._locations: dict[str, _Location] = {}
         sizes: dict[torch.dtype, int] = {}
         for name, value in tensors.items():
             offset = sizes.get(value.dtype, 0)
-            self._places[name] = _Place(value.dtype, tuple(value.shape), _stride(value), offset)
+            self._locations[name] = _Location(value.dtype, tuple(value.shape), _stride(value), offset)
             sizes[value.dtype] = offset + value.numel()
         device = next(iter(tensors.values())).device if tensors else None
         self._blocks = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
@@ -34,7 +34,7 @@ class Snapshot:
         copy_all(self._copies, tensors)
 
     def put_back(self, tensors: Mapping[str, Tensor]) -> None:
-        """Make the live tensors of these names what they were; their addresses stay."""
+        """Restore the live tensors of these names in place; their addresses stay."""
         copy_all(tensors, self._copies)
 
     def tensors(self) -> dict[str, Tensor]:
@@ -44,16 +44,15 @@ class Snapshot:
 
     @property
     def nbytes(self) -> int:
-        """Memory that the copies take."""
         return sum(block.nbytes for block in self._blocks.values())
 
     def _views(self, blocks: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
-        return {n: blocks[p.dtype].as_strided(p.shape, p.stride, p.offset) for n, p in self._places.items()}
+        return {n: blocks[p.dtype].as_strided(p.shape, p.stride, p.offset) for n, p in self._locations.items()}
 
 
 @torch.no_grad()
 def copy_all(to: Mapping[str, Tensor], from_: Mapping[str, Tensor]) -> None:
-    """Copy tensors by name, all of one type in one call."""
+    """Copy tensors by name, with one call per dtype."""
     by_type: dict[torch.dtype, list[str]] = {}
     for name, value in to.items():
         by_type.setdefault(value.dtype, []).append(name)
@@ -62,6 +61,6 @@ def copy_all(to: Mapping[str, Tensor], from_: Mapping[str, Tensor]) -> None:
 
 
 def _stride(value: Tensor) -> tuple[int, ...]:
-    """The tensor's own order of numbers where it has no gaps: equal layouts are copied in one call."""
+    """The tensor's own strides if its memory has no gaps: equal layouts are copied in one call."""
     dense = value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last))
     return tuple(value.stride() if dense else torch.empty(value.shape, device="meta").stride())

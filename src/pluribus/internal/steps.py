@@ -1,5 +1,5 @@
-"""How a client's steps are executed. `Eager` does what is written, one operation after the other; an engine may bring
-a runner that replays recorded steps, or takes one step for many clients at once."""
+"""Runners execute a client's steps. `Eager` runs one operation after the other; an engine may have a runner that
+replays recorded steps, or one that takes a step for many clients at once."""
 
 from __future__ import annotations
 
@@ -40,31 +40,30 @@ class Descent:
 
 
 class Fit(NamedTuple):
-    """One call of `client.fit`: a step, a set, and the positions in it that are visited, batch after batch."""
+    """One call of `client.fit`: a step, a data set, and the positions to visit, batch by batch."""
 
     step: Step
     data: Data
     order: Tensor
     sizes: list[int]
-    key: tuple[draws.Key, ...]  # of what layers draw from torch's global generators
-    augment: Augment | None = None  # what happens to the images, in the order of visits
+    key: tuple[draws.Key, ...]  # seeds torch's global generators, for layers that draw from them
+    augment: Augment | None = None  # augmentation of the images, in the order of visits
 
 
 class Runner(Protocol):
     """Executes the steps of clients."""
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """All steps of a fit; the mean loss over its samples, None if no step gave one."""
+        """Take all steps of a fit; returns the mean loss over its samples, None if no step returned a loss."""
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
-        """`rows` of every sample of a set, in order; the client is in eval mode."""
+        """Apply `rows` to every sample of a data set, in order; the client is in eval mode."""
 
 
 class Eager:
-    """One operation after the other, as the step says."""
+    """Runs one operation after the other, as the step is written."""
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """All steps of a fit; the mean loss over its samples, None if no step gave one."""
         total = torch.zeros((), device=client.device)
         samples = 0
         with draws.seeded(*fit.key, device=client.device), client.autocast():
@@ -76,13 +75,12 @@ class Eager:
         return total / samples if samples else None
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
-        """`rows` of every sample of a set, in order; the client is in eval mode."""
         order = torch.arange(len(data), device=client.device)
         with torch.no_grad(), client.autocast():
             return torch.cat([rows(client, b.x).float() for b in gathered(data, order, sweep_sizes(len(data)))])
 
 
 def sweep_sizes(samples: int) -> list[int]:
-    """Rows per forward pass over a set."""
+    """Rows of each forward pass over a data set."""
     full, rest = divmod(samples, SWEEP_BATCH)
     return [SWEEP_BATCH] * full + [rest] * (rest > 0)

@@ -1,18 +1,18 @@
-"""The one door to torchvision. Import it late: torchvision and timm together cost seconds of start-up.
+"""The only module that imports torchvision. Import it late: torchvision and timm take seconds to import.
 
     from pluribus.internal.torchvision import torchvision
 
 Torch from the CPU-only index with torchvision from the registry cannot load torchvision's compiled operators, and
-`import torchvision` dies on `operator torchvision::nms does not exist` while it describes two of them to the meta
-device. No classifier uses those two, so here they are declared, without an implementation, where they are missing.
-timm imports torchvision, so whoever wants timm comes through this door first.
+`import torchvision` fails with `operator torchvision::nms does not exist` while it registers two of them for the meta
+device. No classifier uses those two, so this module declares them, without an implementation, if they are missing.
+timm imports torchvision, so import this module before timm.
 """
 
 from __future__ import annotations
 
 import torch
 
-# A module-level name because torch forgets the declarations of a Library that is garbage collected.
+# A module-level name, because torch drops the declarations of a Library that is garbage collected.
 _stand_ins: torch.library.Library | None = None
 
 try:

@@ -1,4 +1,4 @@
-"""Which view a comparison asks for, and which one a method then shows. No torch here: command lines need it."""
+"""Views: which model of a method is evaluated. The command line needs this module, so it does not import torch."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from pluribus.errors import UnknownNameError
 
 View = Literal["after", "before", "own"]
 AFTER: View = "after"
-ABOUT = "The model that is asked: after local training, before it, or each method's own headline."
+ABOUT = "The model that is evaluated: after local training, before it, or each method's own headline."
 
 
 def check_view(wanted: str) -> None:
-    """Refuse a view that cannot be asked for."""
+    """Refuse a view that does not exist."""
     if wanted not in get_args(View):
         raise UnknownNameError(f"--view must be one of {', '.join(get_args(View))}, not {wanted!r}.")
 
 
 def shown(views: Iterable[str], wanted: str) -> str:
-    """The view that is asked for where a method has it, and its headline where it does not.
+    """The wanted view if a method has it, otherwise its headline view.
 
     >>> shown(("before", "after"), "after"), shown(("before", "head"), "after"), shown(("before", "after"), "own")
     ('after', 'before', 'before')
@@ -29,12 +29,12 @@ def shown(views: Iterable[str], wanted: str) -> str:
 
 
 def view_text(view: str) -> str:
-    """Which model a view asks, in words."""
+    """A view in words."""
     return f"{view} local training" if view in ("after", "before") else view
 
 
 def views_text(views: Mapping[str, str]) -> str:
-    """Which models several views ask, in words; where they differ, who has which.
+    """The views of several methods in words; if they differ, with the names of the methods.
 
     >>> views_text({"local": "after", "fedgh": "after"})
     'after local training'

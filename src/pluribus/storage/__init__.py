@@ -1,1 +1,1 @@
-"""Run folders: what a run writes, and how it is read back."""
+"""Run folders: how a run is written and read back."""

@@ -1,13 +1,13 @@
-"""Full state of a run, written in cost proportional to the clients that changed.
+"""The full state of a run. The cost of a commit is proportional to the number of clients that changed.
 
-Each commit is one file `round-NNNNNN.safetensors` with the server and the clients touched since the commit before; its
-rename is the moment of truth. A client's newest state is in the newest file that names it, so the folder is its own
-index. A file is deleted once neither the newest commit nor the one before it needs anything in it. Each commit also
-notes the sum of all clients' newest rounds: a file that went missing would make it smaller.
+Each commit is one file `round-NNNNNN.safetensors` with the server and the clients that changed since the previous
+commit. It takes effect when the file gets its final name. A client's newest state is in the newest file that names it,
+so the folder needs no index. A file is deleted once neither the newest commit nor the previous one needs it. Each
+commit also stores the sum of all clients' newest rounds: the sum is smaller if a file is missing.
 
-`selected/` has a file per client: what it was measured with in the round that its validation data selects. A newer one
-is written before the commit that counts on it, and the older one is deleted after it. So a commit needs two copies of a
-client at most: its newest state and its selected model.
+`selected/` has one file per client: its state when it was evaluated in the round that its validation data selects. A
+new file is written before the commit that relies on it, and the old file is deleted after that commit. So a commit
+needs at most two copies of a client: its newest state and its selected model.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from pluribus.storage.files import write_tensors
 Tensors = dict[str, Tensor]
 SELECTED = "selected"
 KEPT = re.compile(r"client-(?P<client>\d+)-round-(?P<round>\d+)")
-READINGS = 5  # of a folder that another process writes to at the same time
+READINGS = 5  # attempts to read a folder while another process writes to it
 
 
 class Checkpoint:
-    """The `state/` folder of a run. One that is only read may be written to by another process meanwhile."""
+    """The `state/` folder of a run. If it is read-only here, another process may write to it at the same time."""
 
     def __init__(self, folder: Path, read_only: bool = False) -> None:
         self._folder = folder
         if not read_only:
-            for temporary in (*folder.rglob("*.tmp"), *folder.rglob(".tmp*")):  # ours, and those of safetensors
+            for temporary in (*folder.rglob("*.tmp"), *folder.rglob(".tmp*")):  # ours and those of safetensors
                 temporary.unlink()
         for reading in range(READINGS if read_only else 1):
             try:
@@ -47,56 +47,56 @@ class Checkpoint:
             except CheckpointError:
                 if reading == READINGS - 1 or not read_only:
                     raise
-        self._kept: dict[int, set[int]] = {}  # client -> rounds of which there is a file in selected/
+        self._kept: dict[int, set[int]] = {}  # client -> rounds that have a file in selected/
         for path in folder.glob(f"{SELECTED}/client-*.safetensors"):
             if found := KEPT.fullmatch(path.stem):
                 self._kept.setdefault(int(found["client"]), set()).add(int(found["round"]))
-        self.doubled = {k for k, rounds in self._kept.items() if len(rounds) > 1}  # those with an older file, too
+        self.doubled = {k for k, rounds in self._kept.items() if len(rounds) > 1}  # clients with an older file, too
 
     def _index_all(self) -> None:
-        self._where: dict[int, int] = {}  # client -> round of the file that holds its newest state
+        self._newest: dict[int, int] = {}  # client -> round of the file that holds its newest state
         self._holds: Counter[int] = Counter()  # round of a file -> number of clients whose newest state it holds
-        self._stale: list[int] = []  # files that the newest commit no longer needs, but the one before it does
+        self._stale: list[int] = []  # files that the previous commit needs, but not the newest one
         self.latest: int | None = None
         self.threads: int | None = None
-        noted = 0
+        stored = 0
         for path in sorted(self._folder.glob("round-*.safetensors")):
-            noted = self._index(path)
+            stored = self._index(path)
         self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
-        self._sum = sum(t + 1 for t in self._where.values())
-        if self._sum != noted:
+        self._sum = sum(t + 1 for t in self._newest.values())
+        if self._sum != stored:
             raise DamagedFileError(
-                f"{self._folder} lacks a file that round {self.latest} rests on. "
+                f"{self._folder} lacks a file that round {self.latest} needs. "
                 f"Start again: pluribus run --config {self._folder.parent / 'config.toml'}"
             )
 
     def _index(self, path: Path) -> int:
-        """Take a file in; returns the sum of rounds that it notes."""
+        """Add a file to the index; returns the sum of rounds that the file stores."""
         with _open(path) as file:
             facts = file.metadata() or {}
         try:
-            t, threads, noted = (int(facts[name]) for name in ("round", "threads", "sum"))
-            self._point(json.loads(facts["clients"]), t)
+            t, threads, stored = (int(facts[name]) for name in ("round", "threads", "sum"))
+            self._update_index(json.loads(facts["clients"]), t)
         except (KeyError, ValueError) as error:
-            raise _damaged(path, error) from error
+            raise _damaged_error(path, error) from error
         self.latest, self.threads = t, threads
-        return noted
+        return stored
 
-    def _point(self, clients: list[int], t: int) -> list[int]:
-        """Note where these clients are now; returns the files that nobody needs any more."""
+    def _update_index(self, clients: list[int], t: int) -> list[int]:
+        """Set the newest round of these clients; returns the files that this commit no longer needs."""
         emptied = [] if self.latest is None or self._holds[self.latest] else [self.latest]
         for k in clients:
-            old = self._where.get(k)
+            old = self._newest.get(k)
             if old is not None:
                 self._holds[old] -= 1
                 if not self._holds[old]:
                     emptied.append(old)
-            self._where[k] = t
+            self._newest[k] = t
         self._holds[t] += len(clients)
         return emptied
 
     def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
-        """Make round t the one that a resumed run goes on from."""
+        """Save round t. A resumed run continues after it."""
         # copies, because safetensors refuses tensors that share memory
         tensors = {f"server/{name}": value.clone().contiguous() for name, value in server.items()}
         for k, state in clients.items():
@@ -104,11 +104,11 @@ class Checkpoint:
             if k in enrolled:
                 tensors[f"enrolled/{k}"] = torch.frombuffer(bytearray(enrolled[k]), dtype=torch.uint8)
         threads = torch.get_num_threads()
-        total = self._sum + sum(t - self._where.get(k, -1) for k in clients)
+        total = self._sum + sum(t - self._newest.get(k, -1) for k in clients)
         facts = {"round": str(t), "clients": json.dumps(list(clients)), "threads": str(threads), "sum": str(total)}
         write_tensors(self._path(t), tensors, facts)
         self._sum = total
-        stale, self._stale = self._stale, self._point(list(clients), t)
+        stale, self._stale = self._stale, self._update_index(list(clients), t)
         self.latest, self.threads = t, threads
         for old in stale:
             self._path(old).unlink(missing_ok=True)
@@ -116,7 +116,7 @@ class Checkpoint:
     # ---- selected rounds -------------------------------------------------------------------------------------------
 
     def keep(self, k: int, t: int, measured: Tensors) -> None:
-        """Write what a client was measured with in round t, beside what was kept of it before."""
+        """Save the state with which a client was evaluated in round t. Its older file stays."""
         path = self._selected_path(k, t)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, measured, {"client": str(k), "round": str(t)})
@@ -125,7 +125,7 @@ class Checkpoint:
             self.doubled.add(k)
 
     def drop_superseded(self, selected: Mapping[int, int]) -> None:
-        """Leave of each client the round that it selects: after the commit that counts on it."""
+        """Delete the files of all rounds but the selected ones. Call this after the commit that relies on them."""
         for k, t in selected.items():
             for old in self._kept[k] - {t}:
                 self._selected_path(k, old).unlink(missing_ok=True)
@@ -133,7 +133,7 @@ class Checkpoint:
             self.doubled.discard(k)
 
     def selected(self, k: int, t: int) -> Tensors | None:
-        """What a client was measured with in round t; None if that was not kept."""
+        """The state with which a client was evaluated in round t; None if it was not kept."""
         path = self._selected_path(k, t)
         return _tensors(path) if path.exists() else None
 
@@ -149,12 +149,12 @@ class Checkpoint:
 
     def client(self, k: int) -> Tensors | None:
         """A client's state at the latest commit; None if it never took part."""
-        return self._read(self._where[k], f"client/{k}/") if k in self._where else None
+        return self._read(self._newest[k], f"client/{k}/") if k in self._newest else None
 
     def enrolled(self) -> dict[int, bytes]:
-        """The enrolment messages so far; each is saved with its client."""
+        """All enrollment messages so far. Each one is saved with its client."""
         messages: dict[int, bytes] = {}
-        for t in sorted(set(self._where.values())):
+        for t in sorted(set(self._newest.values())):
             messages |= {int(k): bytes(value.numpy()) for k, value in self._read(t, "enrolled/").items()}
         return messages
 
@@ -166,12 +166,12 @@ class Checkpoint:
 
 
 def put_back(live: Tensors, saved: Tensors, whose: str) -> None:
-    """Restore saved state in place; state of other code or other models gets a sentence."""
+    """Restore saved state in place. Refuse the state of other code or of another model."""
     try:
         restore(live, saved, whose)
     except (KeyError, ValueError) as error:
         raise OtherRunError(
-            f"the saved state of {whose} does not fit its method and model as they are now ({error.args[0]}). "
+            f"the saved state of {whose} does not fit its current method and model ({error.args[0]}). "
             f"Use the code that wrote it, or start a new run."
         ) from error
 
@@ -184,11 +184,11 @@ def _tensors(path: Path, prefix: str = "") -> Tensors:
 def _open(path: Path) -> safe_open:
     try:
         return safe_open(path, framework="pt")
-    except (SafetensorError, OSError, RuntimeError) as error:  # torch's, where a file goes away while it is opened
-        raise _damaged(path, error) from error
+    except (SafetensorError, OSError, RuntimeError) as error:  # RuntimeError: the file vanished while torch opened it
+        raise _damaged_error(path, error) from error
 
 
-def _damaged(path: Path, error: Exception) -> DamagedFileError:
+def _damaged_error(path: Path, error: Exception) -> DamagedFileError:
     return DamagedFileError(
-        f"{path} is damaged ({error}). Delete it and resume again: the run goes on from the commit before."
+        f"{path} is damaged ({error}). Delete it and resume again: the run continues from the previous commit."
     )

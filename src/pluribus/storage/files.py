@@ -1,4 +1,4 @@
-"""Files that are either whole or not there: written under a temporary name, synced, renamed."""
+"""Atomic files: they are written under a temporary name, synced and renamed."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from pluribus.errors import DamagedFileError, FileAccessError
 
 
 def check_place(path: Path) -> None:
-    """Refuse, before anything runs, a file that could not be written for want of its folder."""
+    """Refuse a file whose folder does not exist, before anything runs."""
     if not path.parent.is_dir():
         raise FileAccessError(f"cannot write {path}: {path.parent} is not a folder.")
 
 
 def write_text(path: Path, text: str) -> None:
     """Write a small text file."""
-    _atomic(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
+    _write_atomically(path, lambda temporary: temporary.write_text(text, encoding="utf-8"))
 
 
 def to_json(value: Any, indent: int | None = None) -> str:
-    """A value as JSON. The format has no word for NaN and infinity: they become null."""
-    return json.dumps(_finite(value), indent=indent)
+    """A value as JSON. JSON lacks NaN and infinity: they become null."""
+    return json.dumps(_replace_non_finite(value), indent=indent)
 
 
-def _finite(value: Any) -> Any:
+def _replace_non_finite(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: _replace_non_finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [_replace_non_finite(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -47,7 +47,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def read_json(path: Path) -> Any:
-    """What a JSON file says."""
+    """The content of a JSON file."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -58,7 +58,7 @@ def read_json(path: Path) -> Any:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors."""
-    _atomic(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, metadata))
+    _write_atomically(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, metadata))
 
 
 def append_lines(path: Path, values: Iterable[Any]) -> None:
@@ -67,11 +67,11 @@ def append_lines(path: Path, values: Iterable[Any]) -> None:
         with path.open("a", encoding="utf-8") as file:
             file.writelines(to_json(value) + "\n" for value in values)
     except OSError as error:
-        raise _cannot_write(path, error) from error
+        raise _write_error(path, error) from error
 
 
 def read_lines(path: Path) -> list[Any]:
-    """The JSON lines of a file; a last line that a crash cut short is left out."""
+    """The JSON lines of a file; an incomplete last line, left by a crash, is skipped."""
     if not path.exists():
         return []
     values = []
@@ -92,7 +92,7 @@ def sync(path: Path) -> None:
         os.close(handle)
 
 
-def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
+def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:
     temporary = path.with_name(path.name + ".tmp")
     try:
         write(temporary)
@@ -100,11 +100,11 @@ def _atomic(path: Path, write: Callable[[Path], Any]) -> None:
         temporary.replace(path)
         sync(path.parent)
     except (OSError, SafetensorError) as error:
-        with contextlib.suppress(OSError):  # where nothing can be written, perhaps nothing can be deleted
+        with contextlib.suppress(OSError):  # if writing fails, deleting may fail, too
             temporary.unlink()
-        raise _cannot_write(path, error) from error
+        raise _write_error(path, error) from error
 
 
-def _cannot_write(path: Path, error: Exception) -> FileAccessError:
+def _write_error(path: Path, error: Exception) -> FileAccessError:
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     return FileAccessError(f"cannot write {path}: {reason}.")

@@ -1,11 +1,11 @@
 """A run folder: everything about one run, readable without this library.
 
-config.toml       how to run it again
-started.json      the settings that decide figures, as they were at the start
-partition.json    who holds which class, and a hash of every row number
+config.toml       the settings, to run it again
+started.json      the settings that decide the results, as they were at the start
+partition.json    the classes of each client, and a hash of all row numbers
 metrics.jsonl     a line per round
 traffic.jsonl     every transfer, by tensor
-state/            full state, for resume; state/selected/ the models of the rounds that validation selects
+state/            the full state, for resume; state/selected/ has the models of the rounds that validation selects
 result.json       the summary, once the run is finished
 """
 
@@ -24,15 +24,15 @@ from pluribus.storage.files import append_lines, read_json, read_lines, sync, to
 from pluribus.storage.toml import read_toml, to_toml
 
 RESULT = "result.json"  # of a finished run
-PLACES = ("data", "weights")  # may have moved to another folder; partition.json knows whether data are the same
+PATHS = ("data", "weights")  # may have moved to another folder; partition.json shows whether the data are the same
 
 
 class RunFolder:
-    """One run on disk. While it is open no other process can write to it; any number of them can read it."""
+    """One run on disk. While it is open, no other process can write to it, but any number of them can read it."""
 
     def __init__(self, path: Path, read_only: bool = False) -> None:
         self.path = path
-        self._lock = None if read_only else self._acquire()
+        self._lock = None if read_only else self._acquire_lock()
         try:
             self.checkpoint = Checkpoint(path / "state", read_only)
         except CheckpointError:
@@ -41,7 +41,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, out: str | None, label: str) -> RunFolder:
-        """A new run folder: `out`, or a name of its own under `runs/`."""
+        """Create a run folder: `out`, or a new one under `runs/`."""
         cls.check_free(out)
         path = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-{label}")
         try:
@@ -54,7 +54,7 @@ class RunFolder:
 
     @staticmethod
     def check_free(out: str | None) -> None:
-        """Refuse a folder that holds a run already."""
+        """Refuse a folder that already holds a run."""
         if out and (Path(out) / "config.toml").exists():
             raise OtherRunError(
                 f"{out} already holds a run. Resume it (pluribus resume {out}) or choose another --out."
@@ -62,12 +62,12 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, read_only: bool = False) -> RunFolder:
-        """A run folder that is there already. To read it takes no lock: another process may write to it."""
+        """Open an existing run folder. `read_only` takes no lock: another process may write to the folder."""
         if not (Path(path) / "config.toml").exists():
             raise FileAccessError(f"{path} is not a run folder: it has no config.toml.")
         return cls(Path(path), read_only)
 
-    def _acquire(self) -> IO[str]:
+    def _acquire_lock(self) -> IO[str]:
         try:
             lock = (self.path / ".lock").open("w")
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -78,12 +78,12 @@ class RunFolder:
         return lock
 
     def close(self) -> None:
-        """Let other processes write to it."""
+        """Release the lock, so that other processes can write."""
         if self._lock is not None:
             self._lock.close()
 
     def look_again(self) -> bool:
-        """Take in what another process has committed meanwhile; whether there is anything new."""
+        """Read the newest commit of another process; returns whether there is a new one."""
         before = self.checkpoint.latest
         self.checkpoint = Checkpoint(self.path / "state", read_only=True)
         return self.checkpoint.latest != before
@@ -91,20 +91,17 @@ class RunFolder:
     # ---- what a run writes -----------------------------------------------------------------------------------------
 
     def write_config(self, settings: dict[str, Any], decisive: dict[str, Any]) -> None:
-        """Keep the experiment's settings; and apart from what a person may edit, those that decide its figures."""
+        """Write all settings, and those that decide the results a second time, to a file that nobody edits."""
         write_json(self.path / "started.json", decisive)
         write_text(self.path / "config.toml", to_toml(settings))  # last: it makes the folder a run that can be resumed
 
     def read_config(self) -> dict[str, Any]:
-        """The experiment's settings."""
         return read_toml(self.path / "config.toml")
 
     def write_partition(self, manifest: Manifest) -> None:
-        """Keep who holds what."""
         write_text(self.path / "partition.json", manifest.to_json())
 
     def read_partition(self) -> Manifest:
-        """Who holds what."""
         path = self.path / "partition.json"
         try:
             return Manifest.from_json(path.read_text(encoding="utf-8"))
@@ -114,24 +111,24 @@ class RunFolder:
             raise DamagedFileError(f"{path} is damaged: {error}") from error
 
     def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
-        """Add a round."""
+        """Append the lines of one round."""
         append_lines(self.path / "metrics.jsonl", [record])
         append_lines(self.path / "traffic.jsonl", traffic)
 
     def sync_lines(self) -> None:
-        """Make the rounds so far durable, before the commit that counts on them."""
+        """Make the rounds so far durable, before the commit that relies on them."""
         for name in ("metrics.jsonl", "traffic.jsonl"):
             if (self.path / name).exists():
                 sync(self.path / name)
 
     def history(self, until: int | None) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-        """Rounds and transfers up to a committed round; what a crash left beyond it is left out, and cut
-        off the files of a folder that is open for writing."""
+        """Rounds and transfers up to a committed round. Later lines, left by a crash, are skipped; a folder that is
+        open for writing also removes them from its files."""
         paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
         metrics, traffic = (read_lines(path) for path in paths)
-        if self.finished:  # even where its checkpoints were deleted to save space
+        if self.finished:  # even if its checkpoints were deleted to save space
             return metrics, traffic
-        metrics, traffic = _upto(metrics, until), _upto(traffic, until)
+        metrics, traffic = _lines_until(metrics, until), _lines_until(traffic, until)
         if until is not None and len(metrics) != until + 1:
             raise DamagedFileError(
                 f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
@@ -147,39 +144,38 @@ class RunFolder:
 
     @property
     def finished(self) -> bool:
-        """Whether the run came to its end."""
         return (self.path / RESULT).exists()
 
 
 def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
-    """Refuse settings that `file` has and that the run was not started with: its figures would belong to neither.
+    """Refuse settings in `file` that differ from those at the start of the run: its results would belong to neither.
 
-    Nothing is known of runs of older versions, nor of settings that they did not have.
+    A setting is not checked if the version that started the run did not record it.
     """
     path = folder / "started.json"
     before = read_json(path) if path.exists() else {}
     now = json.loads(to_json(decisive))
-    changed = [name for name in now if name in before and not _same(name, before[name], now[name])]
+    changed = [name for name in now if name in before and not _is_same(name, before[name], now[name])]
     if changed:
         raise OtherRunError(
             f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {folder} was started. "
-            f"Set that back in {file}, or start a new run with another --out."
+            f"Change it back in {file}, or start a new run with another --out."
         )
 
 
-def _same(name: str, before: Any, now: Any) -> bool:
-    if name in PLACES and isinstance(before, str) and isinstance(now, str):
+def _is_same(name: str, before: Any, now: Any) -> bool:
+    if name in PATHS and isinstance(before, str) and isinstance(now, str):
         return Path(before).name == Path(now).name
     return bool(before == now)
 
 
 def _change(name: str, before: Any, now: Any) -> str:
-    was, is_now = ("unset" if value is None else value for value in (before, now))
+    was, is_now = ("not set" if value is None else value for value in (before, now))
     return f"'{name}' is {is_now}, but was {was}"
 
 
-def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
-    """Lines before the first one of a later round. Layout lines have no round and stay with what precedes them."""
+def _lines_until(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
+    """Lines before the first line of a later round. Layout lines have no round; at the end they are dropped, too."""
     kept: list[dict[str, Any]] = []
     for line in lines:
         if line.get("round", -1) > (-1 if until is None else until):
@@ -191,7 +187,7 @@ def _upto(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]
 
 
 def free(path: Path) -> Path:
-    """The path, or with a number behind it the first that is not taken."""
+    """The path, or the first path with a number appended that does not exist yet."""
     candidate, number = path, 2
     while candidate.exists():
         candidate, number = path.with_name(f"{path.name}-{number}"), number + 1

@@ -1,4 +1,4 @@
-"""Which round each client's validation data selects, and the models of these rounds on their way to disk."""
+"""The round that each client's validation data selects, and the models of these rounds until they are saved."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pluribus.task import Cards
 class Selections:
     """The selected round of every client of a run.
 
-    Whoever evaluates a client keeps a copy of its model if this round is better than the best one so far. The copies
-    wait in memory until the next commit, or until there are too many of them.
+    The process that evaluates a client keeps a copy of its model if this round is better than the best one so far. The
+    copies wait in memory until the next commit, or until they take too much memory.
     """
 
     def __init__(self, cards: Cards, engine: Engine, checkpoint: Checkpoint) -> None:
@@ -26,7 +26,7 @@ class Selections:
         self._waiting: dict[int, int] = {}  # client -> bytes of its copy
 
     def restore(self, history: Iterable[Mapping[str, Any]], view: str) -> None:
-        """Go on from what the rounds so far select."""
+        """Restore the selections from the rounds so far."""
         self._best = {k: Selection.of(one) for k, one in choose(history, view).items()}
 
     def best(self, k: int) -> Selection | None:
@@ -34,13 +34,13 @@ class Selections:
         return self._best.get(k)
 
     def note(self, t: int, k: int, measured: Figures) -> None:
-        """Take in what was measured of a client; whoever measured it has decided by the same rule."""
+        """Record the metrics of a client. The process that evaluated it applies the same rule."""
         if selects(measured, self._best.get(k)):
             self._best[k] = Selection(t, measured["val"])
             self._waiting[k] = self._cards.nbytes(k)
 
     def groups(self, clients: Iterable[int]) -> Iterator[list[int]]:
-        """Clients to evaluate at a time, so that their copies fit into memory. What waits is saved between groups."""
+        """Clients to evaluate together, so that their copies fit into memory. Copies are saved between groups."""
         group: list[int] = []
         size = sum(self._waiting.values())
         for k in clients:
@@ -54,11 +54,11 @@ class Selections:
             yield group
 
     def keep(self) -> None:
-        """Write what waits. Older files stay until the next commit."""
+        """Save the waiting copies. Older files stay until the next commit."""
         self._waiting.clear()
         for k, (t, measured) in self._engine.selected().items():
             self._checkpoint.keep(k, t, measured)
 
     def committed(self) -> None:
-        """Drop the files that no commit needs any more."""
+        """Delete the files that no commit needs any more."""
         self._checkpoint.drop_superseded({k: self._best[k].round for k in self._checkpoint.doubled if k in self._best})

@@ -1,4 +1,4 @@
-"""TOML, read and written. No torch here: some commands answer at once."""
+"""Read and write TOML. This module does not import torch, so that some commands answer at once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pluribus.errors import DamagedFileError, FileAccessError
 
 
 def read_toml(path: Path) -> dict[str, Any]:
-    """A TOML file, with a sentence for each way this can fail."""
+    """The content of a TOML file."""
     try:
         return tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
@@ -31,10 +31,10 @@ def to_toml(settings: dict[str, Any]) -> str:
     [hyper]
     server_lr = 0.01
     """
-    return tomli_w.dumps(_present(settings))
+    return tomli_w.dumps(_drop_empty(settings))
 
 
-def _present(table: dict[str, Any]) -> dict[str, Any]:
-    """TOML has no word for None, which means the default."""
+def _drop_empty(table: dict[str, Any]) -> dict[str, Any]:
+    """TOML has no null. A missing value means the default."""
     kept = {name: value for name, value in table.items() if value is not None and value != {}}
-    return {name: _present(value) if isinstance(value, dict) else value for name, value in kept.items()}
+    return {name: _drop_empty(value) if isinstance(value, dict) else value for name, value in kept.items()}
