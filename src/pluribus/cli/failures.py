@@ -1,4 +1,4 @@
-"""How a command says that it failed: a sentence for people, and with `--json` an object for programs."""
+"""Print why a command failed: a sentence for people, and with `--json` an object for programs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def error_json(sentence: str, kind: str) -> str:
 
 
 def fail_with_lines(error: Exception, as_json: bool) -> None:
-    """What came up where; then the user's own lines, or all, where none of those had a part in it."""
+    """Print the error and where it was raised, then the frames of user code, or the whole traceback without them."""
     import traceback
 
     from pluribus.internal.blame import blame_of, sentence_of

@@ -1,4 +1,4 @@
-"""What a person sees when a run starts."""
+"""What a command prints when a run starts, and its results."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class Greeter:
-    """Prints what is about to run, and remembers its folder for whoever interrupts it."""
+    """Prints a heading when a run starts, and remembers the run folder for the message after Ctrl-C."""
 
     def __init__(self, console: Console, chain: Sequence[Experiment], first: bool) -> None:
         self._console = console
@@ -28,15 +28,15 @@ class Greeter:
 
     @property
     def folder(self) -> str | None:
-        """Where the run is, once there is one."""
+        """Path of the run folder; None before the run starts."""
         return None if self._run is None else str(self._run.path)
 
     def saved(self) -> int | None:
-        """The last round that a resumed run would not have to do again."""
+        """The last saved round; None if no round is saved."""
         return None if self._run is None else self._run.checkpoint.latest
 
     def start(self, federation: Federation) -> None:
-        """Print the heading, once."""
+        """Print the heading, for the first run only."""
         from rich.markup import escape
 
         from pluribus import __version__
@@ -56,10 +56,10 @@ class Greeter:
         self._console.print()
 
     def round(self, record: Any, ledger: Any) -> None:
-        """Nothing to say."""
+        pass
 
     def finish(self, result: Result) -> None:
-        """Nothing to say."""
+        pass
 
 
 def print_results(
@@ -70,14 +70,14 @@ def print_results(
     view: View | None = None,
     cautions: Sequence[str] = (),
 ) -> None:
-    """The table of one or more runs, or with `--json` an object."""
+    """Print the table of one or more runs, or with `--json` an object."""
     from pluribus.storage.files import to_json
     from pluribus.study.tables import show_cautions
     from pluribus.terminal import print_table
 
     if as_json:
-        told = {"against": [r.to_json() for r in results[:-1]]} | ({"cautions": cautions} if cautions else {})
-        print(to_json(results[-1].to_json() | told))
+        extra = {"against": [r.to_json() for r in results[:-1]]} | ({"cautions": cautions} if cautions else {})
+        print(to_json(results[-1].to_json() | extra))
         return
     console.print()
     show_cautions(cautions, console)

@@ -1,4 +1,4 @@
-"""Ctrl-C: it ends a program that is still importing at once, and everything else in order."""
+"""Handle Ctrl-C: a program that is still importing ends at once, any other one cleans up first."""
 
 from __future__ import annotations
 
@@ -18,22 +18,22 @@ if TYPE_CHECKING:
     from pluribus.cli.greeter import Greeter
 
 
-at_work = threading.Event()  # set once something runs that Ctrl-C has to end in order
+at_work = threading.Event()  # set once something runs that Ctrl-C must clean up
 
 
 @contextlib.contextmanager
 def end_imports_on_ctrl_c() -> Iterator[None]:
     """Ctrl-C while a module is imported ends the program at once, unless there is something to clean up.
 
-    As an exception it would come up inside that module: torch and numpy make another error of it, or swallow it.
+    Otherwise KeyboardInterrupt is raised inside that module: torch and numpy turn it into another error, or swallow it.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or somebody else's
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by other code
         yield
         return
     at_work.clear()
     try:
-        signal.signal(signal.SIGINT, _stopped)
-    except ValueError:  # not in the main thread, which alone hears of signals
+        signal.signal(signal.SIGINT, _handle_ctrl_c)
+    except ValueError:  # not in the main thread: only there can signals be handled
         yield
         return
     try:
@@ -42,14 +42,14 @@ def end_imports_on_ctrl_c() -> Iterator[None]:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _stopped(number: int, frame: FrameType | None) -> None:
-    if _importing(frame) and not (at_work.is_set() or multiprocessing.active_children()):
+def _handle_ctrl_c(number: int, frame: FrameType | None) -> None:
+    if _is_importing(frame) and not (at_work.is_set() or multiprocessing.active_children()):
         print("\nstopped.", file=sys.stderr, flush=True)
         os._exit(130)
     signal.default_int_handler(number, frame)
 
 
-def _importing(frame: FrameType | None) -> bool:
+def _is_importing(frame: FrameType | None) -> bool:
     while frame is not None:
         if frame.f_code.co_filename.startswith("<frozen importlib"):
             return True
@@ -82,13 +82,13 @@ def _saved_text(latest: int | None) -> str:
 
 @contextlib.contextmanager
 def say_how_to_resume(command: str) -> Any:
-    """If it is stopped, end what it started, and say how to resume."""
+    """If Ctrl-C or SIGTERM stops this block, clean up, and say how to resume."""
 
-    def stopped(*_: object) -> None:
+    def interrupt(*_: object) -> None:
         raise KeyboardInterrupt
 
     at_work.set()
-    before = signal.signal(signal.SIGTERM, stopped)  # the signal that stops a service
+    before = signal.signal(signal.SIGTERM, interrupt)  # the signal that stops a service
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -1,4 +1,4 @@
-"""pluribus list and data check: what there is to choose from, and what a data set holds."""
+"""pluribus list and data check: list the choices, and show what a data set holds."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ The exit status is 0 if it can be read, and 2 if not.
 
 
 def show_list(args: list[str]) -> None:
-    """pluribus list: what there is to choose from."""
+    """pluribus list: list methods, models, groups, data or partitions."""
     from pluribus.listing import LISTS, print_list
 
     if args[:1] == ["methods"]:
@@ -61,7 +61,7 @@ def _list_methods(args: list[str]) -> None:
 
 
 def data(args: list[str]) -> None:
-    """pluribus data check: what a data set holds."""
+    """pluribus data check: show what a data set holds."""
     import dataclasses
 
     import tyro

@@ -1,4 +1,4 @@
-"""pluribus predict, report and watch: what finished and running federations have to show."""
+"""pluribus predict, report and watch: use trained models, and show the results of runs."""
 
 from __future__ import annotations
 
@@ -35,16 +35,16 @@ Shows the page of pluribus report live, during a run. Only this machine can read
 
 
 def predict(args: list[str]) -> None:
-    """pluribus predict: classes of images."""
+    """pluribus predict: classify images."""
     import dataclasses
     from pathlib import Path
     from typing import Literal
 
     import tyro
 
-    words, place = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
+    words, path = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
     flags: list[Any] = [
-        ("place", word(tyro.conf.Positional[str], "PATH", place, "(required)")),
+        ("path", word(tyro.conf.Positional[str], "PATH", path, "(required)")),
         ("images", word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
         ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
@@ -60,7 +60,7 @@ def predict(args: list[str]) -> None:
     from pluribus.storage.files import to_json
     from pluribus.terminal import print_predictions
 
-    predictions = predict(given.place, given.images, given.client, given.round)
+    predictions = predict(given.path, given.images, given.client, given.round)
     if given.out:
         to_csv(predictions, Path(given.out))
     if given.json:
@@ -70,16 +70,16 @@ def predict(args: list[str]) -> None:
 
 
 def report(args: list[str]) -> None:
-    """pluribus report: plots and tables as a web page."""
+    """pluribus report: write plots and tables to a web page."""
     import dataclasses
     from typing import Literal
 
     import tyro
 
-    words, places = tyro.conf.Positional[tuple[str, ...]], "Folders of runs, or folders that hold some."
+    words, paths = tyro.conf.Positional[tuple[str, ...]], "Run folders, or folders that contain run folders."
     folder, features = "Write every plot to this folder, too, as PNG and PDF.", "How features of models are shown."
     flags: list[Any] = [
-        ("runs", word(words, "RUN...", places, "(required)")),
+        ("runs", word(words, "RUN...", paths, "(required)")),
         ("out", word(str, "FILE", "The page.", "(default: report.html)"), "report.html"),
         ("figures", word(str | None, "FOLDER", folder, "(default: none)"), None),
         flag("embeddings", Literal["tsne", "pca", "none"], "pca", features),
@@ -92,7 +92,7 @@ def report(args: list[str]) -> None:
 
 
 def watch(args: list[str]) -> None:
-    """pluribus watch: the page of a run, live."""
+    """pluribus watch: show the page of a run live."""
     import dataclasses
 
     import tyro

@@ -1,4 +1,4 @@
-"""pluribus reproduce: the tables of papers."""
+"""pluribus reproduce: run the tables of papers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ tables share are run once.
 
 
 def reproduce(args: list[str]) -> None:
-    """pluribus reproduce: a paper's table, or the list of all."""
+    """pluribus reproduce: run a paper's table, or list all tables."""
     import dataclasses
 
     import tyro
@@ -67,13 +67,13 @@ def reproduce(args: list[str]) -> None:
 
     if given.markdown is not None:
         check_place(Path(given.markdown))
-    asked = {"seeds": given.seeds, "rounds": given.rounds, "view": given.view}
-    asked["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
+    choices = {"seeds": given.seeds, "rounds": given.rounds, "view": given.view}
+    choices["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
     if given.summary is not None:
-        found = shown(given.name, given.summary, **asked)
+        found = shown(given.name, given.summary, **choices)
     else:
         how = {name: getattr(given, name) for name in ("out", "save", "jobs", "device")}
-        found = reproduce(given.name, **asked, **how, progress=not given.json)
+        found = reproduce(given.name, **choices, **how, progress=not given.json)
     if given.markdown is not None:
         write_text(Path(given.markdown), found.to_markdown())
     if given.json:

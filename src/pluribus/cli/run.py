@@ -1,4 +1,4 @@
-"""pluribus run, resume and bench: one experiment."""
+"""pluribus run, resume and bench: run one experiment."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ Measures --rounds rounds after one warm-up round, and reports the median. The ru
 
 After each round, a bare loop in plain PyTorch does the same work: batches of the same sizes through the same models,
 with forward, cross-entropy, backward and step, and the same forward passes of evaluation. The ratio of the two times is
-the cost of the framework, and of whatever the method does beyond a step of cross-entropy.
+the cost of the framework, and of all that the method does beyond steps of cross-entropy.
 """
 
 
 def run(args: list[str]) -> None:
-    """pluribus run: one federation, or two with --against."""
+    """pluribus run: run one federation, or two with --against."""
     from pluribus.internal.views import ABOUT, AFTER, View
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
@@ -53,7 +53,7 @@ def _run_and_report(
 
     console = Console(stderr=as_json)
     results = []
-    with contextlib.nullcontext() if against is None else loaded_once():  # a single run need not keep what it loaded
+    with contextlib.nullcontext() if against is None else loaded_once():  # a single run does not keep its data
         chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
         for number, one in enumerate(chain):
             greeter = Greeter(console, chain, first=number == 0)
@@ -63,7 +63,7 @@ def _run_and_report(
 
 
 def _add_other(described: Experiment, against: str, given: set[str]) -> tuple[list[Experiment], list[str]]:
-    """The other method on the same data and then this one, and what a reader must know about the two."""
+    """The experiments of the other method and of this one, and cautions about the comparison."""
     import dataclasses
 
     from pluribus.assembly import assemble
@@ -80,7 +80,7 @@ def _add_other(described: Experiment, against: str, given: set[str]) -> tuple[li
 
 
 def resume(args: list[str]) -> None:
-    """pluribus resume: a stopped run, from its last checkpoint."""
+    """pluribus resume: continue a stopped run from its last checkpoint."""
     from rich.console import Console
 
     from pluribus import api
@@ -96,14 +96,14 @@ def resume(args: list[str]) -> None:
 
 
 def bench(args: list[str]) -> None:
-    """pluribus bench: how fast a run is here."""
+    """pluribus bench: measure how fast a method runs."""
     import dataclasses
 
     from pluribus.storage.files import to_json
     from pluribus.study import bench
 
     begun, args = begin(args)
-    begun = dataclasses.replace(begun, rounds=bench.ROUNDS)  # a config file is of a whole run
+    begun = dataclasses.replace(begun, rounds=bench.ROUNDS)  # not those of a config file, which describes a whole run
     described, output = parse_experiment("bench", begun, args, [BARE, JSON, CONFIG], ABOUT_BENCH)
     report = bench.bench(described, rounds=described.rounds, bare=output["bare"], progress=not output["json"])
     if output["json"]:

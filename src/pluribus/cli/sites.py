@@ -1,4 +1,4 @@
-"""pluribus keys, serve and join: federations of real sites."""
+"""pluribus keys, serve and join: run federations of real sites."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ docs/deployment.md shows one. The same command resumes after a crash: the state 
 
 
 def keys(args: list[str]) -> None:
-    """pluribus keys: certificates and keys."""
+    """pluribus keys: make certificates and keys."""
     import dataclasses
     from datetime import UTC, datetime
     from pathlib import Path
@@ -80,7 +80,7 @@ def keys(args: list[str]) -> None:
 
 
 def serve(args: list[str]) -> None:
-    """pluribus serve: the server of a federation."""
+    """pluribus serve: start the server of a federation."""
     from rich.console import Console
 
     method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
@@ -106,7 +106,7 @@ def serve(args: list[str]) -> None:
 
 
 def join(args: list[str]) -> None:
-    """pluribus join: one site of a federation."""
+    """pluribus join: join a federation as one site."""
     from rich.console import Console
 
     config = ("config", str, "site.toml", "Name, paths and server address of this site.")
@@ -118,7 +118,7 @@ def join(args: list[str]) -> None:
 
 
 def make_teller(console: Console) -> Callable[[str], None]:
-    """A function that prints what happens, with the time."""
+    """Make a function that prints a line with the time."""
     import time
 
     def tell(text: str) -> None:
