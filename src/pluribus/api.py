@@ -1,4 +1,4 @@
-"""The Python face of the library: run, resume, open what was run. Same names and defaults as the command line."""
+"""The Python interface: run, resume, load results. It has the names and defaults of the command line."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from pluribus.storage.toml import read_toml
 from pluribus.terminal import Progress
 from pluribus.track.tracker import trackers
 
-MOST_LOSSES = 2  # of hosts, from one checkpoint to the next: more are no accident
+MOST_LOSSES = 2  # hosts that may be lost between two checkpoints; more are no accident
 
 
 def run(
@@ -34,17 +34,17 @@ def run(
     track: str | Sequence[str] = (),
     **settings: Any,
 ) -> Result:
-    """Run a federation and return its figures.
+    """Run a federation and return its result.
 
-    `method` is a name, a dotted path, a Method class or instance, or a whole Experiment; without it, what `config`
-    names, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores. `track`
+    `method` is a name, a dotted path, a Method class or instance, or a whole Experiment. Default: the method in
+    `config`, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores. `track`
     names trackers, such as `["tensorboard", "wandb"]`.
 
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
     """
     check_guarded()
-    watching = _watching(observers, track, progress)
+    watchers = _collect_observers(observers, track, progress)
     described = experiment(method, config, **settings)
     with reproducible(described.threads_per_worker(), described.precision):
         parts = assemble(described)
@@ -52,7 +52,7 @@ def run(
         try:
             folder.write_partition(parts.manifest)
             folder.write_config(described.settings(), described.decisive())
-            return _run(parts, folder, watching)
+            return _run(parts, folder, watchers)
         finally:
             folder.close()
 
@@ -60,11 +60,11 @@ def run(
 def resume(
     path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
 ) -> Result:
-    """Continue a stopped run from its last checkpoint. A finished run returns its result."""
+    """Continue a stopped run from its last checkpoint. For a finished run, return its result."""
     check_guarded()
     if (Path(path) / RESULT).exists():
         return load_result(path)
-    watching = _watching(observers, track, progress)
+    watchers = _collect_observers(observers, track, progress)
     folder = RunFolder.open(path)
     try:
         described = read_experiment(folder)
@@ -72,16 +72,18 @@ def resume(
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
             check_partition(folder, parts)
-            return _run(parts, folder, watching)
+            return _run(parts, folder, watchers)
     finally:
         folder.close()
 
 
 def load_result(path: str | Path) -> Result:
-    """The result of a finished run. Neither its data nor the code of its method is needed."""
+    """Load the result of a finished run. This needs neither its data nor the code of its method."""
     folder, config = Path(path), Path(path) / "config.toml"
     if not (folder / RESULT).exists():
-        raise FileAccessError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
+        raise FileAccessError(
+            f"{path} holds no finished run: it has no {RESULT}. Finish it with: pluribus resume {path}"
+        )
     if config.exists():
         written = read_toml(config)
         hyper = written.pop("hyper", {})
@@ -90,14 +92,14 @@ def load_result(path: str | Path) -> Result:
 
 
 def _label(described: Experiment) -> str:
-    """The name of a run's own folder: method, data and seed, of a path or dotted path the last part."""
+    """Name of a new run folder: method, data and seed. Of a path or dotted path, only the last part is used."""
     method = described.method.rpartition(".")[2]
     data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
     return f"{method}-{data}-{described.seed}"
 
 
-def _watching(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
-    """Everyone who watches; the bar last, because it shows what the others warn of."""
+def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
+    """All observers. The progress bar is last, because it shows the warnings of the others."""
     return [*observers, *trackers(track), *([Progress()] if progress else [])]
 
 
@@ -107,24 +109,24 @@ def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> R
             for one in observers:
                 if isinstance(one, AbstractContextManager):
                     stack.enter_context(one)
-            return _run_on(parts, folder, observers)
+            return _run_despite_losses(parts, folder, observers)
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:
         raise type(error)(f"{error} Resume with: pluribus resume {folder.path}") from error
 
 
-def _run_on(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
-    """Run, and where clients were lost with their host, go on from the last checkpoint: the numbers stay the same."""
+def _run_despite_losses(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
+    """Run. If clients are lost with their host, resume from the last checkpoint: the results are the same."""
     lost: list[str] = []
-    since = 0  # the last checkpoint
+    losses = 0  # since the last checkpoint
     while True:
         latest = folder.checkpoint.latest
         try:
             return Federation(replace(parts, warnings=[*parts.warnings, *lost]), folder, observers).run()
         except HostLostError as error:
-            since = since + 1 if folder.checkpoint.latest == latest else 1
-            if since > MOST_LOSSES:
+            losses = losses + 1 if folder.checkpoint.latest == latest else 1
+            if losses > MOST_LOSSES:
                 raise
             at = "the beginning" if folder.checkpoint.latest is None else f"round {folder.checkpoint.latest + 1}"
-            lost.append(f"{error} Went on from {at}.")
+            lost.append(f"{error} Resumed from {at}.")

@@ -1,7 +1,7 @@
-"""Keyed randomness: every draw is named by who, when and what, so there is no generator state to save or share.
+"""Keyed randomness: each draw has a key of client, round and purpose, so no generator state is saved or shared.
 
-Two parties that know the same seed and key draw the same numbers on any machine. Generators draw on the CPU; within a
-step `uniform_bits` draws on any device, with whole numbers alone. Nothing here touches the global generators.
+The same seed and key give the same numbers on any machine. Generators draw on the CPU; inside a step, `uniform_bits`
+draws on any device, with integers only. Nothing here changes the state of the global generators.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Made = TypeVar("Made")  # what `make` of a task, client or server gives back
 # The mixing steps of SplitMix64, in two's complement: torch has 64-bit integers with a sign only.
 _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
-BITS = 24  # of the hash decide; float32 holds them exactly
+BITS = 24  # bits of the hash that are used; float32 holds them exactly
 
 
 def number(*key: Key) -> int:
@@ -46,7 +46,7 @@ def numpy_rng(*key: Key) -> np.random.Generator:
 
 
 def python_rng(*key: Key) -> random.Random:
-    """A fresh standard generator for this key: its `sample` costs what it draws, not what it draws from."""
+    """A fresh generator of the standard library for this key: the cost of `sample` depends on the sample alone."""
     return random.Random(number(*key))
 
 
@@ -54,7 +54,7 @@ def python_rng(*key: Key) -> random.Random:
 def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
     """Run code that can only use torch's global generators (layer initialisers, dropout) under a key.
 
-    The caller's generator states come back on exit: the CPU's, and the GPU's if that is where the code runs.
+    The caller's generator states are restored on exit: that of the CPU, and that of the GPU if the code runs there.
     """
     gpu = [device] if device is not None and device.type == "cuda" else []
     with torch.random.fork_rng(devices=gpu):
@@ -66,13 +66,13 @@ def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
 
 
 def uniform_bits(key: Tensor, size: int, device: torch.device) -> Tensor:
-    """So many whole numbers below 2**24, by key and position; a row of them for each key where keys are a column."""
-    mixed = torch.arange(size, device=device) + _mixed(key * _STRIDE)
-    bits: Tensor = (_mixed(mixed * _STRIDE) >> (63 - BITS)) & (2**BITS - 1)
+    """`size` integers below 2**24, by key and position; one row per key if `key` is a column of keys."""
+    mixed = torch.arange(size, device=device) + _mix(key * _STRIDE)
+    bits: Tensor = (_mix(mixed * _STRIDE) >> (63 - BITS)) & (2**BITS - 1)
     return bits
 
 
-def _mixed(x: Tensor) -> Tensor:
+def _mix(x: Tensor) -> Tensor:
     for shift, factor in _MIX:
-        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor  # the mask makes it a shift without sign
+        x = (x ^ ((x >> shift) & (2 ** (64 - shift) - 1))) * factor  # the mask makes it an unsigned shift
     return x ^ ((x >> 31) & (2**33 - 1))

@@ -1,4 +1,4 @@
-"""Everything that can go wrong in a way that a user can mend. The command line prints the sentence, no traceback."""
+"""Errors that a user can fix. The command line prints their sentence without a traceback."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ class PluribusError(Exception):
 
 
 class ConfigError(PluribusError):
-    """The experiment as described cannot run; found before anything trains."""
+    """The experiment cannot run with these settings. Raised before anything trains."""
 
 
 class UnknownNameError(ConfigError):
-    """A name is none of those that exist: of a command, a flag, a method, a choice."""
+    """There is no command, flag, method or choice of this name."""
 
 
 class RangeError(ConfigError):
@@ -35,11 +35,11 @@ class RangeError(ConfigError):
 
 
 class FormatError(ConfigError):
-    """A value has the wrong type, or text cannot be read as what its setting takes."""
+    """A value has the wrong type, or its text cannot be parsed."""
 
 
 class MissingSettingError(ConfigError):
-    """Something that must be given is not."""
+    """A required setting or argument is missing."""
 
 
 class ConflictError(ConfigError):
@@ -55,7 +55,7 @@ class PartitionError(ConfigError):
 
 
 class WeightsError(ConfigError):
-    """Pretrained weights are missing, or are of another model."""
+    """Pretrained weights are missing, or belong to another model."""
 
 
 class UserCodeError(ConfigError):
@@ -63,11 +63,11 @@ class UserCodeError(ConfigError):
 
 
 class PackageError(ConfigError):
-    """A package that this needs is not installed."""
+    """A required package is not installed."""
 
 
 class DeviceError(ConfigError):
-    """There is no such device, or not enough of it: GPU, cluster, memory or network port."""
+    """A GPU, a cluster, memory or a network port is not available."""
 
 
 class CertificateError(ConfigError):
@@ -93,11 +93,11 @@ class DamagedDataError(DataError):
 
 
 class MessageError(PluribusError):
-    """A message cannot be accepted. Carries who sent what."""
+    """A message cannot be accepted. The sentence names the sender and the field."""
 
 
 class SchemaError(MessageError):
-    """A message is not what its schema declares."""
+    """A message does not match its schema."""
 
 
 class NotFiniteError(MessageError):
@@ -128,7 +128,7 @@ class DamagedFileError(CheckpointError):
 
 
 class OtherRunError(CheckpointError):
-    """A folder holds another run than the one that is asked for, or one that is in use."""
+    """A folder holds another run than the requested one, or a run that is in use."""
 
 
 class NoModelError(CheckpointError):
@@ -144,17 +144,17 @@ class HostLostError(WorkerError):
 
 
 class UnfinishedError(PluribusError):
-    """Some of several runs did not finish."""
+    """Some runs of a comparison, search or table did not finish."""
 
     def __init__(self, sentence: str, failed: Mapping[str, str]) -> None:
         super().__init__(sentence)
         self.failed = failed
-        """The reason, by run folder."""
+        """The reason of each failure, by run folder."""
         self.partial: Any = None
-        """Of a comparison, what its finished runs say, where they say anything."""
+        """The results of the finished runs of a comparison; None if there are none."""
 
 
-# What other tools, papers and people call our settings.
+# Names of our settings in other tools and papers.
 OTHER_NAMES = {
     "algorithm": "method",
     "algo": "method",
@@ -210,19 +210,19 @@ OTHER_NAMES = {
 
 
 def unknown(kind: str, name: str, known: Iterable[str], look: str) -> UnknownNameError:
-    """The error for a mistyped name, with the nearest known one.
+    """The error for an unknown name. It suggests the most similar known name.
 
     >>> str(unknown("method", "FedG", ["local", "fedgh"], "pluribus list methods"))
     "unknown method 'FedG'. Did you mean 'fedgh'? pluribus list methods shows all."
     """
     known = list(known)
-    near = same_thing(name, known) or _looks_like(name, known)
+    near = same_thing(name, known) or _find_similar(name, known)
     hint = f" Did you mean '{near}'?" if near else ""
     return UnknownNameError(f"unknown {kind} '{name}'.{hint} {look} shows all.")
 
 
 def same_thing(name: str, known: Iterable[str]) -> str | None:
-    """The known name that differs in case, dashes and underscores alone, or that others write this way.
+    """The known name that differs only in case, dashes and underscores, or that has this name in other tools.
 
     >>> same_thing("Fashion_MNIST", ["mnist", "fashion-mnist"]), same_thing("learning_rate", ["lr"])
     ('fashion-mnist', 'lr')
@@ -237,7 +237,7 @@ def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
 
 
-def _looks_like(name: str, known: list[str]) -> str | None:
+def _find_similar(name: str, known: list[str]) -> str | None:
     ours = {one.lower(): one for one in known}
     near = difflib.get_close_matches(name.lower(), list(ours), n=1, cutoff=0.5)
     return ours[near[0]] if near else None

@@ -1,10 +1,11 @@
-"""What is measured, under names that cannot be confused.
+"""Evaluation: what is measured, and how each number is named.
 
-A *view* is which model is asked: `after` local training, or `before` it, with the newest download received. A *figure*
-is what is asked: `test` and `val` accuracy on the client's own sets, and where there are domains `acc`, `bwt`, `fwt`.
-Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once: a client weighs as
-much as the test samples behind its figure), `worst` and `best`. Over rounds there are `last` and `selected`: the test
-figure of the round in which the same client's validation accuracy was first at its best. The test data never chooses.
+A *view* says which model is evaluated: `after` local training, or `before` it, with the newest download received. A
+*metric* says what is measured: `test` and `val` accuracy on the client's own sets, and with domains also `acc`, `bwt`
+and `fwt`. Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once: the
+weight of a client is the number of test samples of its metric), `worst` and `best`. Over rounds there are `last` and
+`selected`: the test metric of the round in which the client's validation accuracy first reached its maximum. The test
+data never select a round.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ Exams = tuple[int, int]  # test samples of the client's own domain, and of all d
 
 
 def rule_of(method: Method, view: str) -> Map:
-    """What gives scores in a view."""
+    """The function that gives scores in a view."""
     if view == "after" and type(method).predict_after is not Method.predict_after:
         return method.predict_after
-    return method.predict  # itself, and no function around it: an engine records each function once
+    return method.predict  # not wrapped: an engine records each function once
 
 
 def score(rule: Map, client: Client, data: Data) -> Counts:
-    """Correct predictions, samples and summed cross-entropy on a set."""
+    """Number of correct predictions, number of samples and summed cross-entropy on a data set."""
     if not len(data):
         return 0, 0, 0.0
     scores, labels = client.sweep(rule, data), data.labels()
@@ -46,15 +47,15 @@ def score(rule: Map, client: Client, data: Data) -> Counts:
 
 
 def figures(rule: Map, client: Client) -> Figures:
-    """All figures of a client as it stands."""
+    """All metrics of a client in its current state."""
     if client.exams:
-        return _domain_figures(rule, client)
+        return _domain_metrics(rule, client)
     val, test = (score(rule, client, client.data[name]) for name in ("val", "test"))
     return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
 
 
-def _domain_figures(rule: Map, client: Client) -> Figures:
-    """FedH2L's metrics: BWT on the own domain's test set, FWT on the union of the others', ACC on the union of all."""
+def _domain_metrics(rule: Map, client: Client) -> Figures:
+    """FedH2L's metrics: BWT on the test set of the own domain, FWT on those of all others, ACC on all."""
     exams, own = client.exams, client.task.domain_of[client.card.id]
     tests = [score(rule, client, exam["test"]) for exam in exams.values()]
     vals = [score(rule, client, exam["val"]) for exam in exams.values()]
@@ -69,7 +70,7 @@ def _domain_figures(rule: Map, client: Client) -> Figures:
 
 
 def exam_sizes(task: Task, client: int) -> Exams | None:
-    """How many test samples stand behind a client's figures in a run with domains; None in any other."""
+    """Number of test samples of a client's own domain and of all domains; None in a run without domains."""
     if not task.exams:
         return None
     sizes = list(task.exams.values())
@@ -77,7 +78,7 @@ def exam_sizes(task: Task, client: int) -> Exams | None:
 
 
 def _mean_loss(counts: Counts) -> float | None:
-    """None also where training diverged: a file of JSON knows no NaN, and a resumed run must read what was written."""
+    """None also if training diverged: JSON lacks NaN, and a resumed run must read the same value that was written."""
     return counts[2] / counts[1] if counts[1] and math.isfinite(counts[2]) else None
 
 
@@ -92,33 +93,33 @@ def _accuracy(*counts: Counts) -> float | None:
 def figures_over_clients(
     rows: Mapping[int, Figures], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
 ) -> dict[str, Figures]:
-    """Every figure over clients: name -> `mean`, `weighted`, `worst` and `best`. Of a loss the smallest is the best.
+    """Every metric over clients: name -> `mean`, `weighted`, `worst` and `best`. The best loss is the smallest.
 
-    `samples` are the sizes of the clients' own test sets. In a run with domains, `exams` says what they are tested on.
+    `samples` has the sizes of the clients' own test sets. In a run with domains, `exams` has those of the domains.
     """
     names = next(iter(rows.values()), {}).keys()
     found: dict[str, Figures] = {}
     for name in names:
-        behind = {k: _behind(name, samples[k], (exams or {}).get(k)) for k in rows}
-        found[name] = over_clients({k: row[name] for k, row in rows.items()}, behind, loss=is_loss(name))
+        counts = {k: _sample_count(name, samples[k], (exams or {}).get(k)) for k in rows}
+        found[name] = over_clients({k: row[name] for k, row in rows.items()}, counts, loss=is_loss(name))
     return found
 
 
-def is_loss(figure: str) -> bool:
-    """Whether less of a figure is better."""
-    return figure.endswith("loss")
+def is_loss(metric: str) -> bool:
+    """Whether a smaller value of a metric is better."""
+    return metric.endswith("loss")
 
 
-def _behind(figure: str, samples: int, exams: Exams | None) -> int:
-    """How many test samples a figure of a client was measured on."""
+def _sample_count(metric: str, samples: int, exams: Exams | None) -> int:
+    """Number of test samples that a client's metric is measured on."""
     if exams is None:
         return samples
     own, everything = exams
-    return {"bwt": own, "fwt": everything - own}.get(figure, everything)
+    return {"bwt": own, "fwt": everything - own}.get(metric, everything)
 
 
 def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], loss: bool = False) -> Figures:
-    """Mean, sample-weighted mean, worst and best of one figure. Clients without it (no test data) are left out."""
+    """Mean, sample-weighted mean, worst and best of one metric. Clients without it (no test data) are left out."""
     known = {k: v for k, v in values.items() if v is not None}
     weight = sum(samples[k] for k in known)
     if not known:
@@ -137,7 +138,7 @@ def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int],
 
 @dataclass(frozen=True)
 class Chosen:
-    """A client's figures in the last round that evaluated it, and in the round that its validation data selects."""
+    """A client's metrics in its last evaluated round, and in the round that its validation data selects."""
 
     last: Figures
     selected: Figures
@@ -152,17 +153,16 @@ class Selection(NamedTuple):
 
     @classmethod
     def of(cls, chosen: Chosen) -> Selection:
-        """What the history so far selects."""
         return cls(chosen.selected_round, chosen.selected["val"])
 
 
 def selects(now: Figures, best: Selection | None) -> bool:
-    """Whether validation data prefers these figures to those of the best round so far."""
-    return best is None or _better(now["val"], best.val)
+    """Whether validation data prefers these metrics to those of the best round so far."""
+    return best is None or _is_better(now["val"], best.val)
 
 
 def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]:
-    """Last and selected figures of every client that was evaluated."""
+    """Last and selected metrics of every evaluated client."""
     chosen: dict[int, Chosen] = {}
     for record in history:
         for key, views in record.get("clients", {}).items():
@@ -174,8 +174,8 @@ def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]
     return dict(sorted(chosen.items()))
 
 
-def _better(val: float | None, best: float | None) -> bool:
-    """Strictly better, so that ties keep the earliest round. Without validation data the last round stands."""
+def _is_better(val: float | None, best: float | None) -> bool:
+    """Strictly better, so that ties keep the earliest round. Without validation data, the last round is selected."""
     return best is None if val is None else best is None or val > best
 
 
@@ -185,7 +185,7 @@ def summarise(
     samples: Mapping[int, int],
     exams: Mapping[int, Exams | None] | None = None,
 ) -> dict[str, dict[str, dict[str, Figures]]]:
-    """view -> `last` or `selected` -> figure -> over clients."""
+    """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best`."""
     summary: dict[str, dict[str, dict[str, Figures]]] = {}
     for view in views:
         chosen = choose(history, view)
@@ -197,7 +197,7 @@ def summarise(
 
 
 def selection_text(validation: Iterable[float | None]) -> str:
-    """How rounds were chosen, in words, from the validation accuracies of clients; None of one that has no such data.
+    """How rounds were selected, in words. `validation` has each client's accuracy, or None without validation data.
 
     >>> selection_text([0.9, 0.8]), selection_text([None])
     ('selected on validation', 'in the last round, without validation data')
@@ -209,6 +209,6 @@ def selection_text(validation: Iterable[float | None]) -> str:
 
 
 def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
-    """What the accuracies of a table are; views by method, and what each method's rounds were chosen for."""
+    """Describes the accuracies of a table, by the view of each method and the metrics that each method selected."""
     selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
     return f"test accuracy, {selection}, {views_text(views)}"

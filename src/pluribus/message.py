@@ -1,8 +1,8 @@
-"""Everything that leaves a party is a Message: named tensors, declared in a Schema, checked on receipt, never pickled.
+"""Everything that leaves a client is a Message: named tensors, declared in a Schema, checked on receipt, never pickled.
 
-A method declares what may travel; `encode` refuses to send anything else and `decode` refuses to accept it. Class-keyed
-vectors (`Rows`) are dense with a mask in memory, so that training steps see fixed shapes, and ragged on the wire, so
-that only what a party holds is paid for.
+A method declares what may be sent; `encode` refuses to send anything else, and `decode` refuses to accept it.
+Class-keyed vectors (`Rows`) are dense with a mask in memory, so that training steps see fixed shapes. A serialized
+message has only the held rows, so that no bytes are spent on the others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Dim:
 class Field:
     """One named value of a message.
 
-    `form="rows"`: class-keyed vectors, shape (classes, ...); only held rows and their ids travel.
-    `kept=False`: installed by `Method.receive` and not read afterwards, so `client.got` has no copy of it.
+    `form="rows"`: class-keyed vectors, shape (classes, ...); only held rows and their class numbers are sent.
+    `kept=False`: `Method.receive` uses it and nothing reads it afterwards, so `client.got` has no copy of it.
     `optional=True`: a message may leave it out; such a field is not kept.
     """
 
@@ -49,7 +49,7 @@ Schema = Mapping[str, Field]
 
 @dataclass(frozen=True)
 class Wire:
-    """What may travel in one exchange, each way. `once` is the message that a client sends when it enrols."""
+    """The schemas of one exchange, in both directions. `once` is the message that a client sends when it enrolls."""
 
     down: Schema = field(default_factory=dict)
     up: Schema = field(default_factory=dict)
@@ -68,7 +68,7 @@ Value = Tensor | Rows
 
 
 class Message(Mapping[str, Value]):
-    """Flat dotted names to tensors. It owns its storage: what is put in is copied, so it never aliases a live weight.
+    """Tensors by flat dotted name. A message copies its tensors, so it never aliases a live weight.
 
     >>> m = Message({"mean": torch.tensor([1.0, 2.0])})
     >>> m["mean"].tolist()
@@ -81,7 +81,7 @@ class Message(Mapping[str, Value]):
     @classmethod
     def of(cls, module: nn.Module, prefix: str = "") -> Message:
         """All weights and buffers of a module, under a prefix: "head" and "head." both give "head.weight"."""
-        start = _dotted(prefix)
+        start = _add_dot(prefix)
         return cls({start + name: value for name, value in module.state_dict().items()})
 
     def __getitem__(self, name: str) -> Value:
@@ -102,32 +102,30 @@ class Message(Mapping[str, Value]):
         return _rows(self._fields, name)
 
     def part(self, prefix: str = "") -> dict[str, Tensor]:
-        """The plain tensors under a prefix, without it: what `load_state_dict` takes. "head" is the same as "head."."""
-        start = _dotted(prefix)
+        """The plain tensors under a prefix, named without it, for `load_state_dict`. "head" is the same as "head."."""
+        start = _add_dot(prefix)
         fields = self._fields.items()
         return {n[len(start) :]: v for n, v in fields if n.startswith(start) and isinstance(v, Tensor)}
 
 
 class Parcel:
-    """A serialised message that lies elsewhere: only what it weighs is known here, by tensor."""
+    """A serialized message in another process: only the bytes of each tensor are known here."""
 
     layout: dict[str, int]
 
 
 class Kept(dict[str, Value]):
-    """What a client keeps of the messages that came down: live buffers of fixed shape."""
+    """The fields that a client keeps of its downloads: live buffers of fixed shape."""
 
     def tensor(self, name: str) -> Tensor:
-        """A plain tensor field."""
         return _tensor(self, name)
 
     def rows(self, name: str) -> Rows:
-        """A class-keyed field."""
         return _rows(self, name)
 
 
-def _dotted(prefix: str) -> str:
-    """A prefix with the dot that parts it from names, whether or not the caller wrote it."""
+def _add_dot(prefix: str) -> str:
+    """The prefix with one dot at its end, whether or not the caller wrote it."""
     return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
 
 
@@ -151,14 +149,14 @@ def _copy(value: Value) -> Value:
 
 def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
     """The schema of `Message.of(module, prefix)`."""
-    start = _dotted(prefix)
+    start = _add_dot(prefix)
     return {start + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
 
 
 def payload(schema: Schema, rows: int, sizes: Mapping[str, int]) -> int:
-    """Bytes of a message at most, without its header: of class-keyed fields so many rows and their class numbers.
+    """Upper bound of the bytes of a message without its header. Class-keyed fields have `rows` rows and class numbers.
 
-    `sizes` has the run-time sizes that are known by now, by name; of others and of larger ones the bound counts.
+    `sizes` has the run-time sizes that are already known, by name. Unknown and larger sizes count as their bound.
     """
     total = 0
     for one in schema.values():
@@ -171,14 +169,14 @@ def payload(schema: Schema, rows: int, sizes: Mapping[str, int]) -> int:
 
 
 class Inbox(NamedTuple):
-    """What a student got from its teachers: their ids, and each field stacked along a first dimension."""
+    """The messages of a student's teachers: the teachers' ids, and each field stacked along a first dimension."""
 
     ids: tuple[int, ...]
     got: Mapping[str, Tensor]
 
     @classmethod
     def of(cls, messages: Mapping[int, Message], device: torch.device) -> Inbox:
-        """Stack messages of one schema, by sender."""
+        """Stack messages of one schema, in the order of their senders."""
         ids = tuple(sorted(messages))
         names = list(messages[ids[0]])
         for name in names:
@@ -187,13 +185,13 @@ class Inbox(NamedTuple):
         return cls(ids, {name: torch.stack([messages[k].tensor(name) for k in ids]).to(device) for name in names})
 
 
-IDS = ".ids"  # the wire name of a class-keyed field's class numbers
+IDS = ".ids"  # suffix for the class numbers of a class-keyed field
 ID_BYTES = 4  # a class number is an int32
-METADATA = "__metadata__"  # the format has room for free text; a message has none
+METADATA = "__metadata__"  # the format allows free text here; a message has none
 
 
 def encode(message: Message, schema: Schema, who: str) -> bytes:
-    """Serialise, after checking that the message is exactly what the schema declares."""
+    """Serialize a message, after checking that it matches the schema exactly."""
     flat: dict[str, Tensor] = {}
     for name, value in message.items():
         if isinstance(value, Rows):
@@ -210,7 +208,7 @@ def encode(message: Message, schema: Schema, who: str) -> bytes:
 
 
 def decode(data: bytes, schema: Schema, who: str) -> Message:
-    """The message in these bytes, or a MessageError that names the sender and the field that is wrong."""
+    """Read a message from bytes. A MessageError names the sender and the wrong field."""
     try:
         flat = safetensors.torch.load(data)
     # not SafetensorError alone: a dtype that torch lacks is a KeyError, a size above 63 bits a TypeError
@@ -230,14 +228,14 @@ def decode(data: bytes, schema: Schema, who: str) -> Message:
 
 
 def tensor_bytes(data: bytes) -> dict[str, int]:
-    """Bytes per tensor of an encoded message; `(header)` is what the format itself adds."""
+    """Bytes of each tensor of an encoded message; `(header)` has the bytes of the header."""
     entries = {name: entry for name, entry in _header(data).items() if name != METADATA}
     sizes = {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in entries.items()}
     return sizes | {"(header)": _header_end(data)}
 
 
 def _header(data: bytes) -> dict[str, Any]:
-    """Dtype, shape and place of each tensor."""
+    """Dtype, shape and offsets of each tensor."""
     return json.loads(data[8 : _header_end(data)])  # type: ignore[no-any-return]
 
 
@@ -255,8 +253,8 @@ def _dense(held: Tensor, ids: Tensor, declared: Field) -> Rows:
 
 
 def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
-    """Names, dtypes, shapes and finite values of the tensors as they travel."""
-    expected = _on_the_wire(schema)
+    """Check names, dtypes, shapes and finite values of the tensors as they are sent."""
+    expected = _sent_fields(schema)
     required = {name for name, declared in expected.items() if not declared.optional}
     differences = {"lacks": required - flat.keys(), "has undeclared": flat.keys() - expected.keys()}
     if any(differences.values()):
@@ -266,7 +264,9 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
     for name, value in sorted(flat.items()):
         declared = expected[name]
         if value.dtype != declared.dtype:
-            raise SchemaError(f"{who}: '{name}' is {_word(value.dtype)}, declared as {_word(declared.dtype)}.")
+            raise SchemaError(
+                f"{who}: '{name}' is {_dtype_text(value.dtype)}, declared as {_dtype_text(declared.dtype)}."
+            )
         if not _fits(tuple(value.shape), declared.shape, sizes):
             raise SchemaError(
                 f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
@@ -278,7 +278,7 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
             _check_ids(flat[name + IDS], declared, f"{who}: '{name}'")
 
 
-def _on_the_wire(schema: Schema) -> dict[str, Field]:
+def _sent_fields(schema: Schema) -> dict[str, Field]:
     flat: dict[str, Field] = {}
     for name, declared in schema.items():
         if declared.form == "rows":
@@ -316,7 +316,7 @@ def _classes(declared: Field) -> int:
     return classes
 
 
-def _word(dtype: torch.dtype) -> str:
+def _dtype_text(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 

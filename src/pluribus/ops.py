@@ -1,4 +1,4 @@
-"""Verbs that papers share."""
+"""Functions that several methods share."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ Weighting = Literal["samples", "uniform"]
 
 
 def onehot(y: Tensor, classes: int) -> Tensor:
-    """One row per label. By comparison: it looks at no value on the host, so it may stand in a captured step."""
+    """One row per label. It only compares, and reads no value on the CPU, so that captured steps can use it."""
     return (y[:, None] == torch.arange(classes, device=y.device)).to(torch.float32)
 
 
 def class_means(client: Client, on: str = "train", rows: Map = Client.features) -> Rows:
-    """Mean feature (or other row) per held class, over every sample once, in eval mode: exact, whatever the batch size.
+    """Mean feature (or other row) per held class, over all samples, in eval mode: exact for every batch size.
 
     A matrix product, not `index_add_`: its order of summation is fixed on every device.
     """
@@ -39,12 +39,12 @@ def class_means(client: Client, on: str = "train", rows: Map = Client.features) 
 
 
 def row_means(sums: Tensor, counts: Tensor) -> Rows:
-    """Sums per class over their number; a class that nothing was counted of has no mean."""
+    """Sums per class divided by counts. A class with count 0 has no mean."""
     return Rows(sums / counts.clamp(min=1)[:, None], counts > 0)
 
 
 class Tally(nn.Module):
-    """Sums per class of what a client saw while it trained; lies in `client.state`, and a step adds to it.
+    """Sums per class over a client's training steps. It is part of `client.state`, and each step adds to it.
 
     >>> tally = Tally(3, 2)
     >>> tally.add(torch.tensor([0, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
@@ -61,23 +61,22 @@ class Tally(nn.Module):
         self.register_buffer("counts", torch.zeros(classes))
 
     def reset(self) -> None:
-        """Forget what was added."""
         self.sums.zero_()
         self.counts.zero_()
 
     def add(self, y: Tensor, values: Tensor) -> None:
-        """Add a row per sample to the sum of its class."""
+        """Add each sample's row to the sum of its class."""
         members = onehot(y, len(self.counts))
         self.sums += members.T @ values.detach().float()
         self.counts += members.sum(0)
 
     def means(self) -> Rows:
-        """The mean per class that was seen."""
+        """The mean of each class that was added."""
         return row_means(self.sums, self.counts)
 
 
 def rows_mean(reports: Sequence[Rows], weights: Sequence[Tensor] | None = None) -> Rows:
-    """Mean per class over those who report it. `weights` has a number per class for each report; all 1 unless given."""
+    """Mean per class over the reports that hold it. `weights` has a number per class for each report; default: 1."""
     held = torch.stack([r.held for r in reports])
     share = held.float() if weights is None else held * torch.stack(list(weights)).float()
     total = (torch.stack([r.value for r in reports]) * share[:, :, None]).sum(0)
@@ -85,13 +84,13 @@ def rows_mean(reports: Sequence[Rows], weights: Sequence[Tensor] | None = None) 
 
 
 def distance_to_rows(values: Tensor, rows: Rows, y: Tensor) -> Tensor:
-    """Mean squared error to the vector of each sample's class. Samples of a class without one count as arrived."""
+    """Mean squared error to the vector of each sample's class. Samples of a class without one have no error."""
     held = rows.held[y, None]
     return F.mse_loss(values * held, rows.value[y] * held)
 
 
 def nearest(values: Tensor, rows: Rows) -> Tensor:
-    """Scores by nearness: minus the squared distance to each class's vector; classes without one are out."""
+    """Scores by distance: minus the squared distance to each class's vector, minus infinity for a class without one."""
     squared = (values[:, None] - rows.value).square().sum(2)
     return (-squared).masked_fill(~rows.held, -torch.inf)
 
@@ -102,14 +101,14 @@ def nearest(values: Tensor, rows: Rows) -> Tensor:
 def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
     """KL divergence of the student's softmax from the teacher's, for each row of logits: summed over classes."""
     target, given = (teacher / temperature).log_softmax(1), (student / temperature).log_softmax(1)
-    return (target.exp() * (target - given)).sum(1)  # torch's own cannot be stacked
+    return (target.exp() * (target - given)).sum(1)  # torch's kl_div cannot be stacked
 
 
 # ---- models --------------------------------------------------------------------------------------------------------
 
 
 def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """Mean of named tensors over clients. Whole numbers (counters) take the largest, as no mean of them is one."""
+    """Mean of named tensors over clients. Of integers (counters), the maximum: their mean may not be an integer."""
     total = sum(weights[k] for k in parts)
     names = next(iter(parts.values())).keys()
     mean: dict[str, Tensor] = {}
@@ -123,21 +122,21 @@ def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[in
 
 
 def client_weights(server: Server, clients: Iterable[int], weighting: Weighting) -> dict[int, int]:
-    """How much each client counts in a mean: by its training samples, or once."""
+    """The weight of each client in a mean: its number of training samples, or 1."""
     return {k: server.cards[k].samples if weighting == "samples" else 1 for k in clients}
 
 
 def averaged(
     server: Server, uploads: Mapping[int, Message], prefix: str = "", weighting: Weighting = "samples"
 ) -> dict[str, Tensor]:
-    """Mean over clients of what they sent under a prefix."""
+    """Mean over clients of the tensors that they sent under a prefix."""
     parts = {k: upload.part(prefix) for k, upload in uploads.items()}
     return weighted_mean(parts, client_weights(server, uploads, weighting))
 
 
 @torch.no_grad()
 def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
-    """One plain gradient step on all parameters of a module."""
+    """Take one plain gradient step on all parameters of a module."""
     parameters = list(module.parameters())
     for p, g in zip(parameters, torch.autograd.grad(loss, parameters), strict=True):
         p.sub_(g, alpha=lr)
@@ -174,24 +173,24 @@ def recurrent(model: nn.Module) -> bool:
 
 @contextmanager
 def derivable(client: Client) -> Iterator[None]:
-    """Attention and recurrent layers by kernels whose derivatives have derivatives, also where faster ones exist."""
+    """Run attention and recurrent layers with kernels that torch differentiates twice, even if faster ones exist."""
     with sdpa_kernel(SDPBackend.MATH):
         if client.device.type == "cpu" or not recurrent(client.model):
             yield
             return
-        with _one_at_a_time, torch.backends.cudnn.flags(enabled=False):  # a switch for all threads
+        with _cudnn_lock, torch.backends.cudnn.flags(enabled=False):  # a global flag
             yield
 
 
-_one_at_a_time = threading.Lock()
-ONLY_ONCE = ("not implemented", "differentiate twice")  # what torch says where a derivative has no derivative
+_cudnn_lock = threading.Lock()
+ONLY_ONCE = ("not implemented", "differentiate twice")  # in torch's error if a layer has no second derivative
 
 
 def backward_again(client: Client, value: Tensor, instead: str) -> None:
-    """Backward through gradients, into `grad` of every leaf; `instead` is what a person may do where that fails.
+    """Backward through gradients, into `grad` of every leaf. If that fails, the error advises to use `instead`.
 
-    Not `autograd.grad`: that takes no step off the way to what it is asked for, and so passes layers by, without a
-    word, whose derivative has no derivative.
+    Not `autograd.grad`: it follows only the paths to its inputs, and so silently skips layers that have no second
+    derivative.
     """
     try:
         value.backward()  # type: ignore[no-untyped-call]
@@ -205,20 +204,20 @@ def backward_again(client: Client, value: Tensor, instead: str) -> None:
 
 
 def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tensor]) -> None:
-    """Replace tensors by the gradients of a loss of them, in their own memory: both are as large as a model.
+    """Replace tensors by the gradients of a loss with respect to them, in place: both are as large as a model.
 
-    Each gradient takes the place of its variable as soon as it is there; nothing needs that value any more then.
+    Each gradient overwrites its variable as soon as it is computed: from then on nothing needs the old value.
     """
     unused = dict(variables)
 
-    def give_way(name: str, variable: Tensor) -> None:
+    def overwrite(name: str, variable: Tensor) -> None:
         assert variable.grad is not None
         unused.pop(name).data.copy_(variable.grad)
         variable.grad = None
 
     for name, variable in variables.items():
         variable.requires_grad_()
-        variable.register_post_accumulate_grad_hook(partial(give_way, name))  # type: ignore[no-untyped-call]
+        variable.register_post_accumulate_grad_hook(partial(overwrite, name))  # type: ignore[no-untyped-call]
     torch.autograd.backward(loss())
     for variable in unused.values():
         variable.data.zero_()
@@ -227,11 +226,11 @@ def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tens
 
 
 def project(gradient: Tensor, reference: Tensor, margin: float = 0.0, eps: float = 0.0) -> Tensor:
-    """The nearest vector that does not conflict with the reference, <., reference> >= 0; itself where it does not.
+    """The vector nearest to the gradient with <., reference> >= 0. Without a conflict this is the gradient itself.
 
-    The dual of this quadratic program has one variable, so its solution is closed: g + v r with
-    v = max(0, -<g, r> / <r, r>). GEM's solver has v >= margin and <r, r> + eps in it.
-    Sums are in double precision: the vectors have as many entries as a model has weights.
+    The dual of this quadratic program has one variable, so its solution has a closed form: g + v r with
+    v = max(0, -<g, r> / <r, r>). GEM's solver uses v >= margin and <r, r> + eps.
+    Sums use double precision: the vectors have as many entries as a model has weights.
     """
     g, r = gradient.double(), reference.double()
     inner = g @ r

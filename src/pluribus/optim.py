@@ -1,7 +1,7 @@
-"""Optimisers as fixed state: torch's own, with their slots allocated once and restored in place.
+"""Optimizers of torch with fixed state: slots are allocated once and restored in place.
 
-Zeroing the slots is bit-equal to a new optimiser (momentum without dampening, Adam, AMSGrad), and addresses stay, which
-is what captured steps need.
+An optimizer with zeroed slots is bit-equal to a new one (momentum without dampening, Adam, AMSGrad). Its addresses stay
+the same, as captured steps need.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Life = Literal["round", "run"]
 
 @dataclass(frozen=True)
 class Rule:
-    """How parameters move. The experiment sets one for local training; a method may name another in its `Opt`."""
+    """An update rule. The experiment sets one for local training; a method may name another one in its `Opt`."""
 
     name: RuleName = "sgd"
     lr: float = 0.01
@@ -34,10 +34,10 @@ class Rule:
 
 @dataclass(frozen=True)
 class Opt:
-    """One optimiser of a client: over which parameters, by which rule, and for how long its slots live.
+    """One optimizer of a client: its parameters, its rule, and the lifetime of its slots.
 
-    `rule=None` takes the experiment's local rule, and `life=None` its --optimizer-life. `"round"` starts every round
-    afresh; `"run"` persists and is checkpointed.
+    `rule=None` takes the experiment's local rule, and `life=None` its --optimizer-life. `"round"` resets the slots in
+    every round; `"run"` keeps them, and checkpoints save them.
     """
 
     of: nn.Module | Sequence[nn.Parameter]
@@ -54,7 +54,7 @@ class Opt:
 
 
 class Optimiser:
-    """A torch optimiser whose slots exist from the start."""
+    """A torch optimizer whose slots exist from the start."""
 
     def __init__(self, opt: Opt, default: Rule, life: Life = "round") -> None:
         self.life = opt.life or life
@@ -64,9 +64,9 @@ class Optimiser:
         self._torch = _make(self._values, self.rule)
 
     def apply(self, grads: Sequence[Tensor | None]) -> None:
-        """One step with these gradients, in the order of `parameters`."""
+        """Take one step with these gradients, in the order of `parameters`."""
         for p, g in zip(self._values, grads, strict=True):
-            p.grad = _laid_out_like(p, g) if g is not None and p.is_cuda else g
+            p.grad = _match_layout(p, g) if g is not None and p.is_cuda else g
         self._torch.step()
         for p in self._values:
             p.grad = None  # gradients are as large as the weights
@@ -74,7 +74,7 @@ class Optimiser:
     def begin(self, t: int) -> None:
         """Set the learning rate of a round."""
         for group in self._torch.param_groups:
-            if isinstance(group["lr"], Tensor):  # in place, where captured steps read it
+            if isinstance(group["lr"], Tensor):  # in place, because captured steps read it there
                 group["lr"].fill_(self.rule.rate(t))
             else:
                 group["lr"] = self.rule.rate(t)
@@ -88,18 +88,18 @@ class Optimiser:
         return found
 
     def reset(self) -> None:
-        """Back to a new optimiser, in place."""
+        """Make it equal to a new optimizer, in place."""
         for value in self.slots().values():
             value.zero_()
 
 
-def _laid_out_like(p: Tensor, g: Tensor) -> Tensor:
-    """The fused kernels of a GPU want gradients in the order of their weights."""
+def _match_layout(p: Tensor, g: Tensor) -> Tensor:
+    """The fused kernels of a GPU need gradients in the memory layout of their weights."""
     return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
 def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
-    """On a GPU all that a step reads lies there, learning rate and counters too, so that the step can be captured."""
+    """On a GPU, all inputs of a step are on the GPU, also learning rate and counters: the step can be captured."""
     device = parameters[0].device if parameters else torch.device("cpu")
     on_gpu = device.type == "cuda"
     lr = torch.tensor(rule.lr, device=device) if on_gpu else rule.lr

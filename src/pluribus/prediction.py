@@ -1,7 +1,7 @@
 """Use a trained model: of one client of a simulation, or of a real site.
 
-A prediction is made as the run's accuracy was measured: by the method's own rule, with the model that the headline
-measured, in the round that validation selects or in the last one.
+A prediction is made in the same way as the run's accuracy was measured: by the method's own rule, with the model of the
+headline, from the round that validation selects or from the last round.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from pluribus.storage.files import write_text
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 Shape = tuple[int, int, int]
-Asked = AbstractContextManager[tuple[Method, Client]]
+OpenModel = AbstractContextManager[tuple[Method, Client]]
 
 
 @dataclass(frozen=True)
@@ -35,35 +35,35 @@ class Prediction:
     """The class of one image."""
 
     file: str | None
-    """None of an image that was given as numbers."""
+    """None if the image was given in a tensor."""
     label: str
     """The name of the class."""
     number: int
     """The number of the class."""
     score: float
-    """The class's share in the softmax of the method's scores. Where those are logits, the probability that the model
-    gives; where they are distances, as of FedProto, just a number that grows with nearness."""
+    """The class's share in the softmax of the method's scores. It is the model's probability if the scores are logits.
+    If they are distances, as in FedProto, it is only a number that grows as the distance shrinks."""
 
 
-def _note(sentence: str) -> None:
+def _print_note(sentence: str) -> None:
     print(f"note: {sentence}", file=sys.stderr)
 
 
 def predict(
-    place: str | Path,
+    path: str | Path,
     images: str | Path | Sequence[str | Path] | Tensor,
     client: int | None = None,
     round: Round = "selected",
     *,
-    tell: Callable[[str], None] = _note,
+    tell: Callable[[str], None] = _print_note,
 ) -> list[Prediction]:
-    """The classes of images, by a model that a run has trained.
+    """Classify images with a model that a run has trained.
 
-    `place` is the folder of a run, of which `client` says whose model it shall be, or the state folder of a real site.
-    The model is the one whose accuracy was reported, of the round that validation selects, or that of the last `round`.
-    `images` are files and folders of images, which are brought to the shape that the model takes, or a tensor of bytes
-    (N, channels, height, width) that has it already. `tell` hears what a person should know of the files: which were
-    not read, scaled, turned.
+    `path` is the folder of a run, where `client` chooses the model, or the state folder of a real site. By default the
+    model is that of the reported accuracy, from the round that validation selects; `round="last"` takes the last round.
+    `images` are files and folders of images, which are resized to the shape that the model takes, or a tensor of bytes
+    (N, channels, height, width) in that shape. `tell` is called with notes about the files: which ones were skipped,
+    scaled or rotated.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -73,9 +73,9 @@ def predict(
     check_round(round)
     found, notes = (images, []) if isinstance(images, Tensor) else _files(images)
     pictures: list[Picture] = []
-    with _model(Path(place), client, round) as (method, asked):
-        batches = _batches(found, asked.task.shape, pictures)
-        predictions = [one for files, x in batches for one in _predictions(method, asked, files, x)]
+    with _open_model(Path(path), client, round) as (method, trained):
+        batches = _batches(found, trained.task.shape, pictures)
+        predictions = [one for files, x in batches for one in _predictions(method, trained, files, x)]
     if not isinstance(found, Tensor):
         notes += picture_notes(found, pictures)
     for sentence in notes:
@@ -84,7 +84,7 @@ def predict(
 
 
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
-    """Write predictions as a table, a line each."""
+    """Write predictions to a CSV file, one line each."""
     text = io.StringIO()
     table = csv.DictWriter(text, ["file", "label", "number", "score"], lineterminator="\n")
     table.writeheader()
@@ -96,15 +96,15 @@ def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
 
 
 def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """Files as they are given, and in place of a folder all images in it; and what to say of other files there."""
+    """The given files, with all images of a given folder; and notes about other files in the folders."""
     given = [images] if isinstance(images, str | Path) else images
     if not given:
-        raise MissingDataError("no images were given: name files, or folders of images.")
+        raise MissingDataError("no images were given: give files, or folders of images.")
     found, notes = [], []
     for path in map(Path, given):
-        files, said = _images(path)
+        files, sentences = _images(path)
         found += files
-        notes += [f"{path}: {sentence}" for sentence in said]
+        notes += [f"{path}: {sentence}" for sentence in sentences]
     return found, notes
 
 
@@ -112,7 +112,7 @@ def _images(path: Path) -> tuple[list[Path], list[str]]:
     if path.is_dir():
         found = find_images(path)
         if not found.images:
-            raise MissingDataError(f"{path} holds no images: their names end in {', '.join(sorted(SUFFIXES))}.")
+            raise MissingDataError(f"{path} holds no images. Names of images end in {', '.join(sorted(SUFFIXES))}.")
         return found.images, skipped_note(found.skipped, path)
     if not path.exists():
         raise MissingDataError(f"there is no file or folder {path}.")
@@ -122,9 +122,9 @@ def _images(path: Path) -> tuple[list[Path], list[str]]:
 def _batches(
     images: Tensor | list[Path], shape: Shape, pictures: list[Picture]
 ) -> Iterator[tuple[Sequence[str | None], Tensor]]:
-    """As large as evaluation has them, so that its bits are the same; and no more are in memory at once.
+    """Batches of the size that evaluation uses, so that the bits are the same. One at a time is in memory.
 
-    `pictures` gets what the files were before.
+    The facts about the files are added to `pictures`.
     """
     _check(images, shape)
     for start in range(0, len(images), SWEEP_BATCH):
@@ -141,7 +141,7 @@ def _check(images: Tensor | list[Path], shape: Shape) -> None:
     wanted = " x ".join(map(str, shape))
     if not isinstance(images, Tensor):
         if shape[0] not in (1, 3):
-            raise DataError(f"the model takes images of {wanted}, which files do not hold: give a tensor.")
+            raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
     elif images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
         given = f"{str(images.dtype).removeprefix('torch.')} {' x '.join(map(str, images.shape))}"
         raise DataError(f"the model takes bytes, uint8 N x {wanted}; the images are {given}.")
@@ -150,7 +150,7 @@ def _check(images: Tensor | list[Path], shape: Shape) -> None:
 def _predictions(method: Method, client: Client, files: Sequence[str | None], x: Tensor) -> Iterator[Prediction]:
     store = Store(x, torch.zeros(len(x), dtype=torch.int64), client.device, client.local.channels_last)
     scores = client.sweep(method.predict, Data(store, torch.arange(len(x), device=client.device)))
-    numbers = scores.argmax(1)  # of the scores themselves: the softmax may round two of them to one
+    numbers = scores.argmax(1)  # of the scores: the softmax may round two of them to the same number
     shares = scores.softmax(1).gather(1, numbers[:, None]).flatten()
     for file, number, share in zip(files, numbers.tolist(), shares.tolist(), strict=True):
         yield Prediction(file, client.task.names[number], number, share)
@@ -159,25 +159,25 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 # ---- models --------------------------------------------------------------------------------------------------------
 
 
-def _model(place: Path, client: int | None, round: Round) -> Asked:
-    if not place.is_dir():
-        raise FileAccessError(f"there is no folder {place}: give the folder of a run, or the state folder of a site.")
-    if (place / "config.toml").exists():
-        return _of_run(place, client, round)
+def _open_model(path: Path, client: int | None, round: Round) -> OpenModel:
+    if not path.is_dir():
+        raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
+    if (path / "config.toml").exists():
+        return _open_run_model(path, client, round)
     if client is not None:
-        raise ConflictError(f"{place} is not the folder of a run, and a site has one client: leave out --client.")
+        raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
     from pluribus.sites.recall import recalled
 
-    return recalled(place, round)
+    return recalled(path, round)
 
 
 @contextmanager
-def _of_run(place: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
-    with open_run(place) as (parts, folder):
+def _open_run_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
+    with open_run(path) as (parts, folder):
         if client is None:
             raise MissingSettingError(
-                f"{place} has a model for each client: say whose with --client, 0 to {len(parts.cards) - 1}."
+                f"{path} has a model for each client: choose one with --client, 0 to {len(parts.cards) - 1}."
             )
-        check_client(place, parts, client)
-        with trained_client(parts, folder, client, round) as asked:
-            yield parts.method, asked
+        check_client(path, parts, client)
+        with trained_client(parts, folder, client, round) as trained:
+            yield parts.method, trained

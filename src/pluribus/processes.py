@@ -1,4 +1,4 @@
-"""How processes start: quickly, deaf to Ctrl-C, and without running the user's script again."""
+"""Start processes: quickly, without Ctrl-C, and without running the user's script again."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from multiprocessing.context import ForkServerContext, SpawnContext
 from pluribus.errors import UserCodeError
 
 NAME = "pluribus worker"
-UNGUARDED = 64  # exit status of a worker that was about to become a parent
+UNGUARDED = 64  # exit status of a worker that was about to run a federation itself
 SENTENCE = (
-    "worker processes import this script anew, and would run it anew: put what runs under "
+    "worker processes import this script, and would run it again: put the code that runs under "
     "`if __name__ == '__main__':`, or leave out --workers."
 )
 
 
 def process_context() -> ForkServerContext | SpawnContext:
-    """Processes that begin with one thread: by a server that has imported everything, where there is such a thing."""
+    """The context that starts processes with one thread: by a fork server that has imported everything, if possible."""
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])  # what torch imports when the first optimiser is made
+    context.set_forkserver_preload([*ours, "torch._dynamo"])  # torch imports it for the first optimizer
     return context
 
 
 @contextmanager
 def without_interrupts() -> Iterator[None]:
-    """Processes that start meanwhile never hear of Ctrl-C, which a terminal sends to all; here it waits."""
-    resource_tracker.ensure_running()  # before: it lets Ctrl-C through again once it has started
+    """Processes started in this block never get Ctrl-C, which a terminal sends to all. This process gets it on exit."""
+    resource_tracker.ensure_running()  # first, because its start unblocks Ctrl-C
     before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
     try:
         yield
@@ -43,10 +43,10 @@ def without_interrupts() -> Iterator[None]:
 
 
 def check_guarded() -> None:
-    """A script that worker processes import anew must not run a federation by being imported."""
+    """Refuse to run a federation while a worker process imports the user's script."""
     process = multiprocessing.current_process()
-    if not getattr(process, "_inheriting", False):  # set while the script is imported, as multiprocessing's own check
+    if not getattr(process, "_inheriting", False):  # set during the import; multiprocessing checks it, too
         return
     if process.name.startswith(NAME):
-        os._exit(UNGUARDED)  # silently: the parent says it once for all workers
+        os._exit(UNGUARDED)  # silently: the parent reports it once for all workers
     raise UserCodeError(SENTENCE)

@@ -1,4 +1,4 @@
-"""What a run gives back."""
+"""The result of a run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from pluribus.storage.folder import RESULT
 
 @dataclass(frozen=True)
 class ClientFacts:
-    """A line of the table: what a client is."""
+    """Facts about a client: a row of the table."""
 
     id: int
     model: str
@@ -29,19 +29,19 @@ class ClientFacts:
     train: int
     test: int
     name: str = ""
-    """What people call it, where it is more than a number."""
+    """Empty if the client has only a number."""
     exams: Exams | None = None
-    """Test samples of its own domain, and of all domains, in a run with domains."""
+    """Number of test samples of its own domain and of all domains, in a run with domains."""
 
     @property
     def label(self) -> str:
-        """As tables show it."""
+        """The name of the client in tables."""
         return self.name or str(self.id)
 
 
 @dataclass(frozen=True)
 class Result:
-    """Figures, history and traffic of a run.
+    """Metrics, history and traffic of a run.
 
     >>> import pluribus                                             # doctest: +SKIP
     >>> result = pluribus.run("fedgh", clients=8, rounds=20)        # doctest: +SKIP
@@ -59,52 +59,52 @@ class Result:
     folder: Path
     warnings: list[str] = field(default_factory=list)
     warmup: int = 0
-    """Rounds before the others, in which no model trained. `history` begins with them; `rounds` does not count them."""
+    """Rounds at the start in which no model trains. `history` includes them; `rounds` does not count them."""
 
     @classmethod
     def read(cls, folder: Path) -> Result:
-        """The result of a finished run, from the files in its folder alone."""
-        said, ledger = read_json(folder / RESULT), Ledger()
+        """Read the result of a finished run. This needs only the files in its folder."""
+        saved, ledger = read_json(folder / RESULT), Ledger()
         try:
             for line in read_lines(folder / "traffic.jsonl"):
                 ledger.replay(line)
-            facts = {int(k): _facts(int(k), one) for k, one in said["clients"].items()}
-            about = {name: said[name] for name in ("method", "data", "seed", "rounds", "warnings")}
+            facts = {int(k): _facts(int(k), one) for k, one in saved["clients"].items()}
+            about = {name: saved[name] for name in ("method", "data", "seed", "rounds", "warnings")}
             history = read_lines(folder / "metrics.jsonl")
-            about |= {"warmup": said.get("warmup", 0), "views": tuple(said["summary"])}
+            about |= {"warmup": saved.get("warmup", 0), "views": tuple(saved["summary"])}
             return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
 
     @property
     def accuracy(self) -> float | None:
-        """The headline: mean over clients of test accuracy, selected on validation, in the method's own view."""
+        """The headline: test accuracy, mean over clients, selected on validation, in the method's own view."""
         return self.summary[self.views[0]]["selected"].get("test", {}).get("mean")
 
     @property
     def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
-        """view -> `last` or `selected` -> figure -> `mean`, `weighted`, `worst` and `best` over clients."""
+        """view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best` over clients."""
         samples = {k: c.test for k, c in self.clients.items()}
         return summarise(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
 
     @property
     def selection(self) -> str:
-        """How the round of the reported figures was chosen, in words."""
+        """How the round of the reported metrics was selected, in words."""
         return selection_text(one.selected["val"] for one in self.per_client().values())
 
     @property
     def bytes(self) -> dict[str, int]:
-        """Bytes that travelled: `up`, `down`, and `evaluation` (downloads made only to measure)."""
+        """Transferred bytes: `up`, `down`, and `evaluation` (downloads for evaluation only)."""
         return dict(self.ledger.total)
 
     @property
     def seconds(self) -> float:
-        """Time spent in rounds."""
+        """Total time of all rounds."""
         return float(sum(record["seconds"] for record in self.history))
 
     @property
     def steps(self) -> dict[int, int] | None:
-        """Gradient steps that every client has taken; None where a round of the run did not count them."""
+        """Gradient steps of every client; None if a round of the run did not count them."""
         if not all("steps" in record for record in self.history):
             return None
         total = Counter(dict.fromkeys(self.clients, 0))
@@ -114,15 +114,15 @@ class Result:
 
     @property
     def steps_per_client(self) -> float | None:
-        """Gradient steps, the mean over clients that took part or were evaluated."""
+        """Gradient steps, mean over the clients that took part or were evaluated."""
         return sum(self.steps.values()) / len(self.steps) if self.steps else None
 
     def per_client(self, view: str | None = None) -> dict[int, Chosen]:
-        """Last and selected figures of every client that was evaluated."""
+        """Last and selected metrics of every evaluated client."""
         return choose(self.history, view or self.views[0])
 
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
-        """A client's model: the one whose accuracy is reported, or that of the last round."""
+        """Load a client's model: that of the reported accuracy, or that of the last round."""
         from pluribus.storage.reopen import load_model
 
         return load_model(self.folder, client, round)
@@ -130,8 +130,8 @@ class Result:
     def table(self, *others: Result, view: View | None = None) -> None:
         """Print accuracy per client, beside that of other runs on the same data.
 
-        `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or its
-        `own`. Unset: its own where it stands alone, and after training beside others.
+        `view` says which model is evaluated: `after` local training or `before` it, if a method has that view, or its
+        `own` headline. Default: `own` for one run, `after` for several.
         """
         from pluribus.terminal import print_table
 

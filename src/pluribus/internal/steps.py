@@ -18,7 +18,7 @@ from pluribus.internal.batches import Batch, gathered
 if TYPE_CHECKING:
     from pluribus.client import Client
 
-SWEEP_BATCH = 256  # rows per forward pass where no gradient is needed
+SWEEP_BATCH = 256  # rows per forward pass without gradients
 
 Step = Callable[["Client", Batch], Tensor | None]
 Loss = Callable[["Client", Batch], Tensor]

@@ -41,7 +41,7 @@ def views_text(views: Mapping[str, str]) -> str:
     >>> views_text({"local": "after", "fedavg": "before", "fedgh": "after"})
     'after local training (local, fedgh), before local training (fedavg)'
     """
-    whose: dict[str, list[str]] = {}
+    methods: dict[str, list[str]] = {}
     for name, view in views.items():
-        whose.setdefault(view_text(view), []).append(name)
-    return ", ".join(f"{view} ({', '.join(names)})" if len(whose) > 1 else view for view, names in whose.items())
+        methods.setdefault(view_text(view), []).append(name)
+    return ", ".join(f"{view} ({', '.join(names)})" if len(methods) > 1 else view for view, names in methods.items())
