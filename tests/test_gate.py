@@ -511,7 +511,7 @@ def test_who_stops_half_way_is_cut_off(keys: Keys, back: Back, tmp_path: Path, h
         answer = front.raw(HALF[half].encode())
         told = half == "half a body"
         assert answer[:13] == b"HTTP/1.1 408 " * told
-        assert front.lines() == [f"408 127.0.0.1 POST {PULL} stopped half way"] * told
+        assert front.lines() == [f"408 127.0.0.1 POST {PULL} timed out"] * told
     assert back.arrivals == []
 
 
@@ -519,7 +519,7 @@ def test_a_superlink_that_is_gone_and_comes_back(keys: Keys, tmp_path: Path) -> 
     port = free_port()
     with standing(keys, port, tmp_path / "log") as gate:
         assert gate.ask("POST", PULL)[0] == 502
-        gone = f"502 127.0.0.1 POST {PULL} is not answered by the SuperLink: All connection attempts failed"
+        gone = f"502 127.0.0.1 POST {PULL} got no answer from the SuperLink: All connection attempts failed"
         assert gate.lines() == [gone]
         with behind(keys, port):
             assert gate.ask("POST", PULL)[0] == 200
@@ -531,7 +531,7 @@ def test_an_answer_that_breaks_off_is_not_passed_for_a_whole_one(gate: Front, ba
         gate.ask("POST", PULL)
     back.answer = b""
     assert gate.ask("POST", PULL)[0] == 502
-    assert f"200 127.0.0.1 POST {PULL} broke off (RemoteProtocolError)" in gate.lines()
+    assert f"200 127.0.0.1 POST {PULL} answer cut off (RemoteProtocolError)" in gate.lines()
 
 
 # ---- starting it -----------------------------------------------------------------------------------------------------

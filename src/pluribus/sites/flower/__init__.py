@@ -1,1 +1,1 @@
-"""Federations over the network, by Flower."""
+"""The network of real sites, on top of Flower."""

@@ -1,4 +1,4 @@
-"""What Flower runs at a site for each message: it hands the request to the site's warm worker, and the answer back."""
+"""The app that Flower runs at a site for each message. It relays the request to the site's worker."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ app = ClientApp()
 
 @app.query()
 def relay(message: Message, context: Context) -> Message:
-    """One blob there, one blob back."""
+    """Send a request to the worker, and return its answer."""
     request: Any = message.content[BLOB][BLOB]
     answer = ask(str(context.node_config["socket"]), request)
     return Message(RecordDict({BLOB: ConfigRecord({BLOB: answer})}), reply_to=message)

@@ -1,12 +1,13 @@
-r"""The gate in front of a SuperLink: through it sites reach what they need of Flower, and nobody reaches the rest.
+r"""The gate: a reverse proxy in front of a SuperLink. It forwards what sites need from Flower, and refuses the rest.
 
-Flower 1.41 serves all its interfaces on one port, and the one that starts runs knows no login: whoever reaches it runs
-code at every site. So the SuperLink listens on loopback, and the network sees this: TLS, POST, ten paths, and 404.
+Flower 1.41 serves all its interfaces on one port. The interface that starts runs has no login: anyone who reaches it
+can run code at every site. So the SuperLink listens on loopback, and only the gate is open to the network. It accepts
+TLS, POST and ten paths, and answers 404 to everything else.
 
     python -m pluribus.sites.flower.gate --listen 0.0.0.0:9092 --to 127.0.0.1:9093 \
         --certificate server.pem --key server.key --ca ca.crt
 
-It prints where it listens once it does, then a line for each request that it refuses.
+It prints its address when it is ready, then a line for each request that it refuses.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 from pluribus.errors import CertificateError, ConfigError, DeviceError, FormatError
 from pluribus.sites.flower.programs import be_called
 
-# What a SuperNode that has a key calls. One without a key would also register itself: that is for the server to do.
+# The calls of a SuperNode with a key. The call that registers a node is missing: the server registers the sites.
 PATHS = frozenset(
     b"/v1/fleet/" + call
     for call in (
@@ -45,17 +46,18 @@ PATHS = frozenset(
     )
 )
 
-# With those that begin with flwr-. Others are of one connection only, or lie: the SuperLink believes x-forwarded-for.
+# Headers that are forwarded, with those that begin with flwr-. Others belong to one connection, or can be forged: the
+# SuperLink trusts x-forwarded-for.
 HEADERS_IN = frozenset((b"accept", b"content-type", b"content-length"))
 HEADERS_OUT = frozenset((b"content-type", b"content-length"))
 
-LARGEST = 2 * 1024**3  # bytes of a body; protobuf allows no more
-PATIENCE = 60  # seconds for the next piece of a request or of an answer
-REUSE = 4  # seconds that a connection to the SuperLink is used again, which itself hangs up after 5
+LARGEST = 2 * 1024**3  # bytes of a body: the limit of protobuf
+PATIENCE = 60  # seconds to wait for the next chunk of a request or of an answer
+REUSE = 4  # seconds that an idle connection to the SuperLink stays open; the SuperLink closes it after 5
 
 
 class RefusedError(Exception):
-    """A request that gets a status and nothing more; the reason is for the log."""
+    """A refused request. The answer is only a status; the reason goes to the log."""
 
     def __init__(self, status: int, reason: str = "") -> None:
         super().__init__(reason)
@@ -70,21 +72,20 @@ class Gate:
         self._largest = largest
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answer one request."""
         try:
             self._check(scope)
             answer = await self._forward(scope, receive)
         except ConnectionError:
-            return  # nobody is there to be answered
+            return  # the client has disconnected
         except RefusedError as refusal:
             _log(refusal.status, scope["client"], f"{_request_line(scope)} {refusal}")
             await _refuse(refusal.status, send)
             return
         try:
-            await _pass_back(answer, send)
+            await _send_answer(answer, send)
         except (TimeoutError, httpx.HTTPError) as error:
-            # its status has gone out: all that is left is to hang up, which uvicorn does if an answer is not whole
-            _log(answer.status_code, scope["client"], f"{_request_line(scope)} broke off ({type(error).__name__})")
+            # the status is already sent, so the connection must be closed: uvicorn does so after an incomplete answer
+            _log(answer.status_code, scope["client"], f"{_request_line(scope)} answer cut off ({type(error).__name__})")
         finally:
             await answer.aclose()
 
@@ -92,31 +93,31 @@ class Gate:
         headers = dict(scope["headers"])
         if scope["method"] != "POST" or scope["raw_path"] not in PATHS or scope["query_string"]:
             raise RefusedError(404)
-        # a SuperNode always tells the length; with one way only to tell it, no request can hide in another
+        # a SuperNode always sends content-length; without a second way to give a length, requests cannot be smuggled
         if b"transfer-encoding" in headers or b"content-length" not in headers:
-            raise RefusedError(411, "without a length")
+            raise RefusedError(411, "has no content-length")
         if int(headers[b"content-length"]) > self._largest:
-            raise RefusedError(413, f"with {int(headers[b'content-length'])} bytes")
+            raise RefusedError(413, f"has {int(headers[b'content-length'])} bytes")
 
     async def _forward(self, scope: Scope, receive: Receive) -> httpx.Response:
         path = scope["raw_path"].decode("ascii")
         headers = [(name, value) for name, value in scope["headers"] if name in HEADERS_IN or name.startswith(b"flwr-")]
-        request = self._superlink.build_request("POST", path, headers=headers, content=_body(receive))
+        request = self._superlink.build_request("POST", path, headers=headers, content=_read_body(receive))
         try:
             return await self._superlink.send(request, stream=True)
         except httpx.HTTPError as error:
-            raise RefusedError(502, f"is not answered by the SuperLink: {_shown(str(error).encode())}") from error
+            raise RefusedError(502, f"got no answer from the SuperLink: {_shown(str(error).encode())}") from error
 
 
-async def _body(receive: Receive) -> AsyncIterator[bytes]:
-    """A request's body as it arrives."""
+async def _read_body(receive: Receive) -> AsyncIterator[bytes]:
+    """Yield the chunks of a request's body as they arrive."""
     more = True
     while more:
         try:
             async with asyncio.timeout(PATIENCE):
                 message = await receive()
         except TimeoutError as error:
-            raise RefusedError(408, "stopped half way") from error
+            raise RefusedError(408, "timed out") from error
         if message["type"] == "http.disconnect":
             raise ConnectionError
         more = message["more_body"]
@@ -124,13 +125,13 @@ async def _body(receive: Receive) -> AsyncIterator[bytes]:
 
 
 async def _refuse(status: int, send: Send) -> None:
-    # hang up, lest the rest of this request be taken for another one
+    # close the connection, so that the rest of this request is not read as another request
     headers = [(b"connection", b"close"), (b"content-length", b"0")]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body"})
 
 
-async def _pass_back(answer: httpx.Response, send: Send) -> None:
+async def _send_answer(answer: httpx.Response, send: Send) -> None:
     headers = [(name.lower(), value) for name, value in answer.headers.raw if name.lower() in HEADERS_OUT]
     await send({"type": "http.response.start", "status": answer.status_code, "headers": headers})
     async for piece in answer.aiter_raw():
@@ -149,59 +150,60 @@ def _request_line(scope: Scope) -> str:
 
 
 def _shown(text: bytes, longest: int = 100) -> str:
-    """A stranger's text, fit for a log: one short line of ASCII."""
+    """Untrusted text as one short line of ASCII, safe for a log."""
     rest = "..." if len(text) > longest else ""
     return ascii(text[:longest].decode("latin-1"))[1:-1] + rest
 
 
 class _Connection(H11Protocol):
-    """A connection that brings a whole request head in time, however slowly it trickles in, or is closed.
+    """A connection that is closed if a complete request head does not arrive in time.
 
-    Of uvicorn's two protocols, the other one takes the path out of an absolute target: POST https://elsewhere/v1/fleet.
+    uvicorn's other protocol, httptools, cannot be used: from an absolute URL, as in POST https://elsewhere/v1/fleet, it
+    takes the path.
     """
 
-    _too_late: asyncio.TimerHandle | None = None
+    _timeout: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
-        self._watch()
+        self._update_timeout()
 
     def data_received(self, data: bytes) -> None:
         super().data_received(data)
-        self._watch()
+        self._update_timeout()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_no_more()
+        self._cancel_timeout()
         super().connection_lost(exc)
 
     def send_400_response(self, msg: str) -> None:
         _log(400, self.client, "not HTTP")
         super().send_400_response(msg)
 
-    def _watch(self) -> None:
+    def _update_timeout(self) -> None:
         between_requests = self.cycle is None or self.cycle.response_complete
         if not between_requests:
-            self._wait_no_more()
-        elif self._too_late is None:
-            self._too_late = self.loop.call_later(PATIENCE, self.transport.close)
+            self._cancel_timeout()
+        elif self._timeout is None:
+            self._timeout = self.loop.call_later(PATIENCE, self.transport.close)
 
-    def _wait_no_more(self) -> None:
-        if self._too_late is not None:
-            self._too_late.cancel()
-            self._too_late = None
+    def _cancel_timeout(self) -> None:
+        if self._timeout is not None:
+            self._timeout.cancel()
+            self._timeout = None
 
 
 def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: int = LARGEST) -> None:
-    """Stand in front of the SuperLink at `to` until a signal comes.
+    """Serve as the gate of the SuperLink at `to` until a signal arrives.
 
-    A SuperLink that checks the keys of its nodes insists on TLS, so that is how it is spoken to, though on loopback:
-    its certificate must be signed by `ca` and hold the name or number in `to`.
+    A SuperLink that checks the keys of its nodes requires TLS, even on loopback. `ca` must have signed its certificate,
+    for the name or IP address in `to`.
     """
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with _usable(CertificateError, f"the certificate {certificate} with the key {key}"):
-        tls.load_cert_chain(certificate, key, password="")  # without one, OpenSSL may ask the terminal
-    superlink = _superlink(to, ca)
-    door = bind(listen)
+    with _explain_errors(CertificateError, f"the certificate {certificate} with the key {key}"):
+        tls.load_cert_chain(certificate, key, password="")  # without a password, OpenSSL may prompt for one
+    superlink = _make_client(to, ca)
+    listener = bind(listen)
     config = uvicorn.Config(
         Gate(superlink, largest),
         loop="asyncio",
@@ -219,14 +221,14 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
         ssl_context_factory=lambda config, default: tls,
     )
     host, _ = _address("--listen", listen)
-    print(f"listening on {host}:{door.getsockname()[1]}", file=sys.stderr, flush=True)
-    with door, contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(config).run(sockets=[door])
+    print(f"listening on {host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
+    with listener, contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(config).run(sockets=[listener])
 
 
-def _superlink(to: str, ca: str) -> httpx.AsyncClient:
+def _make_client(to: str, ca: str) -> httpx.AsyncClient:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with _usable(CertificateError, f"the CA certificate {ca}"):
+    with _explain_errors(CertificateError, f"the CA certificate {ca}"):
         tls.load_verify_locations(ca)
     host, port = _address("--to", to)
     return httpx.AsyncClient(
@@ -234,21 +236,21 @@ def _superlink(to: str, ca: str) -> httpx.AsyncClient:
         headers={"accept-encoding": "identity"},
         verify=tls,
         timeout=PATIENCE,
-        # slow sites hold connections: with a limit, they would keep others waiting
+        # slow sites hold connections: with a limit, other sites would have to wait
         limits=httpx.Limits(max_connections=None, keepalive_expiry=REUSE),
         trust_env=False,  # no proxy on the way to loopback
     )
 
 
 def bind(listen: str) -> socket.socket:
-    """A socket for sites at this address, which must be free."""
+    """Open the listening socket for sites. The address must be free."""
     host, port = _address("--listen", listen)
     family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with _usable(DeviceError, f"--listen {listen}"):
-        door = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
-    # asyncio does not do it for a socket that it has not made, and then every answer waits 40 ms for the kernel
-    door.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return door
+    with _explain_errors(DeviceError, f"--listen {listen}"):
+        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
+    # asyncio sets this option only for sockets that it creates; without it every answer takes 40 ms longer
+    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listener
 
 
 def _address(flag: str, text: str) -> tuple[str, int]:
@@ -259,7 +261,7 @@ def _address(flag: str, text: str) -> tuple[str, int]:
 
 
 @contextlib.contextmanager
-def _usable(kind: type[ConfigError], what: str) -> Iterator[None]:
+def _explain_errors(kind: type[ConfigError], what: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
@@ -271,12 +273,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m pluribus.sites.flower.gate", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="where sites connect; port 0: any free")
-    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="where the SuperLink listens")
-    parser.add_argument("--certificate", required=True, metavar="FILE", help="what the gate shows to sites")
-    parser.add_argument("--key", required=True, metavar="FILE", help="the certificate's private key")
-    parser.add_argument("--ca", required=True, metavar="FILE", help="what has signed the SuperLink's certificate")
-    parser.add_argument("--largest", type=int, default=LARGEST, metavar="BYTES", help="of one request (%(default)s)")
+    parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for sites; port 0: any free port")
+    parser.add_argument("--to", required=True, metavar="HOST:PORT", help="address of the SuperLink")
+    parser.add_argument("--certificate", required=True, metavar="FILE", help="certificate of the gate, shown to sites")
+    parser.add_argument("--key", required=True, metavar="FILE", help="private key of the certificate")
+    parser.add_argument("--ca", required=True, metavar="FILE", help="CA of the SuperLink's certificate")
+    parser.add_argument("--largest", type=int, default=LARGEST, metavar="BYTES", help="largest request (%(default)s)")
     try:
         serve(**vars(parser.parse_args(argv)))
         return 0

@@ -1,10 +1,10 @@
-"""Flower's SuperLink and SuperNode, and what they start, as forks of one process that has imported Flower.
+"""A fork server for Flower: its programs are forks of one process that has imported Flower.
 
-Flower starts a process for every message, and importing Flower takes each of them two seconds of computing. It finds
-its programs by their bare names. So a folder that comes first on the PATH has scripts of these names; they write their
-arguments to a pipe, and the process that reads it forks.
+Flower starts a process for every message, and each process would need two seconds of CPU time to import Flower. Flower
+finds its programs by name on the PATH. So the first folder on the PATH holds scripts with these names. A script writes
+its arguments to a pipe, and the process that reads the pipe forks.
 
-python -m pluribus.sites.flower.nursery FOLDER flower-supernode [its flags]
+python -m pluribus.sites.flower.nursery FOLDER flower-supernode [flags of the program]
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
-import httpcore  # noqa: F401  which httpx, that all of them use, would import in each fork
+import httpcore  # noqa: F401  otherwise httpx imports it in each fork
 
 from pluribus.sites.flower.programs import be_called, end_with_parent
 
@@ -30,7 +30,7 @@ STARTED = {
     "flower-supernode": ("flower-superexec", "flwr-clientapp"),
 }
 
-# "$*" has a tab between the arguments, and a short line reaches a pipe as a whole.
+# IFS puts a tab between the arguments in "$*". A write of a short line to a pipe is atomic.
 SCRIPT = """\
 #!/bin/sh
 IFS='\t'
@@ -39,10 +39,10 @@ printf '%s\\n' "{name}\t$*" >{pipe}
 
 
 def main(arguments: list[str]) -> None:
-    """Run it; with its loop, all of it ends.
+    """Run a program of Flower, and exit when it returns.
 
-    When a SuperNode gives up on a broken network its loop returns, but a thread that it started would keep its process
-    alive for ever, deaf to the server, and nobody would start it again.
+    When a SuperNode gives up on a broken network, its main loop returns. A thread would keep the process alive without
+    a connection, and `pluribus join` would not restart it.
     """
     folder, name, *flags = arguments
     work = program(name)
@@ -54,16 +54,16 @@ def main(arguments: list[str]) -> None:
 
 
 def program(name: str) -> Work:
-    """What one of Flower's programs does, imported."""
+    """Import the main function of one of Flower's programs."""
     (found,) = entry_points(group="console_scripts", name=name)
     work: Work = found.load()
     return work
 
 
 def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
-    """From now on, whoever descends from this process and starts one of these programs gets a fork.
+    """Fork when this process or a descendant starts one of these programs by name.
 
-    This process ends if that is no longer so.
+    This process exits if the fork server dies.
     """
     pipe = folder / "pipe"
     pipe.unlink(missing_ok=True)
@@ -73,20 +73,20 @@ def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
         script.write_text(SCRIPT.format(name=name, pipe=shlex.quote(str(pipe))), encoding="utf-8")
         script.chmod(0o700)
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
-    nursery = fork("pluribus-forks", lambda: _fork_on_demand(pipe, programs))
-    signal.signal(signal.SIGCHLD, lambda *_: _end_without(nursery))
+    server = fork("pluribus-forks", lambda: _fork_on_demand(pipe, programs))
+    signal.signal(signal.SIGCHLD, lambda *_: _exit_without(server))
 
 
 def _fork_on_demand(pipe: Path, programs: Mapping[str, Work]) -> None:
-    signal.signal(signal.SIGCHLD, lambda *_: _bury())
-    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # for writing, too: without a writer it would end
+    signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # O_RDWR: without a writer the pipe would end
         for line in lines:
             sys.argv = line.removesuffix("\n").split("\t")
             fork(sys.argv[0], programs[sys.argv[0]])
 
 
 def fork(name: str, work: Work) -> int:
-    """A process of this name that does this work, and does not outlive us."""
+    """Start a process with this name. It ends with the process that started it. Returns its id."""
     pid = os.fork()
     if pid:
         return pid
@@ -101,20 +101,20 @@ def fork(name: str, work: Work) -> int:
         code = end.code or 0
     except BaseException:
         traceback.print_exc()
-    finally:  # and nothing else: what comes after this in the code is for the process that we come from
+    finally:  # the code after this call belongs to the parent
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
 
 
-def _bury() -> None:
+def _reap() -> None:
     with contextlib.suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
 
 
-def _end_without(nursery: int) -> None:
-    if os.waitpid(nursery, os.WNOHANG)[0]:
+def _exit_without(server: int) -> None:
+    if os.waitpid(server, os.WNOHANG)[0]:
         os._exit(1)
 
 

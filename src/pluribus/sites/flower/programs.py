@@ -1,4 +1,4 @@
-"""Programs beside this one: Flower's, and ours. They are quiet, and do not outlive who started them."""
+"""Child processes: Flower's programs and ours. They end with the process that started them."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from typing import Any
 
 from pluribus.errors import PackageError, WorkerError
 
-BIN = Path(sys.executable).parent  # Flower starts its own programs by their bare names
-GRACE = 10  # seconds for a program to end when asked to
+BIN = Path(sys.executable).parent  # Flower finds its programs by name
+GRACE = 10  # seconds for a program to exit after SIGTERM
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
     "FLWR_DISABLE_UPDATE_CHECK": "1",
@@ -31,34 +31,34 @@ class Program:
     """One running program."""
 
     def __init__(self, command: Sequence[object], home: Path, log: Path | None) -> None:
-        """`home` is where Flower keeps its things; without a log it speaks where we do."""
+        """`home` is Flower's folder. Without a log, the program writes to our stdout and stderr."""
         self._log = log
-        words = log.open("ab") if log else None
-        self._begin = words.tell() if words else 0
+        output = log.open("ab") if log else None
+        self._begin = output.tell() if output else 0
         try:
             self._process = subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
+                stdout=output,
+                stderr=output,
                 env=environment(home),
-                start_new_session=True,  # Ctrl-C is for us, and we tell the others
+                start_new_session=True,  # Ctrl-C reaches only us; we stop the program
                 preexec_fn=end_with_parent,
             )
         finally:
-            if words:
-                words.close()
+            if output:
+                output.close()
 
     def ended(self) -> int | None:
-        """Its exit status, if it has ended."""
+        """Exit status, or None while the program runs."""
         return self._process.poll()
 
     def last_words(self, most: int = 2000) -> str:
-        """The end of its log, without what others before it have written there."""
+        """The end of the log, without the output of earlier programs."""
         return self._log.read_bytes()[self._begin :].decode(errors="replace")[-most:] if self._log else ""
 
     def stop(self) -> None:
-        """End it, kindly if possible."""
+        """Terminate the program; kill it if it does not exit in time."""
         with contextlib.suppress(ProcessLookupError):
             self._process.terminate()
         try:
@@ -69,7 +69,7 @@ class Program:
 
 
 def flower(program: str) -> Path:
-    """One of Flower's programs."""
+    """Path of one of Flower's programs."""
     found = BIN / program
     if not found.exists():
         raise PackageError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
@@ -82,33 +82,33 @@ def module(name: str) -> list[str]:
 
 
 def environment(home: Path) -> dict[str, str]:
-    """No telemetry, no update checks, no installing; these programs first."""
+    """Environment without telemetry, update checks and installation. Our programs come first on the PATH."""
     return os.environ | QUIET | {"FLWR_HOME": str(home), "PATH": f"{BIN}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
-def flwr(home: Path, *words: str | Path, seconds: float = 60) -> dict[str, Any]:
-    """What Flower's command line answers to a command."""
-    (answer,) = flwr_all(home, [words], seconds)
+def flwr(home: Path, *arguments: str | Path, seconds: float = 60) -> dict[str, Any]:
+    """Run a command of Flower's command line, and return its answer."""
+    (answer,) = flwr_all(home, [arguments], seconds)
     return answer
 
 
 def flwr_all(home: Path, commands: Sequence[Sequence[str | Path]], seconds: float = 60) -> list[dict[str, Any]]:
-    """What Flower's command line answers, which speaks JSON, to one command after the other."""
-    asked = "".join(json.dumps([*map(str, words), "--format", "json"]) + "\n" for words in commands)
+    """Run several commands of Flower's command line, and return their answers, which are JSON."""
+    lines = "".join(json.dumps([*map(str, command), "--format", "json"]) + "\n" for command in commands)
     console = module("pluribus.sites.flower.commands")
     try:
         done = subprocess.run(
-            console, input=asked, capture_output=True, text=True, env=environment(home), timeout=seconds
+            console, input=lines, capture_output=True, text=True, env=environment(home), timeout=seconds
         )
     except subprocess.TimeoutExpired as error:
         raise WorkerError(f"flwr {commands[0][0]} did not answer within {seconds:.0f} s.") from error
-    said = [json.loads(line) for line in done.stdout.splitlines()]
-    if len(said) < len(commands):
+    outputs = [json.loads(line) for line in done.stdout.splitlines()]
+    if len(outputs) < len(commands):
         raise WorkerError(f"flwr {commands[0][0]} failed: {done.stderr.strip()[-500:]}")
-    return [_understood(str(words[0]), *told) for words, told in zip(commands, said, strict=True)]
+    return [_parse_answer(str(command[0]), *output) for command, output in zip(commands, outputs, strict=True)]
 
 
-def _understood(command: str, out: str, err: str) -> dict[str, Any]:
+def _parse_answer(command: str, out: str, err: str) -> dict[str, Any]:
     try:
         answer = dict(json.loads(out))
     except ValueError as error:
@@ -119,19 +119,19 @@ def _understood(command: str, out: str, err: str) -> dict[str, Any]:
 
 
 def free_port() -> int:
-    """A port on loopback that nobody uses now."""
-    with socket.socket() as door:
-        door.bind(("127.0.0.1", 0))
-        return int(door.getsockname()[1])
+    """A port on loopback that is free now."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 def end_with_parent() -> None:
-    """However we end, even killed: the kernel ends what we started. Linux only; elsewhere a kill leaves orphans."""
+    """Let the kernel end this process with its parent, even if killed. Linux only; elsewhere a kill leaves orphans."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 def be_called(name: str) -> None:
-    """What `ps` shows of this process, and Linux keeps fifteen letters of."""
+    """Set the name that `ps` shows for this process. Linux keeps 15 characters."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -1,6 +1,6 @@
-"""Blobs over local sockets, between Flower's processes and ours, which stay warm beside them.
+"""Blobs over local sockets, between Flower's short-lived processes and our long-lived ones.
 
-No torch here, and nothing that imports it: at a site Flower starts a process for every message.
+This module imports neither torch nor anything that imports torch: at a site Flower starts a process for each message.
 """
 
 from __future__ import annotations
@@ -10,63 +10,63 @@ import socket
 from collections.abc import Callable
 from pathlib import Path
 
-BLOB = "blob"  # what holds it in a message of Flower
-LENGTH = 8  # bytes of the number before a blob
-MOST_BYTES = 2**34  # beyond any message
+BLOB = "blob"  # key of the blob in a message of Flower
+LENGTH = 8  # bytes of a blob's length, which precedes it
+MOST_BYTES = 2**34  # more than any message has
 
 
 def ask(path: str, blob: bytes) -> bytes:
     """Send a request to the worker behind a socket, and wait for its answer."""
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-        line.connect(path)
-        send(line, blob)
-        return receive(line)
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.connect(path)
+        send(connection, blob)
+        return receive(connection)
 
 
 def serve(path: Path, answer: Callable[[bytes], bytes], done: Callable[[], bool]) -> None:
-    """Answer one request after the other, until it is done."""
-    with listen(path) as door:
+    """Answer requests one after the other until `done()`."""
+    with listen(path) as listener:
         while not done():
-            line, _ = door.accept()
-            with line:
+            connection, _ = listener.accept()
+            with connection:
                 try:
-                    send(line, answer(receive(line)))
+                    send(connection, answer(receive(connection)))
                 except OSError:
-                    continue  # whoever asked is gone, and will ask again
+                    continue  # the other side has disconnected, and will ask again
 
 
 def listen(path: Path) -> socket.socket:
-    """A door at this place. Only this user may come."""
+    """Open a listening socket at this path. Only this user can connect."""
     path.unlink(missing_ok=True)
-    door = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     mask = os.umask(0o177)
     try:
-        door.bind(str(path))
+        listener.bind(str(path))
     finally:
         os.umask(mask)
-    door.listen()
-    return door
+    listener.listen()
+    return listener
 
 
-def send(line: socket.socket, blob: bytes) -> None:
-    """One blob."""
-    line.sendall(len(blob).to_bytes(LENGTH, "big"))
-    line.sendall(blob)
+def send(connection: socket.socket, blob: bytes) -> None:
+    """Send one blob."""
+    connection.sendall(len(blob).to_bytes(LENGTH, "big"))
+    connection.sendall(blob)
 
 
-def receive(line: socket.socket) -> bytes:
-    """The next blob."""
-    size = int.from_bytes(_exactly(line, LENGTH), "big")
+def receive(connection: socket.socket) -> bytes:
+    """Receive the next blob."""
+    size = int.from_bytes(_read_exactly(connection, LENGTH), "big")
     if size > MOST_BYTES:
-        raise OSError("a blob of that size is no message")
-    return _exactly(line, size)
+        raise OSError(f"a message cannot have {size} bytes")
+    return _read_exactly(connection, size)
 
 
-def _exactly(line: socket.socket, size: int) -> bytes:
+def _read_exactly(connection: socket.socket, size: int) -> bytes:
     found = bytearray()
     while len(found) < size:
-        part = line.recv(min(1 << 20, size - len(found)))
+        part = connection.recv(min(1 << 20, size - len(found)))
         if not part:
-            raise OSError("the line was closed in the middle of a blob")
+            raise OSError("the connection was closed in the middle of a blob")
         found += part
     return bytes(found)
