@@ -79,8 +79,8 @@ def use_a_file_as_a_key(folder: Path) -> None:
     pytest.importorskip("cryptography")
     from pluribus.sites.keys import check_node_key
 
-    (folder / "host.key").write_text("no key")
-    check_node_key(folder / "host.key")
+    (folder / "site.key").write_text("no key")
+    check_node_key(folder / "site.key")
 
 
 def cut_a_data_set_short(folder: Path) -> None:
@@ -209,7 +209,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     AgreementError: (
         lambda folder: Agreement.of({"version": "0.0"}),
-        f"the server runs Pluribus 0.0, this host {pluribus.__version__}: install the same version.",
+        f"the server runs Pluribus 0.0, this site {pluribus.__version__}: install the same version.",
     ),
     FileAccessError: (
         lambda folder: read_toml(folder / "no.toml"),
