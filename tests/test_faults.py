@@ -179,7 +179,7 @@ def test_a_site_that_is_cut_off_comes_back(story: Story) -> None:
     missing = list(story.missing("south"))
     assert missing[:2] == [1, 2]
     assert missing == list(range(1, 1 + len(missing)))
-    assert "broke off" in story.network.said("south")
+    assert "lost the connection" in story.network.said("south")
     assert ROUNDS - 1 in story.kept("south")
 
 

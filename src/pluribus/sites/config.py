@@ -1,6 +1,6 @@
-"""The two files of a federation: federation.toml at the server, site.toml at each site. Mistakes get one sentence.
+"""The two files of a federation: federation.toml at the server, site.toml at each site.
 
-No torch here: `pluribus join` leaves that to its worker.
+This module does not import torch: `pluribus join` needs it only in its worker.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from pluribus.settings import check_names, fitted, setting
 from pluribus.storage.toml import read_toml
 
 LOOK = "docs/deployment.md"
-IMAGES = ("data", "train", "val", "test", "public")  # each a place, or the name of a data set
+IMAGES = ("data", "train", "val", "test", "public")  # each is a path, or the name of a data set
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class FederationFile:
-    """federation.toml: who the sites are, what all agree on, and how long a round may last.
+    """federation.toml: the sites, what they agree on, and the limits of the server.
 
-    Beside these, it may hold settings of training and hyper-parameters of the method.
+    The file may also hold training settings and hyper-parameters of the method.
     """
 
     sites: tuple[str, ...]
-    """Their names, in the order of the clients' numbers. Each needs a key: pluribus keys."""
+    """Names of the sites, in the order of the clients. Each site needs a key: pluribus keys."""
     classes: tuple[str, ...]
-    """The names of the classes, in the same order everywhere."""
+    """Names of the classes, in the order of the labels."""
     image: tuple[int, ...]
     """Shape of an image: channels, height, width."""
     keys: Path = Path("keys")
-    """What pluribus keys made: ca.crt, server/ and sites.toml."""
+    """Folder that pluribus keys made, with ca.crt, server/ and sites.toml."""
     listen: str = "0.0.0.0:9092"
     """Address and port at which sites reach this server."""
     deadline: float = setting(600.0, above=0)
@@ -45,12 +45,12 @@ class FederationFile:
     largest_message: int = setting(256, at_least=1)
     """MB that a site may send at once."""
     out: Path = Path("federation")
-    """Run folder. One that is there already is gone on with."""
+    """Run folder. An existing run is resumed."""
 
     def __post_init__(self) -> None:
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FormatError("federation.toml needs 'sites': their names, each once.")
-        object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as sites' names
+        object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as at the sites
         if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
             raise FormatError("federation.toml needs 'classes': at least two names, each once.")
         if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
@@ -59,22 +59,22 @@ class FederationFile:
 
 @dataclass(frozen=True)
 class SiteFile:
-    """site.toml: who this site is, what it trains on what, where its state lies, and how it reaches the server."""
+    """site.toml: the name of a site, its model and images, its state folder, and the server."""
 
     name: str
-    """As the server knows it."""
+    """Name of this site, as in federation.toml."""
     server: str
     """HOST:PORT of the server."""
     keys: Path
-    """The folder that the server's people made for this site: NAME.key and ca.crt."""
+    """Folder with the keys of this site: NAME.key and ca.crt."""
     model: str
-    """The architecture (pluribus list models)."""
+    """Architecture (pluribus list models)."""
     state: Path
-    """A folder for what this site learns. It is all that is needed to go on after a crash."""
+    """Folder for what this site learns. It is enough to resume after a crash, and to predict."""
     data: str | None = None
     """Images: a folder with one folder per class, an .npz file, or a name (pluribus list data)."""
     train: str | None = None
-    """Instead of `data`, images for training, for validation and for testing."""
+    """Images for training, validation and testing, instead of `data`."""
     val: str | None = None
     test: str | None = None
     public: str | None = None
@@ -94,30 +94,30 @@ class SiteFile:
 
 
 def read_site(path: Path) -> SiteFile:
-    """What site.toml says."""
+    """Read site.toml."""
     written = read_toml(path)
     check_names(written, names_of(SiteFile), f"setting in {path}:", LOOK)
     return made_of(SiteFile, written, path)
 
 
 def names_of(cls: type) -> list[str]:
-    """What a file may say."""
+    """Names of the settings that a file may hold."""
     return [one.name for one in dataclasses.fields(cls)]
 
 
 def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
-    """A file in the form of its dataclass. Places are seen from where the file lies."""
+    """Settings of a file as its dataclass. Paths are relative to the file."""
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]
         if one.default is dataclasses.MISSING and one.name not in written:
-            raise MissingSettingError(f"{path} does not say '{one.name}'. {LOOK} shows a whole one.")
+            raise MissingSettingError(f"{path} lacks the setting '{one.name}'. {LOOK} shows a complete file.")
     try:
         made = cls(**fitted(cls, written))
     except ConfigError as error:
         raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
-    return dataclasses.replace(made, **_placed(vars(made), path.absolute().parent))  # type: ignore[type-var]
+    return dataclasses.replace(made, **_resolve_paths(vars(made), path.absolute().parent))  # type: ignore[type-var]
 
 
-def _placed(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    places = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
+def _resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
     images = {name: folder / values[name] for name in IMAGES if values.get(name)}
-    return places | {name: str(place) for name, place in images.items() if place.exists()}
+    return paths | {name: str(path) for name, path in images.items() if path.exists()}

@@ -1,11 +1,11 @@
-"""Certificates and keys of a federation: who the server is, and which sites may join.
+"""Certificates and keys of a federation. They identify the server, and the sites that may join.
 
-ca.crt         what sites trust; ca.key signs the server's certificate, and is needed for nothing else
-server/        server.pem and server.key: the server's certificate and its key
+ca.crt         the CA that sites trust. ca.key signs the server's certificate and nothing else
+server/        server.pem and server.key: certificate and private key of the server
 sites/NAME/    NAME.key, NAME.pub and ca.crt: all that one site gets
-sites.toml     the public key of each site: who may join
+sites.toml     the public key of each site that may join
 
-What is there stays as it is, and sites.toml only grows. No torch here: the command answers at once.
+Existing files are kept, and sites.toml only grows. This module does not import torch, so that the command is fast.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ except ImportError as error:
     raise PackageError("keys and certificates need Flower's packages: pip install 'pluribus[flower]'.") from error
 
 CA_DAYS = 3650
-CLOCKS_DIFFER = timedelta(hours=1)  # certificates begin in the past, for sites whose clock is behind
+CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from this long ago, for sites whose clock is behind
 PRIVATE, PUBLIC, PRIVATE_FOLDER = 0o600, 0o644, 0o700
 
 SITE = re.compile("[A-Za-z0-9_]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
@@ -64,23 +64,23 @@ LABEL = re.compile("[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
 
 @dataclass(frozen=True)
 class Item:
-    """Something in the folder of keys."""
+    """A file or folder that `pluribus keys` made or kept."""
 
     path: Path
     made: bool
-    """False where it was there before; then it is as it was."""
+    """False if it existed before. It is then unchanged."""
     about: str = ""
 
 
 def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: int, now: datetime) -> list[Item]:
-    """Make what is not there yet. `server` may be empty where the server has its certificate."""
+    """Make what is missing. `server` may be empty if the server already has a certificate."""
     if days < 1:
         raise RangeError(f"--days must be at least 1, not {days}.")
     names = list(dict.fromkeys(_server_name(name) for name in server))
     _check_site_names(sites)
     _check_server(folder, names)
     try:
-        with _alone_in(folder):
+        with _lock(folder):
             known = site_keys(folder / "sites.toml") if (folder / "sites.toml").exists() else {}
             items = [_make_authority(folder, now), _make_server(folder, names, days, now)]
             return items + [_make_site(folder, site, known) for site in sites]
@@ -94,7 +94,7 @@ def _server_name(name: str) -> x509.GeneralName:
     labels = name.split(".")
     if len(name) > 253 or labels[-1].isdigit() or not all(LABEL.fullmatch(label) for label in labels):
         raise FormatError(
-            f"{name!r} cannot be a name of the server: give host names such as fl.example.org, or IP addresses, "
+            f"{name!r} is not a valid name of the server: use host names such as fl.example.org, or IP addresses, "
             "without a port."
         )
     return x509.DNSName(name.lower())
@@ -104,7 +104,7 @@ def _check_site_names(sites: Sequence[str]) -> None:
     for site in sites:
         if not SITE.fullmatch(site):
             raise FormatError(
-                f"{site!r} cannot be the name of a site: use up to 64 letters, digits, dashes and underscores, "
+                f"{site!r} is not a valid name of a site: use up to 64 letters, digits, dashes and underscores, "
                 "with dots only inside."
             )
         if sites.count(site) > 1:
@@ -112,17 +112,17 @@ def _check_site_names(sites: Sequence[str]) -> None:
 
 
 def _check_server(folder: Path, names: list[x509.GeneralName]) -> None:
-    """Refuse other names than those in the certificate, and none where there is no certificate."""
-    place = folder / "server"
-    if not place.exists():
+    """Refuse names that differ from those in the certificate. Without a certificate, names are required."""
+    server = folder / "server"
+    if not server.exists():
         if not names:
-            raise MissingSettingError("--server is needed: the names or addresses by which sites reach the server.")
+            raise MissingSettingError("--server is missing: give the names or addresses of the server.")
         return
-    has = _names_of(_certificate(place / "server.pem"))
-    if names and set(names) != set(has):
+    certified = _names_of(_read_certificate(server / "server.pem"))
+    if names and set(names) != set(certified):
         raise CertificateError(
-            f"the certificate in {place} is for {_listed(has)}, not for {_listed(names)}. "
-            f"Remove {place} and run this again: the same CA then issues a new one."
+            f"the certificate in {server} is for {_join_names(certified)}, not for {_join_names(names)}. "
+            f"Remove {server} and run the command again: the same CA then issues a new certificate."
         )
 
 
@@ -131,41 +131,42 @@ def _make_authority(folder: Path, now: datetime) -> Item:
     made = not file.exists()
     if made:
         if (folder / "server").exists() or (folder / "sites").exists():
-            raise CertificateError(f"{folder} holds keys, but no ca.crt: bring it back, or begin in another folder.")
+            raise CertificateError(f"{folder} holds keys, but no ca.crt: restore ca.crt, or use another folder.")
         if not key_file.exists():
-            _write(key_file, _pem(_new_key()), PRIVATE)
-        _write(file, _authority(_signing_key(key_file), now), PUBLIC)
-    return Item(file, made, f"valid until {_day(_certificate(file).not_valid_after_utc)}")
+            _write(key_file, _pem(_generate_key()), PRIVATE)
+        _write(file, _build_ca(_read_signing_key(key_file), now), PUBLIC)
+    return Item(file, made, f"valid until {_day(_read_certificate(file).not_valid_after_utc)}")
 
 
 def _make_server(folder: Path, names: list[x509.GeneralName], days: int, now: datetime) -> Item:
-    place = folder / "server"
-    made = not place.exists()
+    server = folder / "server"
+    made = not server.exists()
     if made:
-        key = _new_key()
-        certificate = _signed(folder, names, key.public_key(), days, now)
-        with _whole(place) as new:
+        key = _generate_key()
+        signed = _build_server_certificate(folder, names, key.public_key(), days, now)
+        with _create_folder(server) as new:
             _write(new / "server.key", _pem(key), PRIVATE)
-            _write(new / "server.pem", certificate, PUBLIC)
-    there = _certificate(place / "server.pem")
-    return Item(place, made, f"{_listed(_names_of(there))}; valid until {_day(there.not_valid_after_utc)}")
+            _write(new / "server.pem", signed, PUBLIC)
+    certificate = _read_certificate(server / "server.pem")
+    about = f"{_join_names(_names_of(certificate))}; valid until {_day(certificate.not_valid_after_utc)}"
+    return Item(server, made, about)
 
 
 def _make_site(folder: Path, site: str, known: dict[str, str]) -> Item:
-    """A site's folder may be gone, handed over; that sites.toml knows it means that it has its key."""
-    place = folder / "sites" / site
-    made = site not in known and not place.exists()
+    """Make a key if the site has none. A site in sites.toml has one, even if its folder was moved to the site."""
+    own = folder / "sites" / site
+    made = site not in known and not own.exists()
     if made:
-        key = _new_key()
-        place.parent.mkdir(PRIVATE_FOLDER, exist_ok=True)
-        with _whole(place) as new:
+        key = _generate_key()
+        own.parent.mkdir(PRIVATE_FOLDER, exist_ok=True)
+        with _create_folder(own) as new:
             private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
             _write(new / f"{site}.key", private, PRIVATE)
             _write(new / f"{site}.pub", f"{_openssh(key.public_key())} {site}\n".encode(), PUBLIC)
             _write(new / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
     if site not in known:
-        _add_site(folder / "sites.toml", site, public_key_of(place / f"{site}.key"))
-    return Item(place, made)
+        _add_site(folder / "sites.toml", site, public_key_of(own / f"{site}.key"))
+    return Item(own, made)
 
 
 def _add_site(file: Path, site: str, key: str) -> None:
@@ -178,26 +179,26 @@ def _add_site(file: Path, site: str, key: str) -> None:
 # ---- certificates --------------------------------------------------------------------------------------------------
 
 
-def _authority(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
-    subject, public = _called("Pluribus CA"), key.public_key()
+def _build_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
+    subject, public = _common_name("Pluribus CA"), key.public_key()
     builder = _builder(subject, subject, public, now, timedelta(days=CA_DAYS))
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
     builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
     return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
-def _signed(
+def _build_server_certificate(
     folder: Path, names: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int, now: datetime
 ) -> bytes:
-    ca, ca_key = _certificate(folder / "ca.crt"), _signing_key(folder / "ca.key")
+    ca, ca_key = _read_certificate(folder / "ca.crt"), _read_signing_key(folder / "ca.key")
     _check_pair(ca, folder / "ca.crt", ca_key, folder / "ca.key")
     left = (ca.not_valid_after_utc - now).days
     if days > left:
         raise RangeError(
-            f"--days {days} is longer than {folder / 'ca.crt'} is valid, until {_day(ca.not_valid_after_utc)}: "
-            f"{left} days are left."
+            f"--days {days} is too long: {folder / 'ca.crt'} is valid until {_day(ca.not_valid_after_utc)}, "
+            f"{left} days from now."
         )
-    builder = _builder(_called("Pluribus server"), ca.subject, public, now, timedelta(days=days))
+    builder = _builder(_common_name("Pluribus server"), ca.subject, public, now, timedelta(days=days))
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = builder.add_extension(issuer, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
@@ -208,14 +209,14 @@ def _signed(
 
 
 def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, now: datetime, lasts: timedelta
+    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, now: datetime, lifetime: timedelta
 ) -> x509.CertificateBuilder:
     builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
-    builder = builder.not_valid_before(now - CLOCKS_DIFFER).not_valid_after(now + lasts)
+    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + lifetime)
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
 
 
-def _called(name: str) -> x509.Name:
+def _common_name(name: str) -> x509.Name:
     return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
 
 
@@ -233,7 +234,7 @@ def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sig
     )
 
 
-def _new_key() -> ec.EllipticCurvePrivateKey:
+def _generate_key() -> ec.EllipticCurvePrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
@@ -249,49 +250,49 @@ def _openssh(key: ec.EllipticCurvePublicKey) -> str:
 
 
 def check_certificate(ca_file: Path, cert_file: Path, key_file: Path, name: str | None, now: datetime) -> None:
-    """Refuse a server's certificate that sites would refuse, for a name by which they reach the server or for any."""
+    """Refuse a server's certificate that sites would refuse. They reach the server by `name`. None: any name."""
     ca = check_authority(ca_file, now)
-    certificate = _certificate(cert_file)
+    certificate = _read_certificate(cert_file)
     _check_dates(certificate, cert_file, now)
-    _check_pair(certificate, cert_file, _private_key(key_file), key_file)
+    _check_pair(certificate, cert_file, _read_private_key(key_file), key_file)
     try:
         certificate.verify_directly_issued_by(ca)
     except (ValueError, TypeError, InvalidSignature) as error:
         raise CertificateError(f"{cert_file} is not signed by the CA of {ca_file}.") from error
     names = _names_of(certificate)
     if name is not None and _server_name(name) not in names:
-        raise CertificateError(f"{cert_file} is for {_listed(names) or 'no name at all'}, not for {name}.")
+        raise CertificateError(f"{cert_file} is for {_join_names(names) or 'no name'}, not for {name}.")
 
 
 def check_authority(ca_file: Path, now: datetime) -> x509.Certificate:
-    """The CA's certificate, if it is valid now."""
-    ca = _certificate(ca_file)
+    """Read the CA's certificate, and refuse it if it is not valid now."""
+    ca = _read_certificate(ca_file)
     _check_dates(ca, ca_file, now)
     return ca
 
 
 def check_node_key(file: Path) -> None:
-    """Refuse a site's private key that Flower could not use, or that others can read."""
-    _node_key(file)
+    """Refuse a site's private key that Flower cannot use, or that other users can read."""
+    _read_node_key(file)
     if file.stat().st_mode & 0o077:
-        raise CertificateError(f"{file} is a private key, but others may read it: chmod 600 {file}.")
+        raise CertificateError(f"{file} is a private key, but other users can read it: run chmod 600 {file}.")
 
 
 def public_key_of(private_key_file: Path) -> str:
-    """The public half of a site's private key, as sites.toml has it."""
-    return _openssh(_node_key(private_key_file).public_key())
+    """The public half of a site's private key, in the format of sites.toml."""
+    return _openssh(_read_node_key(private_key_file).public_key())
 
 
 def site_keys(file: Path) -> dict[str, str]:
-    """The public key of each site, as written in sites.toml."""
+    """Read the public key of each site from sites.toml."""
     try:
-        keys = tomllib.loads(_read(file).decode())
+        keys = tomllib.loads(_read_bytes(file).decode())
     except ValueError as error:
         raise DamagedFileError(f"{file} is not valid TOML: {error}.") from error
     _check_site_names(list(keys))
     for site, key in keys.items():
         if not isinstance(key, str) or not _is_public_key(key):
-            raise CertificateError(f"what {file} has for site '{site}' is not an OpenSSH public key of ECDSA P-384.")
+            raise CertificateError(f"the key of site '{site}' in {file} is not an ECDSA P-384 public key of OpenSSH.")
     owners: dict[str, str] = {}
     for site, key in keys.items():
         first = owners.setdefault(" ".join(key.split()[:2]), site)  # without the comment
@@ -310,40 +311,40 @@ def _is_public_key(text: str) -> bool:
     return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
 
 
-def _node_key(file: Path) -> ec.EllipticCurvePrivateKey:
+def _read_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
     try:
-        key = load_ssh_private_key(_read(file), None)
+        key = load_ssh_private_key(_read_bytes(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"{file} is not an OpenSSH private key without a passphrase.") from error
     if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
-        raise CertificateError(f"{file} is not an ECDSA P-384 key, such as pluribus keys makes.")
+        raise CertificateError(f"{file} is not an ECDSA P-384 key: use a key that pluribus keys made.")
     return key
 
 
-def _certificate(file: Path) -> x509.Certificate:
+def _read_certificate(file: Path) -> x509.Certificate:
     try:
-        certificate = x509.load_pem_x509_certificate(_read(file))
-        _ = certificate.extensions  # read only now, and as likely to be damaged
+        certificate = x509.load_pem_x509_certificate(_read_bytes(file))
+        _ = certificate.extensions  # parsed at the first access, and may be damaged too
     except ValueError as error:
         raise CertificateError(f"{file} is not a certificate in PEM.") from error
     return certificate
 
 
-def _private_key(file: Path) -> PrivateKeyTypes:
+def _read_private_key(file: Path) -> PrivateKeyTypes:
     try:
-        return load_pem_private_key(_read(file), None)
+        return load_pem_private_key(_read_bytes(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"{file} is not a private key in PEM without a passphrase.") from error
 
 
-def _signing_key(file: Path) -> ec.EllipticCurvePrivateKey:
-    key = _private_key(file)
+def _read_signing_key(file: Path) -> ec.EllipticCurvePrivateKey:
+    key = _read_private_key(file)
     if not isinstance(key, ec.EllipticCurvePrivateKey):
-        raise CertificateError(f"{file} is not an EC key, such as pluribus keys makes.")
+        raise CertificateError(f"{file} is not an EC key: use a key that pluribus keys made.")
     return key
 
 
-def _read(file: Path) -> bytes:
+def _read_bytes(file: Path) -> bytes:
     try:
         return file.read_bytes()
     except OSError as error:
@@ -353,9 +354,9 @@ def _read(file: Path) -> bytes:
 def _check_dates(certificate: x509.Certificate, file: Path, now: datetime) -> None:
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        raise CertificateError(f"{file} has expired on {_day(end)}.")
+        raise CertificateError(f"{file} expired on {_day(end)}.")
     if now < begin:
-        raise CertificateError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} here.")
+        raise CertificateError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} on this machine.")
 
 
 def _check_pair(certificate: x509.Certificate, cert_file: Path, key: PrivateKeyTypes, key_file: Path) -> None:
@@ -371,7 +372,7 @@ def _names_of(certificate: x509.Certificate) -> list[x509.GeneralName]:
     return [x509.DNSName(one.value.lower()) if isinstance(one, x509.DNSName) else one for one in names]
 
 
-def _listed(names: list[x509.GeneralName]) -> str:
+def _join_names(names: list[x509.GeneralName]) -> str:
     return ", ".join(str(name.value) for name in names)
 
 
@@ -383,8 +384,8 @@ def _day(moment: datetime) -> str:
 
 
 @contextlib.contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """Two commands at once would each make a CA, or forget the other's site."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Lock the folder: two commands at once would each make a CA, or lose the other's site."""
     folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
@@ -395,20 +396,20 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _whole(place: Path) -> Iterator[Path]:
-    """A new folder that gets its name when all of it is written."""
-    new = place.with_name(f".{place.name}.new")
-    shutil.rmtree(new, ignore_errors=True)  # of a command that was killed
+def _create_folder(path: Path) -> Iterator[Path]:
+    """Create a folder under a temporary name. It gets its own name once all its files are written."""
+    new = path.with_name(f".{path.name}.new")
+    shutil.rmtree(new, ignore_errors=True)  # left by a command that was killed
     new.mkdir(PRIVATE_FOLDER)
     yield new
-    new.rename(place)
-    _sync(place.parent)
+    new.rename(path)
+    _sync(path.parent)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
-    """A file that is whole or not there, and never open to more than its mode allows."""
+    """Write a file atomically. Its permissions never exceed `mode`."""
     new = path.with_name(f".{path.name}.new")
-    new.unlink(missing_ok=True)  # of a command that was killed
+    new.unlink(missing_ok=True)  # left by a command that was killed
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(content)
         file.flush()
@@ -417,7 +418,7 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     _sync(path.parent)
 
 
-def _sync(folder: Path) -> None:  # files.sync does the same, but imports torch
+def _sync(folder: Path) -> None:  # storage.files has the same function, but imports torch
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -36,21 +36,21 @@ def serve(
     tell: Callable[[str], None] = print,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Run a federation with the sites that `config` names. One that was stopped is gone on with.
+    """Run a federation with the sites that `config` names. A stopped run is resumed.
 
     >>> serve("fedgh", "federation.toml")     # doctest: +SKIP
     """
     file, described = read_federation(Path(config), method)
-    keys, door = _keys(file), _door(file)
-    folder = _folder(Path(out or file.out).absolute(), described, Path(config))  # Flower takes no other paths
+    keys, door = _read_keys(file), _make_door(file)
+    folder = _open_folder(Path(out or file.out).absolute(), described, Path(config))  # Flower needs absolute paths
     try:
-        place, names = folder.path / "link", dict(enumerate(file.sites))
-        place.mkdir(exist_ok=True)
-        before = _agreed(place / "agreement.json", file, described)
-        with Link(place, door, keys, names) as link:
+        path, names = folder.path / "link", dict(enumerate(file.sites))
+        path.mkdir(exist_ok=True)
+        saved = _agreed(path / "agreement.json", file, described)
+        with Link(path, door, keys, names) as link:
             tell(f"listening on {file.listen} for {', '.join(file.sites)}")
-            agreement, facts = before or _agree(
-                place / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
+            agreement, facts = saved or _agree(
+                path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
             made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
             result = made.run()
@@ -61,7 +61,7 @@ def serve(
 
 
 def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
-    """What federation.toml says, and the experiment that it describes for this method."""
+    """Read federation.toml, and the experiment that it describes for this method."""
     written = read_toml(path)
     hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
     own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
@@ -72,7 +72,7 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
     return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
 
 
-def _keys(file: FederationFile) -> dict[str, str]:
+def _read_keys(file: FederationFile) -> dict[str, str]:
     keys = site_keys(file.keys / "sites.toml")
     if missing := [site for site in file.sites if site not in keys]:
         raise CertificateError(
@@ -82,18 +82,18 @@ def _keys(file: FederationFile) -> dict[str, str]:
     return {site: keys[site] for site in file.sites}
 
 
-def _door(file: FederationFile) -> Door:
+def _make_door(file: FederationFile) -> Door:
     certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
     check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
     try:
-        bind(file.listen).close()  # the gate does it again, but only once the SuperLink runs
+        bind(file.listen).close()  # an early check: the gate binds only after the SuperLink has started
     except ConfigError as error:
         raise type(error)(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
     return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 
-def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
-    """The run that is there, or a new one."""
+def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
+    """Open the existing run, or create a new one."""
     if not (out / "config.toml").exists():
         folder = RunFolder.create(str(out), described.method)
         folder.write_config(described.settings(), described.decisive())
@@ -101,7 +101,7 @@ def _folder(out: Path, described: Experiment, config: Path) -> RunFolder:
     folder = RunFolder.open(out)
     if folder.finished:
         folder.close()
-        raise OtherRunError(f"{out} holds a run that is finished. Give another folder with --out to begin a new one.")
+        raise OtherRunError(f"{out} holds a finished run. Give another folder with --out to start a new run.")
     try:
         check_unchanged(folder.path, described.decisive(), config)
     except PluribusError:
@@ -114,7 +114,7 @@ def _agree(
     path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, SiteFacts]]
 ) -> tuple[Agreement, dict[int, SiteFacts]]:
     """What all sites agree on before the first round, and what they tell of themselves."""
-    offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # a new one, also at sites
+    offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # sites keep a folder per run
     facts = greeted(offer)
     agreement = settled(offer, facts, dict(enumerate(file.sites)))
     told = {k: asdict(one) for k, one in facts.items()}
@@ -134,7 +134,7 @@ def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Ag
     if changed := [name for name in now if now[name] != before.get(name)]:
         raise OtherRunError(
             f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
-            f"begun. Set it back, or begin a new run with another --out."
+            f"started. Set it back, or start a new run with another --out."
         )
     return agreement, facts
 

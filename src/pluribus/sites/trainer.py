@@ -1,4 +1,6 @@
-"""The warm half of a site: a process that holds data and model, and answers what Flower's short-lived half relays.
+"""The worker of a site: the process that holds data and model, and answers the requests of the server.
+
+Flower starts a short-lived process for each request. That process relays the request to this one, which keeps running.
 
 python -m pluribus.sites.trainer site.toml SOCKET
 """
@@ -12,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # which the first step would load, for seconds, while a deadline runs
+import torch._dynamo  # takes seconds; otherwise the first step imports it, while a deadline runs
 
 from pluribus.data import Dataset, load
 from pluribus.data.dataset import PARTS
@@ -29,20 +31,20 @@ from pluribus.sites.party import Means, Party
 
 
 def means_of(site: SiteFile) -> Means:
-    """What the site brings, from what its file says."""
+    """Load what site.toml names: images, model, state folder and device."""
     if site.model not in entries():
         raise unknown("model", site.model, entries(), "pluribus list models")
-    device, sets = _device(site), _sets(site)
+    device, sets = _choose_device(site), _load_sets(site)
     channels, height, width = sets["train"].x.shape[1:]
-    with torch.device("meta"):  # no numbers, just to see whether the model takes such images
+    with torch.device("meta"):  # without memory, to check that the model accepts these images
         build(site.model, shape=(channels, height, width), classes=max(2, len(sets["train"].classes)))
     public = None if site.public is None else Public.read(site.public, site.image_size)
     if public is not None:
-        _note(site.public, public.dataset)
+        _print_notes(site.public, public.dataset)
     return Means(sets, public, site.model, site.state, device)
 
 
-def _device(site: SiteFile) -> torch.device:
+def _choose_device(site: SiteFile) -> torch.device:
     if site.device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     try:
@@ -54,13 +56,13 @@ def _device(site: SiteFile) -> torch.device:
     return device
 
 
-def _sets(site: SiteFile) -> dict[str, Dataset]:
+def _load_sets(site: SiteFile) -> dict[str, Dataset]:
     if site.data is None:
         given = {"train": site.train, "val": site.val, "test": site.test}
-        if missing := [name for name, place in given.items() if place is None]:
-            raise MissingSettingError(f"site.toml names neither 'data' nor '{missing[0]}': say where the images lie.")
-        return {name: _read(str(place), site) for name, place in given.items()}
-    whole = _read(site.data, site)
+        if missing := [name for name, path in given.items() if path is None]:
+            raise MissingSettingError(f"site.toml has neither 'data' nor '{missing[0]}': set the path of the images.")
+        return {name: _load_images(str(path), site) for name, path in given.items()}
+    whole = _load_images(site.data, site)
     shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
     if whole.part is not None:
         cut = {name: np.flatnonzero(whole.part.numpy() == number) for number, name in enumerate(PARTS)}
@@ -69,54 +71,53 @@ def _sets(site: SiteFile) -> dict[str, Dataset]:
     return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
 
 
-def _read(place: str, site: SiteFile) -> Dataset:
-    dataset = load(place, image_size=site.image_size)
-    _note(place, dataset)
+def _load_images(path: str, site: SiteFile) -> Dataset:
+    dataset = load(path, image_size=site.image_size)
+    _print_notes(path, dataset)
     return dataset
 
 
-def _note(place: str | None, dataset: Dataset) -> None:
+def _print_notes(path: str | None, dataset: Dataset) -> None:
     for sentence in dataset.notes:
-        _say(f"note: {place}: {sentence}")
+        _print(f"note: {path}: {sentence}")
 
 
 class Desk:
-    """Answers whatever comes, if only with why not, and says what it did: a worker outlives every request."""
+    """Answers each request and prints a line about it. An error becomes the answer: the worker keeps running."""
 
     def __init__(self, party: Party) -> None:
         self._party = party
         self.over = False
-        """Whether the server has said farewell."""
+        """Whether the server has ended the federation."""
 
     def answer(self, blob: bytes) -> bytes:
-        """What goes back."""
         started = time.monotonic()
         try:
             head = unseal(blob).head
             answer = self._party.answer(blob)
             self.over = head.get("verb") == "finish"
-            _say(f"{_called(head)}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
+            _print(f"{_describe(head)}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
         except PluribusError as error:
             reason = str(error)
-        except Exception as error:  # a method's own mistake, or a lack of memory
+        except Exception as error:  # a bug in a method, or too little memory
             traceback.print_exc()
-            reason = f"it failed with {type(error).__name__}: its own log says where."
-        _say(f"refused: {reason}")
+            reason = f"it failed with {type(error).__name__}: the log of the site shows where."
+        _print(f"refused: {reason}")
         return seal({"refused": reason}, {})
 
 
-def _called(head: dict[str, object]) -> str:
-    at = f"round {head['t']}" if "t" in head else "federation"
-    return f"{at}: {head['verb']}"
+def _describe(head: dict[str, object]) -> str:
+    when = f"round {head['t']}" if "t" in head else "federation"
+    return f"{when}: {head['verb']}"
 
 
-def _say(text: str) -> None:
+def _print(text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')} {text}", flush=True)
 
 
 def main(arguments: list[str]) -> int:
-    """Answer until the server says farewell."""
+    """Answer requests until the server ends the federation. Returns the exit status."""
     path, socket = map(Path, arguments)
     try:
         site = read_site(path)
