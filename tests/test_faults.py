@@ -34,7 +34,7 @@ pytest.importorskip("flwr")
 
 pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
 
-WORKER, CLIENT = "pluribus-worker", "flwr-clientapp"
+WORKER, CLIENT = "pluribus-site", "flwr-clientapp"
 
 
 def settings(clients: int, rounds: int) -> dict[str, Any]:

@@ -132,5 +132,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    be_called("pluribus-worker")
+    be_called("pluribus-site")
     sys.exit(main(sys.argv[1:]))
