@@ -37,7 +37,7 @@ from pluribus.sites import trainer as worker
 from pluribus.sites.federate import SiteFacts
 from pluribus.sites.flower.programs import free_port
 from pluribus.sites.keys import make_keys
-from pluribus.sites.serve import _agree, _agreed, read_federation
+from pluribus.sites.serve import _agree, _read_agreement, read_federation
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.toml import to_toml
 from refusals import Refusal, assert_facts
@@ -145,7 +145,7 @@ def test_the_model_that_all_share_is_agreed_on_once(place: Path) -> None:
     agreement, _ = _agree(place / "agreement.json", file, described, lambda offer: facts)
     assert agreement.hyper["aux_model"] == "mlp-64"
     assert json.loads((place / "agreement.json").read_text())["agreement"]["hyper"]["aux_model"] == "mlp-64"
-    assert _agreed(place / "agreement.json", file, described) == (agreement, facts)
+    assert _read_agreement(place / "agreement.json", file, described) == (agreement, facts)
 
 
 def test_a_run_goes_on_with_who_takes_part_as_it_began(terminal: Terminal, place: Path) -> None:

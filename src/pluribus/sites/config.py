@@ -39,7 +39,7 @@ class FederationFile:
     listen: str = "0.0.0.0:9092"
     """Address and port at which sites reach this server."""
     deadline: float = setting(600.0, above=0)
-    """Seconds that an exchange may last. Who has not answered by then is missing in that round."""
+    """Seconds that an exchange may last. A site that has not answered by then is missing in that round."""
     wait: float = setting(3600.0, above=0)
     """Seconds to wait for all sites before the first round."""
     largest_message: int = setting(256, at_least=1)
@@ -78,7 +78,7 @@ class SiteFile:
     val: str | None = None
     test: str | None = None
     public: str | None = None
-    """Images that all sites have, for methods that need such; the same copy everywhere."""
+    """Public images, for methods that need them. All sites need the same copy."""
     image_size: int | None = setting(None, at_least=1)
     """Resize images to this many pixels a side."""
     val_fraction: float = setting(0.1, at_least=0, below=1)
@@ -88,7 +88,7 @@ class SiteFile:
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, at_least=1)
-    """CPU threads. Unset: as many as cores."""
+    """CPU threads. Default: one per core."""
     wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""
 

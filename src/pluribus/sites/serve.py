@@ -46,7 +46,7 @@ def serve(
     try:
         path, names = folder.path / "link", dict(enumerate(file.sites))
         path.mkdir(exist_ok=True)
-        saved = _agreed(path / "agreement.json", file, described)
+        saved = _read_agreement(path / "agreement.json", file, described)
         with Link(path, door, keys, names) as link:
             tell(f"listening on {file.listen} for {', '.join(file.sites)}")
             agreement, facts = saved or _agree(
@@ -113,7 +113,7 @@ def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
 def _agree(
     path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, SiteFacts]]
 ) -> tuple[Agreement, dict[int, SiteFacts]]:
-    """What all sites agree on before the first round, and what they tell of themselves."""
+    """What all sites agree on before the first round, and what each site reports about itself."""
     offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # sites keep a folder per run
     facts = greeted(offer)
     agreement = settled(offer, facts, dict(enumerate(file.sites)))
@@ -122,8 +122,10 @@ def _agree(
     return agreement, facts
 
 
-def _agreed(path: Path, file: FederationFile, described: Experiment) -> tuple[Agreement, dict[int, SiteFacts]] | None:
-    """The same, of a run that has begun."""
+def _read_agreement(
+    path: Path, file: FederationFile, described: Experiment
+) -> tuple[Agreement, dict[int, SiteFacts]] | None:
+    """Read the agreement of a run that has started. A setting that has changed since is refused."""
     if not path.exists():
         return None
     saved = read_json(path)
