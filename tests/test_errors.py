@@ -161,7 +161,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     PartitionError: (
         lambda folder: assemble_tiny("local", clients=400, partition="iid"),
-        "client 320 got no data from partition 'iid': fewer clients (--clients) or more data.",
+        "client 320 got no data from partition 'iid': use fewer clients (--clients) or more data.",
     ),
     WeightsError: (
         lambda folder: assemble_tiny("local", models="mlp-64", weights=str(folder)),
@@ -185,15 +185,15 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     DataError: (
         lambda folder: Dataset("mine", **WRONG_LABELS),
-        "data set mine: y must lie in 0..1, but runs from 0 to 5.",
+        "data set mine: y must be in 0..1, but ranges from 0 to 5.",
     ),
     MissingDataError: (
         lambda folder: load(str(folder / "mine.npz")),
-        "there is no file FOLDER/mine.npz.",
+        "file FOLDER/mine.npz does not exist.",
     ),
     DamagedDataError: (
         cut_a_data_set_short,
-        "FOLDER/mine.npz is not a whole npz file: write it again or delete it.",
+        "FOLDER/mine.npz is not a complete npz file: write it again or delete it.",
     ),
     SchemaError: (
         lambda folder: send(None),

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from conftest import few_digits
 from pluribus.assembly import assemble
 from pluribus.data import PARTITIONS, Manifest, by_domain, load, partition, split
-from pluribus.data.partition import _cut, _cut_above, _fitted
+from pluribus.data.partition import _cut, _cut_above, _cut_within
 from pluribus.draws import numpy_rng
 from pluribus.errors import (
     ConfigError,
@@ -454,10 +454,10 @@ class TestWholeNumbers:
         assert (cut >= 0).all()
         assert (abs(cut - total * shares / shares.sum()) <= 1 + 1e-6).all()
 
-    def test_fitted_spills_over_by_share(self):
+    def test_cut_within_spills_over_by_share(self):
         """10 by 0.8, 0.1, 0.1 into 4, 10, 10: four, then the other six in two equal shares."""
-        assert _fitted(10, np.array([0.8, 0.1, 0.1]), np.array([4, 10, 10])).tolist() == [4, 3, 3]
-        assert _fitted(10, np.array([1.0, 0.0, 0.0]), np.array([4, 10, 2])).tolist() == [4, 5, 1]
+        assert _cut_within(10, np.array([0.8, 0.1, 0.1]), np.array([4, 10, 10])).tolist() == [4, 3, 3]
+        assert _cut_within(10, np.array([1.0, 0.0, 0.0]), np.array([4, 10, 2])).tolist() == [4, 5, 1]
 
 
 class TestManifest:

@@ -1,4 +1,4 @@
-"""Data sets, who holds which rows of them, and how each holder's rows are cut."""
+"""Data sets, their partition among clients, and the split of each client's rows."""
 
 from pluribus.data import domains as domains  # registers the data sets with domains
 from pluribus.data.dataset import Dataset

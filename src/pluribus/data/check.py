@@ -1,4 +1,4 @@
-"""`pluribus data check`: what a data set holds, and what happens to it when it is read."""
+"""`pluribus data check`: the content of a data set, and what reading changes in it."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from pluribus.data.folders import Layout, Place, read_layout
 from pluribus.data.images import Picture, decode, happened, picture_notes, shown
 from pluribus.errors import DataError
 
-SMALL = (3, 1, 1)  # the pixels are not kept
+SMALL = (3, 1, 1)  # the smallest shape, because the check does not keep pixels
 
 
 @dataclass(frozen=True)
 class Skipped:
-    """Files of a kind that are not read."""
+    """Number of files of one kind that are not read, and an example."""
 
     files: int
     example: str
@@ -30,19 +30,19 @@ class Skipped:
 
 @dataclass(frozen=True)
 class Duplicates:
-    """Images that are byte for byte the same as an earlier one."""
+    """Images with the same bytes as an earlier image."""
 
     images: int = 0
     across_splits: int = 0
-    """Of these, those in another split than one of their copies: test images that were trained on."""
+    """Those with a copy in another split, such as a test image that is also a training image."""
     across_classes: int = 0
-    """Of these, those with another label than one of their copies."""
+    """Those with a copy that has another label."""
     example: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
 class DataCheck:
-    """What a data set holds, and what happens to it when it is read.
+    """The content of a data set, and what reading changes in it.
 
     >>> check_data("digits").images
     1797
@@ -50,7 +50,7 @@ class DataCheck:
 
     path: str
     images: int
-    """Those that can be read."""
+    """Number of images that can be read."""
     counts: dict[Place, int]
     """Images by class, domain and split."""
     shapes: dict[str, int]
@@ -60,25 +60,24 @@ class DataCheck:
     skipped: dict[str, Skipped] = field(default_factory=dict)
     """Files that are not read, by suffix."""
     merged: dict[str, list[str]] = field(default_factory=dict)
-    """Names of classes and domains with several spellings, and these."""
+    """Class and domain names with several spellings, and the spellings."""
     happened: dict[str, int] = field(default_factory=lambda: happened([]))
-    """Images that are scaled, turned, and so on."""
+    """Number of images that are scaled, rotated, and so on."""
     duplicates: Duplicates = Duplicates()
     unreadable: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be read, and why."""
+    """Files that cannot be read, and the reason."""
     notes: tuple[str, ...] = ()
-    """What a run would warn of."""
+    """Warnings that a run would print."""
 
     @property
     def problem(self) -> str | None:
-        """Why no run could read it, in a sentence."""
+        """Why a run cannot read the data set. None: it can."""
         if not self.unreadable:
             return None
         number = len(self.unreadable)
-        return f"{number} of {number + self.images} images of {self.path} cannot be read: mend or delete them."
+        return f"{number} of {number + self.images} images of {self.path} cannot be read: repair or delete them."
 
     def to_json(self) -> dict[str, Any]:
-        """Plain values."""
         counts = [
             {"class": one.label, "domain": one.domain or None, "split": one.split or None, "images": number}
             for one, number in self.counts.items()
@@ -100,9 +99,9 @@ class DataCheck:
 
 
 def check_data(path: str | Path) -> DataCheck:
-    """Look at all images of a folder, an `.npz` file or a data set by name.
+    """Check all images of a folder, an `.npz` file or a data set by name.
 
-    A layout that cannot be read is refused, as a run would refuse it. Files that cannot be read are all listed.
+    A layout that cannot be read raises the same error as in a run. Files that cannot be read are all listed.
     """
     folder = folder_of(str(path))
     return _check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
@@ -114,8 +113,8 @@ def check_data(path: str | Path) -> DataCheck:
 def _check_folder(path: str, folder: Path) -> DataCheck:
     layout = read_layout(folder)
     with ThreadPoolExecutor() as pool:
-        looks = list(pool.map(_looked_at, layout.files))
-    seen = {at: look for at, look in enumerate(looks) if not isinstance(look, DataError)}
+        results = list(pool.map(_inspect, layout.files))
+    seen = {at: result for at, result in enumerate(results) if not isinstance(result, DataError)}
     files, places = [layout.files[at] for at in seen], [layout.places[at] for at in seen]
     pictures, digests = [picture for picture, _ in seen.values()], [digest for _, digest in seen.values()]
     return DataCheck(
@@ -124,16 +123,16 @@ def _check_folder(path: str, folder: Path) -> DataCheck:
         counts=dict(Counter(places)),
         shapes=_most_common(f"{one.height} x {one.width}" for one in pictures),
         modes=_most_common(f"{one.mode}, {one.bits} bit" for one in pictures),
-        skipped=_skipped(layout),
+        skipped=_count_skipped(layout),
         merged=layout.merged,
         happened=happened(pictures),
         duplicates=_duplicates(digests, places, [shown(file, folder) for file in files]),
-        unreadable={shown(file): str(look) for file, look in zip(layout.files, looks, strict=True) if _is_error(look)},
-        notes=(*layout.notes(), *picture_notes(files, pictures, folder), *_about_classes(layout.places)),
+        unreadable={shown(file): str(one) for file, one in zip(layout.files, results, strict=True) if _is_error(one)},
+        notes=(*layout.notes(), *picture_notes(files, pictures, folder), *_class_notes(layout.places)),
     )
 
 
-def _looked_at(file: Path) -> tuple[Picture, str] | DataError:
+def _inspect(file: Path) -> tuple[Picture, str] | DataError:
     try:
         return decode(file, SMALL)[1], hashlib.sha256(file.read_bytes()).hexdigest()
     except DataError as refusal:
@@ -144,12 +143,12 @@ def _is_error(found: object) -> bool:
     return isinstance(found, DataError)
 
 
-def _about_classes(places: Sequence[Place]) -> list[str]:
+def _class_notes(places: Sequence[Place]) -> list[str]:
     labels = {place.label for place in places}
-    return [] if len(labels) > 1 else [f"all images are of one class, {labels.pop()}: a simulation needs two."]
+    return [] if len(labels) > 1 else [f"all images have one class, {labels.pop()}: a simulation needs two classes."]
 
 
-def _skipped(layout: Layout) -> dict[str, Skipped]:
+def _count_skipped(layout: Layout) -> dict[str, Skipped]:
     return {kind: Skipped(len(files), shown(files[0], layout.folder)) for kind, files in layout.skipped.items()}
 
 
@@ -182,7 +181,7 @@ def _places(dataset: Dataset) -> list[Place]:
     return [Place(*one) for one in zip(labels, domains, splits, strict=True)]
 
 
-# ---- what both count -------------------------------------------------------------------------------------------------
+# ---- both ------------------------------------------------------------------------------------------------------------
 
 
 def _most_common(things: Iterable[str]) -> dict[str, int]:
@@ -203,12 +202,12 @@ def _duplicates(digests: Sequence[str], places: Sequence[Place], names: Sequence
     worst = (apart["split"] or apart["label"] or groups)[0]
     other = next((at for at in worst if places[at] != places[worst[0]]), worst[1])
     return Duplicates(
-        images=_beyond_first(groups),
-        across_splits=_beyond_first(apart["split"]),
-        across_classes=_beyond_first(apart["label"]),
+        images=_count_copies(groups),
+        across_splits=_count_copies(apart["split"]),
+        across_classes=_count_copies(apart["label"]),
         example=(names[worst[0]], names[other]),
     )
 
 
-def _beyond_first(groups: Iterable[list[int]]) -> int:
+def _count_copies(groups: Iterable[list[int]]) -> int:
     return sum(len(group) - 1 for group in groups)

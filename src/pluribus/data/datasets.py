@@ -1,7 +1,7 @@
-"""Image data sets by name: embedded, cached on disk and downloaded once, or the user's own.
+"""Image data sets by name: embedded, downloaded once and cached on disk, or the user's own.
 
-Images stay bytes from the file to the device. A downloaded set becomes one `NAME.npz` in `$PLURIBUS_DATA` (default
-`~/.cache/pluribus`) with `x_train, y_train, x_test, y_test, classes`; a file put there by hand serves as well.
+Images stay bytes from the file to the device. A downloaded set is cached as one file `NAME.npz` in `$PLURIBUS_DATA`
+(default `~/.cache/pluribus`) with `x_train, y_train, x_test, y_test, classes`. The user may also put the file there.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from pluribus.internal.lookup import imported
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
-Key = tuple[str, int | None, int | None]  # a data set's name, the size of its images, and the seed if it is drawn
+Key = tuple[str, int | None, int | None]  # name, image size, and the seed of a set that is drawn at random
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
@@ -57,7 +57,7 @@ SILENT_NETWORK_SECONDS = 30.0
 
 @dataclass(frozen=True)
 class DataEntry:
-    """A registered data set: a line about it, and the function that loads it."""
+    """A registered data set: one line about it, and the function that loads it."""
 
     about: str
     load: Loader
@@ -67,19 +67,19 @@ _entries: dict[str, DataEntry] = {}
 
 
 def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
-    """Make a function that returns a Dataset known by name. It may take `image_size` and `seed` if it uses them."""
+    """Register a function that returns a Dataset. It may take the arguments `image_size` and `seed`."""
 
     def add(loader: Loader) -> Loader:
-        if _spelled(name) in _entries:
-            raise UserCodeError(f"a data set '{name}' is registered already: choose another name.")
-        _entries[_spelled(name)] = DataEntry(about, loader)
+        if _normalize_name(name) in _entries:
+            raise UserCodeError(f"data set '{name}' is already registered: choose another name.")
+        _entries[_normalize_name(name)] = DataEntry(about, loader)
         return loader
 
     return add
 
 
-def _spelled(name: str) -> str:
-    """The registry's spelling: `fashion_mnist` and `fashion-mnist` are one."""
+def _normalize_name(name: str) -> str:
+    """Return the registry's spelling: `fashion_mnist` and `fashion-mnist` are the same name."""
     return name.replace("_", "-")
 
 
@@ -89,53 +89,53 @@ def entries() -> Mapping[str, DataEntry]:
 
 
 def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
-    """The data set of this name, with square images of `image_size` if that is given.
+    """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
-    A name is a registered one, the path of an `.npz` file in the cache format, the path of a folder `class/*.jpg` or
-    `domain/class/*.jpg`, either of them in folders `train` and `test` too, or the dotted path `package.module.function`
-    of a function that returns a Dataset. The seed matters only to sets that are themselves drawn, such as
-    `rotated-mnist`.
+    `name` is a registered name, the path of an `.npz` file in the cache format, the path of a folder with
+    `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), or the dotted path
+    `package.module.function` of a function that returns a Dataset. The seed matters only to sets that are drawn at
+    random, such as `rotated-mnist`.
     """
     if image_size is not None and image_size < 1:
         raise RangeError(f"--image-size must be at least 1, not {image_size}.")
-    return _loaded(name, image_size, seed)[1]
+    return _load_keyed(name, image_size, seed)[1]
 
 
-def _loaded(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
+def _load_keyed(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
     loader = _find(name)
-    wanted = _wanted(name, loader, {"image_size": image_size, "seed": seed})
-    key = (name, image_size, wanted.get("seed"))
-    if _at_hand is not None and key in _at_hand:
-        return key, _at_hand[key]
+    arguments = _select_arguments(name, loader, {"image_size": image_size, "seed": seed})
+    key = (name, image_size, arguments.get("seed"))
+    if _loaded_sets is not None and key in _loaded_sets:
+        return key, _loaded_sets[key]
     with at(f"data {name}"):
-        dataset = loader(**wanted)
+        dataset = loader(**arguments)
     if not isinstance(dataset, Dataset):
         raise UserCodeError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
     dataset = dataset if image_size is None else resized(dataset, image_size)
-    if _at_hand is not None:
-        _at_hand[key] = dataset
+    if _loaded_sets is not None:
+        _loaded_sets[key] = dataset
     return key, dataset
 
 
-_at_hand: dict[Key, Dataset] | None = None  # what was loaded, while it is kept
+_loaded_sets: dict[Key, Dataset] | None = None  # None outside of `loaded_once`
 
 
 @contextlib.contextmanager
 def loaded_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[dict[Key, Dataset]]:
-    """Within it, a data set is decoded once however often it is loaded; `known` ones are not even decoded once."""
-    global _at_hand
-    before = _at_hand
-    _at_hand = {**known} if before is None else before
+    """Decode each data set only once inside this context. Data sets in `known` are not decoded at all."""
+    global _loaded_sets
+    before = _loaded_sets
+    _loaded_sets = {**known} if before is None else before
     try:
-        yield _at_hand
+        yield _loaded_sets
     finally:
-        _at_hand = before
+        _loaded_sets = before
 
 
 def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
-    """The data set in memory that other processes see too, as `loaded_once` takes it there; nothing if that is full."""
+    """Load a data set into shared memory and return what `loaded_once` takes. Empty if shared memory is full."""
     with loaded_once() as kept:
-        key, dataset = _loaded(name, image_size, seed)
+        key, dataset = _load_keyed(name, image_size, seed)
         try:
             kept[key] = dataset.shared()
         except ConfigError:
@@ -143,19 +143,19 @@ def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> d
         return {key: kept[key]}
 
 
-def _wanted(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any]:
-    """What this loader takes of what is offered."""
+def _select_arguments(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any]:
+    """Select the arguments that this loader takes."""
     try:
         signature = inspect.signature(loader)
-        wanted = {key: value for key, value in offered.items() if key in signature.parameters}
-        signature.bind(**wanted)
+        arguments = {key: value for key, value in offered.items() if key in signature.parameters}
+        signature.bind(**arguments)
     except (TypeError, ValueError) as reason:
-        raise UserCodeError(f"{name} may take no arguments but image_size and seed ({reason}).") from reason
-    return wanted
+        raise UserCodeError(f"{name} may take only the arguments image_size and seed ({reason}).") from reason
+    return arguments
 
 
 def _find(name: str) -> Loader:
-    if entry := _entries.get(_spelled(name)):
+    if entry := _entries.get(_normalize_name(name)):
         return entry.load
     path = Path(name).expanduser()
     if path.is_dir():
@@ -164,17 +164,17 @@ def _find(name: str) -> Loader:
         return partial(read_npz, path)
     if len(path.parts) > 1:
         raise MissingDataError(
-            f"there is no folder {path}: give a folder, an .npz file or a name of pluribus list data."
+            f"folder {path} does not exist: give a folder, an .npz file or a name from pluribus list data."
         )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return _imported(name)
+        return _import_loader(name)
     raise unknown("data set", name, _entries, "pluribus list data")
 
 
-def _imported(dotted: str) -> Loader:
+def _import_loader(dotted: str) -> Loader:
     loader = imported(dotted, "data set")
     if not callable(loader):
-        raise UserCodeError(f"{dotted} is no function that could load a data set.")
+        raise UserCodeError(f"{dotted} is not a function that loads a data set.")
     return loader  # type: ignore[no-any-return]
 
 
@@ -182,12 +182,12 @@ def _imported(dotted: str) -> Loader:
 
 
 def data_folder() -> Path:
-    """Where data sets lie: `$PLURIBUS_DATA`, or `~/.cache/pluribus`."""
+    """The folder of data sets: `$PLURIBUS_DATA`, by default `~/.cache/pluribus`."""
     return Path(os.environ.get("PLURIBUS_DATA") or "~/.cache/pluribus").expanduser()
 
 
 def cache_file(name: str) -> Path:
-    """Where the data set of this name is cached.
+    """The path of a data set's cache file.
 
     >>> cache_file("fashion-mnist").name
     'fashion_mnist.npz'
@@ -196,8 +196,8 @@ def cache_file(name: str) -> Path:
 
 
 def read_npz(file: Path, name: str | None = None) -> Dataset:
-    """A data set from a file in the cache format; images are N x H x W or N x H x W x 3."""
-    arrays = _opened(file)
+    """Read a data set from a file in the cache format. Images are N x H x W or N x H x W x 3."""
+    arrays = _read_all_arrays(file)
     if problem := next(_npz_problems(arrays), None):
         raise DamagedDataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
     train, test = arrays["x_train"], arrays["x_test"]
@@ -214,11 +214,11 @@ def read_npz(file: Path, name: str | None = None) -> Dataset:
 
 
 def write_npz(file: Path, arrays: Arrays) -> None:
-    """Write a cache file so that a reader sees the whole of it or nothing, even if this process is killed."""
+    """Write a cache file atomically: a reader never sees part of it, even if this process is killed."""
     unfinished = file.with_name(f".{file.name}.{os.getpid()}")
     try:
         with unfinished.open("wb") as handle:
-            # not compressed: photos shrink by a tenth and would take ten times as long to read
+            # not compressed: photos would shrink by a tenth and take ten times as long to read
             np.savez(handle, **arrays)  # type: ignore[arg-type]
             handle.flush()
             os.fsync(handle.fileno())
@@ -227,7 +227,7 @@ def write_npz(file: Path, arrays: Arrays) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def _opened(file: Path) -> Arrays:
+def _read_all_arrays(file: Path) -> Arrays:
     arrays = npz_arrays(file, NPZ_KEYS)
     if missing := [key for key in NPZ_KEYS if key not in arrays]:
         raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
@@ -235,15 +235,15 @@ def _opened(file: Path) -> Arrays:
 
 
 def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
-    """Those of these arrays that a file has."""
+    """Read those of the arrays `keys` that a file contains."""
     if not file.is_file():
-        raise MissingDataError(f"there is no file {file}.")
+        raise MissingDataError(f"file {file} does not exist.")
     if not zipfile.is_zipfile(file):
-        raise DamagedDataError(f"{file} is not a whole npz file: write it again or delete it.")
+        raise DamagedDataError(f"{file} is not a complete npz file: write it again or delete it.")
     try:
         with np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in keys if key in archive}
-    # a damaged archive raises nearly anything: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
+    # a damaged archive raises almost any error: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
     except Exception as reason:
         raise DamagedDataError(f"{file} cannot be read ({one_line(reason)}): write it again or delete it.") from reason
 
@@ -254,13 +254,13 @@ def _npz_problems(arrays: Arrays) -> Iterator[str]:
         if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
             yield f"x_{part} must be uint8 N x H x W or N x H x W x 3, not {x.dtype} {x.shape}"
         if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-            yield f"y_{part} must be a row of integers, not {y.dtype} {y.shape}"
+            yield f"y_{part} must be a one-dimensional array of integers, not {y.dtype} {y.shape}"
         if len(x) != len(y):
             yield f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels"
     if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
         yield f"images of x_train {arrays['x_train'].shape[1:]} and x_test {arrays['x_test'].shape[1:]} differ in shape"
     if arrays["classes"].ndim != 1:
-        yield f"classes must be a row of names, not {arrays['classes'].shape}"
+        yield f"classes must be a one-dimensional array of names, not {arrays['classes'].shape}"
 
 
 def _channels_first(train: np.ndarray, test: np.ndarray) -> Tensor:
@@ -277,9 +277,9 @@ Fetch = Callable[[Path], Arrays]
 
 
 def _downloadable(name: str, about: str, *, merged: bool = False) -> Callable[[Fetch], Fetch]:
-    """Register a set that the decorated function downloads, by way of a scratch folder, when the cache lacks it.
+    """Register a data set that the decorated function downloads into a scratch folder if it is not cached.
 
-    `merged`: the papers ignore its official split.
+    `merged`: drop the official split, as the papers do.
     """
 
     def add(fetch: Fetch) -> Fetch:
@@ -299,20 +299,20 @@ def _downloadable(name: str, about: str, *, merged: bool = False) -> Callable[[F
 def _download(name: str, fetch: Fetch, file: Path) -> None:
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as scratch, _quick_to_fail():
+        with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as scratch, _fail_quickly():
             write_npz(file, fetch(Path(scratch)))
     except PluribusError:
         raise
     except Exception as reason:
         raise MissingDataError(
             f"{name} is not at {file} and could not be downloaded ({one_line(reason)}). "
-            "Put the file there or run where there is internet."
+            "Put the file there, or run on a machine with internet access."
         ) from reason
 
 
 @contextlib.contextmanager
-def _quick_to_fail() -> Iterator[None]:
-    """Give up on a network that swallows packets, and keep the downloaders' chatter out of the program's output."""
+def _fail_quickly() -> Iterator[None]:
+    """Time out on a network that does not answer, and print the downloaders' output to stderr."""
     before = socket.getdefaulttimeout()
     socket.setdefaulttimeout(SILENT_NETWORK_SECONDS)
     try:
@@ -328,7 +328,7 @@ def _torchvision_datasets() -> Any:
     return torchvision.datasets
 
 
-def _packed(parts: Iterable[tuple[Any, Any]], classes: Sequence[str]) -> Arrays:
+def _pack(parts: Iterable[tuple[Any, Any]], classes: Sequence[str]) -> Arrays:
     (x_train, y_train), (x_test, y_test) = parts
     columns = (x_train, y_train, x_test, y_test, classes)
     return {key: np.asarray(column) for key, column in zip(NPZ_KEYS, columns, strict=True)}
@@ -337,7 +337,7 @@ def _packed(parts: Iterable[tuple[Any, Any]], classes: Sequence[str]) -> Arrays:
 def _train_and_test(kind: str, folder: Path, classes: Sequence[str] | None = None) -> Arrays:
     maker = getattr(_torchvision_datasets(), kind)
     sets = [maker(folder, train=train, download=True) for train in (True, False)]
-    return _packed([(part.data, part.targets) for part in sets], classes or sets[0].classes)
+    return _pack([(part.data, part.targets) for part in sets], classes or sets[0].classes)
 
 
 def _photos(rows: Iterable[tuple[Image.Image, int]]) -> tuple[np.ndarray, np.ndarray]:
@@ -381,7 +381,7 @@ def _cifar100(folder: Path) -> Arrays:
 def _svhn(folder: Path) -> Arrays:
     maker = _torchvision_datasets().SVHN
     sets = [maker(folder, split=split, download=True) for split in ("train", "test")]
-    return _packed([(part.data.transpose(0, 2, 3, 1), part.labels) for part in sets], DIGITS)
+    return _pack([(part.data.transpose(0, 2, 3, 1), part.labels) for part in sets], DIGITS)
 
 
 @_downloadable(
@@ -390,7 +390,7 @@ def _svhn(folder: Path) -> Arrays:
 def _flowers102(folder: Path) -> Arrays:
     maker = _torchvision_datasets().Flowers102
     train, val, test = (maker(folder, split=split, download=True) for split in ("train", "val", "test"))
-    return _packed([_photos(chain(train, val)), _photos(test)], train.classes)
+    return _pack([_photos(chain(train, val)), _photos(test)], train.classes)
 
 
 @_downloadable("tiny-imagenet", "110,000 photos of 64 x 64, 200 classes; needs pluribus[hf] to download")
@@ -404,8 +404,8 @@ def _tiny_imagenet(folder: Path) -> Arrays:
             "pip install 'pluribus[hf]'."
         ) from missing
     source = "zh-plus/tiny-imagenet"
-    # asked once beforehand because load_dataset retries for half a minute where there is no internet
+    # one request first, because load_dataset retries for half a minute without internet
     huggingface_hub.dataset_info(source, timeout=SILENT_NETWORK_SECONDS)
     sets = [datasets.load_dataset(source, split=split, cache_dir=str(folder)) for split in ("train", "valid")]
     parts = [_photos((row["image"], row["label"]) for row in part) for part in sets]
-    return _packed(parts, sets[0].features["label"].names)
+    return _pack(parts, sets[0].features["label"].names)

@@ -1,4 +1,4 @@
-"""Data sets that fall into domains: one task under several conditions, such as turned digits, photos and sketches."""
+"""Data sets with domains: one task under several conditions, such as rotated digits, or photos and sketches."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ PRETRAINED_SIZE = 224
 
 
 def rotated(base: Dataset, per_class: int, angles: Sequence[float], seed: int, independent: bool) -> Dataset:
-    """A domain per angle, each with the same random training images of `base`, turned clockwise by that many degrees.
+    """Build one domain per angle: the same random training images of `base`, rotated clockwise by that many degrees.
 
-    Rows of one base image share its identity, so that no party trains on a turned copy of another's test image.
-    `independent` gives that up: every domain may then be split on its own.
+    Copies of one image share an identity, so that no client trains on a rotated copy of another client's test image.
+    `independent`: no identities, so that every domain is split on its own.
     """
-    chosen = _chosen(base, per_class, seed)
-    images = [Image.fromarray(image) for image in base.x[chosen].permute(0, 2, 3, 1).squeeze(3).numpy()]
-    # PIL turns counter-clockwise and fills the corners with 0
+    rows = _choose_rows(base, per_class, seed)
+    images = [Image.fromarray(image) for image in base.x[rows].permute(0, 2, 3, 1).squeeze(3).numpy()]
+    # PIL rotates counterclockwise and fills the corners with 0
     turned = np.stack(
         [np.asarray(image.rotate(-angle, Image.Resampling.BILINEAR)) for angle in angles for image in images]
     )
@@ -39,22 +39,22 @@ def rotated(base: Dataset, per_class: int, angles: Sequence[float], seed: int, i
     return Dataset(
         name=f"rotated-{base.name}" + ("-independent" if independent else ""),
         x=x,
-        y=base.y[chosen].repeat(len(angles)),
+        y=base.y[rows].repeat(len(angles)),
         classes=base.classes,
-        domain=torch.arange(len(angles)).repeat_interleave(len(chosen)),
+        domain=torch.arange(len(angles)).repeat_interleave(len(rows)),
         domains=tuple(f"M{angle:g}" for angle in angles),
-        identity=None if independent else chosen.repeat(len(angles)),
+        identity=None if independent else rows.repeat(len(angles)),
     )
 
 
-def _chosen(base: Dataset, per_class: int, seed: int) -> torch.Tensor:
-    """Rows of `per_class` random training images of each class, class by class."""
+def _choose_rows(base: Dataset, per_class: int, seed: int) -> torch.Tensor:
+    """Choose `per_class` random training images of each class, class by class."""
     labels = base.y[: base.official].numpy()
     counts = np.bincount(labels, minlength=len(base.classes))
     if counts.min() < per_class:
         scarce = base.classes[int(counts.argmin())]
         raise DataError(
-            f"{base.name} has only {counts.min()} training images of class {scarce}: {per_class} are too many."
+            f"{base.name} has only {counts.min()} training images of class {scarce}, but {per_class} are needed."
         )
     rng = numpy_rng(seed, "rotated", base.name)
     rows = [rng.choice(np.flatnonzero(labels == c), per_class, replace=False) for c in range(len(base.classes))]
@@ -73,7 +73,7 @@ def _rotated_mnist_independent(seed: int) -> Dataset:
 
 @register_data("rotated-digits", "1,000 embedded digits under 4 angles at 16 x 16: domains M0 M20 M40 M60, no download")
 def _rotated_digits(seed: int) -> Dataset:
-    # at 8 x 8 strokes are one pixel wide: turned by 40 degrees, the holes of 4, 6 and 8 fill up
+    # at 8 x 8 strokes are one pixel wide, and a rotation by 40 degrees fills the holes of 4, 6 and 8
     return rotated(resized(load("digits"), 16), PER_CLASS, ANGLES, seed, independent=False)
 
 
@@ -84,13 +84,13 @@ BY_HAND = ("pacs", "office-home")
 
 
 def folder_of(name: str) -> Path | None:
-    """The folder of images that a data set's name stands for; None, if it is no such set."""
+    """The image folder of a data set. None: the data set is not a folder."""
     registered = name.replace("_", "-")
     folder = data_folder() / registered if registered in BY_HAND else Path(name).expanduser()
     return folder if folder.is_dir() and (registered in BY_HAND or registered not in entries()) else None
 
 
-def _placed_by_hand(name: str, example: str, image_size: int | None) -> Dataset:
+def _load_folder(name: str, example: str, image_size: int | None) -> Dataset:
     folder = data_folder() / name
     if not folder.is_dir():
         raise MissingDataError(
@@ -101,11 +101,11 @@ def _placed_by_hand(name: str, example: str, image_size: int | None) -> Dataset:
 
 @register_data("pacs", "photo, art, cartoon and sketch, 7 classes, 224 x 224, from the folder pacs placed by hand")
 def _pacs(image_size: int | None) -> Dataset:
-    return _placed_by_hand("pacs", "art_painting/dog/pic_001.jpg", image_size)
+    return _load_folder("pacs", "art_painting/dog/pic_001.jpg", image_size)
 
 
 @register_data(
     "office-home", "4 domains of office things, 65 classes, 224 x 224, from the folder office-home placed by hand"
 )
 def _office_home(image_size: int | None) -> Dataset:
-    return _placed_by_hand("office-home", "Art/Bed/00001.jpg", image_size)
+    return _load_folder("office-home", "Art/Bed/00001.jpg", image_size)

@@ -1,7 +1,7 @@
-"""One data set in the hands of many clients: a device-resident store, and row numbers into it.
+"""One data set, divided among many clients: a store on the device, and row numbers into it.
 
-A client's sets are row numbers, computed when it is first needed, so that ten thousand clients cost nothing until they
-take part. Images are stored as bytes and become numbers in [-1, 1] when they are taken.
+A client's sets are row numbers. They are computed on first use, so that ten thousand clients cost nothing until they
+participate. Images are stored as bytes, and `take` converts them to numbers in [-1, 1].
 """
 
 from __future__ import annotations
@@ -98,7 +98,7 @@ class ClientSets(Protocol):
 
 @dataclass(frozen=True)
 class Fractions:
-    """How a client's rows are cut, and whether it is tested on some of them or on rows that nobody holds."""
+    """Split of a client's rows. `test_on`: whether it is tested on its own rows or on rows that no client holds."""
 
     val: float = 0.1
     test: float = 0.2
@@ -106,17 +106,17 @@ class Fractions:
     test_on: Literal["own", "official", "common"] = "own"
 
     def shares(self) -> dict[str, float]:
-        """A client's shares, which sum to one, training data first."""
+        """Fractions of a client's rows, training first. They sum to one."""
         test = self.test if self.test_on == "own" else 0.0
         return {"train": 1.0 - self.val - test - self.public, "val": self.val, "test": test, "public": self.public}
 
 
 def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray | None:
-    """Rows that everyone is tested on and nobody holds; None where each client is tested on rows of its own."""
+    """Rows that all clients are tested on and no client holds. None: each client is tested on its own rows."""
     if fractions.test_on == "own":
         return None
     if fractions.test_on == "common":
-        return _cut_off(dataset, fractions.test, numpy_rng(seed, "common test"))
+        return _draw_common_test(dataset, fractions.test, numpy_rng(seed, "common test"))
     if dataset.official is None:
         raise MismatchError(
             f"{dataset.name} has no official test set: use --test common, or leave out --test official."
@@ -124,8 +124,8 @@ def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray
     return np.arange(dataset.official, len(dataset.y))
 
 
-def _cut_off(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
-    """A share of all rows, stratified by class and domain. Copies of one image stay together."""
+def _draw_common_test(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
+    """Draw a share of all rows, stratified by class and domain. Copies of one image stay together."""
     strata, shares = dataset.y.numpy(), {"held": 1 - share, "test": share}
     if dataset.domain is not None:
         strata = strata * len(dataset.domains) + dataset.domain.numpy()
@@ -137,7 +137,7 @@ def _cut_off(dataset: Dataset, share: float, rng: np.random.Generator) -> np.nda
 
 
 class Federated:
-    """A data set, who holds which rows of it, and how each client's rows are cut into train, val, test and public.
+    """A data set, its partition among clients, and the split of each client into train, val, test and public.
 
     `domain_of` has the domain of every client, where clients hold one domain each.
     """
@@ -167,7 +167,7 @@ class Federated:
         self.rows = lru_cache(maxsize=4096)(self._rows)
 
     def __getstate__(self) -> dict[str, Any]:
-        """For other processes: a cache cannot travel, and a numpy view of shared memory would travel as a copy."""
+        """Leave out what other processes derive again: a cache cannot be pickled, a numpy view would be copied."""
         return {name: value for name, value in vars(self).items() if name not in ("_labels", "rows")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -175,7 +175,7 @@ class Federated:
         self._derive()
 
     def _split_identities(self) -> dict[str, np.ndarray] | None:
-        """Copies of one image (its rotations, say) go to the same part for everyone, or test images would leak."""
+        """Put copies of an image, such as rotations, into the same part for all clients: no test image may leak."""
         if self.dataset.identity is None:
             return None
         identity, labels = self.dataset.identity.numpy(), self._labels
@@ -191,7 +191,7 @@ class Federated:
             identity = self.dataset.identity.numpy()[held]
             cut = {name: held[np.isin(identity, ids)] for name, ids in self._identity_parts.items()}
         elif self.dataset.part is not None:
-            cut = self._fixed(client, self.dataset.part.numpy()[held])
+            cut = self._fixed_split(client, self.dataset.part.numpy()[held])
         else:
             positions = split(self._labels[held], self._fractions.shares(), numpy_rng(self._seed, "split", client))
             cut = {name: held[at] for name, at in positions.items()}
@@ -199,8 +199,8 @@ class Federated:
             cut["test"] = self._common
         return {name: torch.from_numpy(rows) for name, rows in cut.items()}
 
-    def _fixed(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
-        """The data set's own split; public rows are a share of the test part, and are not tested on."""
+    def _fixed_split(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
+        """The data set's own split. Public rows are a share of the test part, and are not tested on."""
         held = self.parts[client]
         cut = {name: held[part == number] for number, name in enumerate(PARTS)}
         public = self._fractions.public
@@ -228,16 +228,16 @@ class Federated:
 
     @cached_property
     def public(self) -> dict[int, Data]:
-        """Every client's public set, which all clients know (none if no public share was asked for)."""
+        """The public set of every client, which all clients know. Empty: there is no public fraction."""
         if not self._fractions.public:
             return {}
         return {k: self.sets(k)["public"] for k in range(len(self.parts))}
 
     @cached_property
     def exams(self) -> ExamSets:
-        """Per domain, the union of its clients' val and test sets: what ACC, BWT and FWT are measured on.
+        """Per domain, the union of its clients' val and test sets. ACC, BWT and FWT are measured on them.
 
-        A test set that everyone is tested on falls into exams by the domain of its rows.
+        A common test set is divided by the domain of its rows.
         """
         if not self._domain_of:
             return {}

@@ -1,4 +1,4 @@
-"""Image folders as data sets: what the names of folders mean, and lists beside them."""
+"""Image folders as data sets: the meaning of folder names, and split lists beside the images."""
 
 from __future__ import annotations
 
@@ -28,93 +28,93 @@ SPLITS = {
 }
 LAYOUTS = "class/*.jpg, domain/class/*.jpg or train/class/*.jpg and test/class/*.jpg"
 ELSEWHERE = "images at another depth"
-UNLISTED = "images that no list has"
+UNLISTED = "images in no list"
 POOLED = (
-    "all splits are pooled and handed out anew. To keep them apart: --test official in a simulation; 'train', 'val' "
-    "and 'test' in site.toml at a site."
+    "all splits are pooled and split again. To keep them separate, use --test official in a simulation, or 'train', "
+    "'val' and 'test' in site.toml at a site."
 )
 
 
 def same_name(name: str) -> str:
-    """One spelling for all that look alike: file systems compose accents or take them apart."""
+    """Return one spelling for names that look alike. File systems store accents composed or decomposed."""
     return normalize("NFC", name)
 
 
 @dataclass(frozen=True)
 class Place:
-    """What the folders above an image say of it."""
+    """The class, domain and split of an image, by the names of its folders."""
 
     label: str
     domain: str = ""
     split: str = ""
-    """train, val or test; empty where there are no splits."""
+    """train, val or test. Empty: there are no splits."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The images of a folder, test images last, and what their folders say."""
+    """The images of a folder with their classes, domains and splits. Test images come last."""
 
     folder: Path
     files: list[Path]
     places: list[Place]
     skipped: dict[str, list[Path]]
     merged: dict[str, list[str]]
-    """Names of classes and domains that are spelled in several ways, and these."""
+    """Class and domain names with several spellings, and the spellings."""
     listed: bool = False
-    """Whether splits come from lists beside the images: a fixed split, and no official test set."""
+    """Whether lists beside the images define the split. Such a split is fixed, without an official test set."""
 
     @property
     def official(self) -> int | None:
-        """Images before the official test set, where there is one."""
+        """The number of images before the official test set. None: there is no such set."""
         tests = 0 if self.listed else sum(place.split == "test" for place in self.places)
         return len(self.places) - tests if 0 < tests < len(self.places) else None
 
     def notes(self) -> list[str]:
-        """What is not plain from the folder alone."""
-        return [*self._about_splits(), *self._about_names(), *skipped_note(self.skipped, self.folder)]
+        """Sentences about what a person may not expect when this folder is read."""
+        return [*self._split_notes(), *self._name_notes(), *skipped_note(self.skipped, self.folder)]
 
-    def _about_splits(self) -> Iterable[str]:
+    def _split_notes(self) -> Iterable[str]:
         found = [place.split for place in self.places]
         if not found[0]:
             return
         sizes = [f"{split} ({found.count(split)} images)" for split in ("train", "val", "test") if split in found]
         if self.listed:
-            yield f"the *_kfold.txt lists are the split, not --val-fraction and --test-fraction: {', '.join(sizes)}."
+            yield f"the *_kfold.txt lists define the split, not --val-fraction and --test-fraction: {', '.join(sizes)}."
             return
         yield f"folders are read as splits of one data set, not as domains: {', '.join(sizes)}."
         if self.official is not None:
             yield POOLED
             if "val" in found:
-                yield "val is part of the official training data: who holds it cuts its own validation rows."
+                yield "val is part of the official training data: each client takes validation rows from its own rows."
 
-    def _about_names(self) -> Iterable[str]:
+    def _name_notes(self) -> Iterable[str]:
         for name, spellings in self.merged.items():
-            yield f"{len(spellings)} spellings of '{name}' that differ in their code points alone are read as one name."
+            yield f"{len(spellings)} spellings of '{name}' that differ only in their code points are read as one name."
 
 
 def read_layout(folder: Path) -> Layout:
-    """The images of a folder, and what their folders say: `class`, `domain/class`, or either of them within splits."""
+    """Read the layout of a folder: `class`, `domain/class`, or either of them inside splits."""
     found = find_images(folder)
-    files, elsewhere = _at_one_depth(folder, found)
+    files, elsewhere = _select_depth(folder, found)
     folders = [file.relative_to(folder).parts[:-1] for file in files]
     _refuse_bytes(folder, folders)
     merged: dict[str, list[str]] = {}
     places = _places(folder, folders)
     labels, domains = [place.label for place in places], [place.domain for place in places]
     for names in (labels, domains):
-        merged |= _merged(names)
+        merged |= _find_spellings(names)
         _refuse_twins(folder, names)
     known = [Place(same_name(one.label), same_name(one.domain), one.split) for one in places]
     skipped = found.skipped | ({ELSEWHERE: elsewhere} if elsewhere else {})
     lists = find_lists(folder, domains) if domains[0] and not known[0].split else {}
     if lists:
-        return _by_lists(Layout(folder, files, known, skipped, merged, listed=True), lists)
-    order = sorted(range(len(files)), key=lambda at: known[at].split == "test")  # stable: no other order is lost
+        return _apply_lists(Layout(folder, files, known, skipped, merged, listed=True), lists)
+    order = sorted(range(len(files)), key=lambda at: known[at].split == "test")  # stable: the rest of the order stays
     return Layout(folder, [files[at] for at in order], [known[at] for at in order], skipped, merged)
 
 
-def _by_lists(whole: Layout, lists: dict[str, list[Path]]) -> Layout:
-    """The images that the lists have, with the splits that they say."""
+def _apply_lists(whole: Layout, lists: dict[str, list[Path]]) -> Layout:
+    """Keep the images in the lists, with the splits from there."""
     splits = read_splits(whole.folder, whole.files, lists)
     rows = [at for at, split in enumerate(splits) if split]
     read = {file for files in lists.values() for file in files}
@@ -128,22 +128,22 @@ def _by_lists(whole: Layout, lists: dict[str, list[Path]]) -> Layout:
     )
 
 
-def _at_one_depth(folder: Path, found: Found) -> tuple[list[Path], list[Path]]:
-    """The images that are read, and those that lie where none are expected."""
+def _select_depth(folder: Path, found: Found) -> tuple[list[Path], list[Path]]:
+    """Separate the images that are read from the images at other depths."""
     depths: dict[int, list[Path]] = defaultdict(list)
     for file in found.images:
         depths[len(file.relative_to(folder).parts) - 1].append(file)
     if depths[1] and depths[2]:
         shallow, deep = (depths[depth][0].relative_to(folder) for depth in (1, 2))
-        raise DataError(f"{folder} mixes class/*.jpg ({shallow}) and domain/class/*.jpg ({deep}): keep one of them.")
+        raise DataError(f"{folder} mixes class/*.jpg ({shallow}) and domain/class/*.jpg ({deep}): keep only one.")
     depth = next((depth for depth in (1, 2, 3) if depths[depth]), None)
     if depth is None:
-        raise MissingDataError(f"{folder} holds no images: they must lie at {LAYOUTS} in it.")
+        raise MissingDataError(f"{folder} contains no images: put them at {LAYOUTS}.")
     return depths[depth], [file for other in sorted(depths) if other != depth for file in depths[other]]
 
 
 def _refuse_bytes(folder: Path, folders: Iterable[tuple[str, ...]]) -> None:
-    """Names go into files and over the network, where all is text."""
+    """Refuse names that are not UTF-8, because files and messages hold names as text."""
     for names in dict.fromkeys(folders):
         path = folder.joinpath(*names)
         if shown(path) != str(path):
@@ -154,9 +154,9 @@ def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[Place]:
     *above, labels = zip(*folders, strict=True)
     levels = [_splits(folder, names) for names in above]
     if not above and all(_split(name) for name in labels):
-        raise DataError(f"{folder} has images directly in {labels[0]}: they must lie at {labels[0]}/class/*.jpg.")
+        raise DataError(f"{folder} has images directly in {labels[0]}: put them at {labels[0]}/class/*.jpg.")
     if len(above) == 2 and not any(levels):
-        raise MissingDataError(f"{folder} holds no images at a depth that is known: they must lie at {LAYOUTS} in it.")
+        raise MissingDataError(f"{folder} contains no images at a known depth: put them at {LAYOUTS}.")
     splits = next((level for level in levels if level), [""] * len(folders))
     domains = next((names for names, level in zip(above, levels, strict=True) if not level), [""] * len(folders))
     return [Place(*one) for one in zip(labels, domains, splits, strict=True)]
@@ -167,16 +167,16 @@ def _split(name: str) -> str:
 
 
 def _splits(folder: Path, names: Sequence[str]) -> list[str]:
-    """The splits that these folders are; nothing, if they are domains."""
+    """The splits with these folder names. Empty: they are domains."""
     found = {name: _split(name) for name in names}
     if any(found.values()) and not all(found.values()):
         split, domain = (next(name for name in found if bool(found[name]) is known) for known in (True, False))
-        raise DataError(f"{folder} has the folders '{split}', a split, and '{domain}', a domain: keep one of the two.")
+        raise DataError(f"{folder} has the folders '{split}', a split, and '{domain}', a domain: keep only one kind.")
     return [found[name] for name in names] if all(found.values()) else []
 
 
-def _merged(names: Iterable[str]) -> dict[str, list[str]]:
-    """Names that become one, and their spellings."""
+def _find_spellings(names: Iterable[str]) -> dict[str, list[str]]:
+    """Names with several spellings, and the spellings."""
     spellings: dict[str, set[str]] = defaultdict(set)
     for name in names:
         spellings[same_name(name)].add(name)
@@ -184,19 +184,19 @@ def _merged(names: Iterable[str]) -> dict[str, list[str]]:
 
 
 def _refuse_twins(folder: Path, names: Iterable[str]) -> None:
-    """Names that differ in case may be one class, or two such as a and A: only people know."""
+    """Refuse names that differ only in case. They may be one class or two, such as a and A: only a person knows."""
     first: dict[str, str] = {}
     for name in sorted({same_name(name) for name in names}):
         other = first.setdefault(name.lower(), name)
         if other != name:
             raise DataError(
-                f"{folder} has the folders '{other}' and '{name}', which differ in upper and lower case alone: give "
-                f"them one name if they are one, or names that differ in more if they are two."
+                f"{folder} has the folders '{other}' and '{name}', which differ only in upper and lower case: "
+                f"give them one name if they are the same, or clearly different names if they are not."
             )
 
 
 def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
-    """A data set from a folder of images; a domain or a split may lack classes."""
+    """Read a folder of images as a data set. A domain or a split may lack classes."""
     layout, size = read_layout(folder), image_size or FOLDER_SIZE
     x, pictures = decoded(layout.files, (3, size, size))
     labels, domains = [place.label for place in layout.places], [place.domain for place in layout.places]

@@ -1,7 +1,7 @@
-"""Image files: which of them are read, and how they become bytes.
+"""Image files: which files are read, and how they become bytes.
 
-Simulations, real sites and predictions read files here and nowhere else, so the same file gives the same bytes to all.
-Whatever happens to a file on the way is kept in its `Picture`, to be counted and said.
+Simulations, real sites and predictions all read files through this module, so the same file always gives the same
+bytes. `Picture` records what happened to a file, so that it can be counted and reported.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ Shape = tuple[int, int, int]
 SUFFIXES = frozenset(
     [".bmp", ".gif", ".jfif", ".jpe", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".pnm", ".ppm", ".tif", ".tiff", ".webp"]
 )
-HIDDEN, BARE = "hidden", "without a suffix"  # kinds of files that have no suffix to be counted by
-DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of grey pixels with more than 8 bits
-DIM = 1 / 8  # of the range: brighter pixels leave enough of the 256 levels
+HIDDEN, BARE = "hidden", "without a suffix"  # kinds of files that cannot be counted by suffix
+DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # Pillow's modes of gray pixels with more than 8 bits
+DIM = 1 / 8  # of the range: if no pixel is brighter, too few of the 256 levels are left
 TURNS = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -45,21 +45,21 @@ TURNS = {
 
 @dataclass(frozen=True)
 class Found:
-    """The files below a folder, in an order that no file system decides."""
+    """The files below a folder, in an order that does not depend on the file system."""
 
     images: list[Path]
     skipped: dict[str, list[Path]]
-    """Files that are not read, by suffix, or by what else tells that they are no images."""
+    """Files that are not read, by suffix or by another reason."""
 
 
 def find_images(folder: Path) -> Found:
-    """All images below a folder, and all other files."""
+    """Find all images below a folder, and all other files."""
     images: list[Path] = []
     skipped: dict[str, list[Path]] = defaultdict(list)
     try:
-        files = sorted(_files(folder, (folder.resolve(),)), key=lambda path: path.parts)
+        files = sorted(_walk(folder, (folder.resolve(),)), key=lambda path: path.parts)
     except OSError as error:
-        raise DamagedDataError(f"cannot look into {error.filename}: {error.strerror}.") from error
+        raise DamagedDataError(f"cannot read the folder {error.filename}: {error.strerror}.") from error
     for path in files:
         suffix = path.suffix.lower()
         if any(part.startswith(".") for part in path.relative_to(folder).parts):
@@ -71,25 +71,25 @@ def find_images(folder: Path) -> Found:
     return Found(images, dict(skipped))
 
 
-def _files(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
-    """All files, through links to folders too, but not round in a circle."""
+def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
+    """List all files. Follow links to folders, except links back to a parent folder."""
     with os.scandir(folder) as entries:
         for entry in entries:
             path = folder / entry.name
             if not entry.is_dir():
                 yield path
             elif (real := path.resolve()) not in above:
-                yield from _files(path, (*above, real))
+                yield from _walk(path, (*above, real))
 
 
 def shown(path: Path, folder: Path | None = None) -> str:
-    """A path as text that can be printed, seen from a folder. On Linux, a name may be any bytes."""
+    """A path as printable text, relative to `folder` if it is given. On Linux, a name may be any bytes."""
     seen = path if folder is None else path.relative_to(folder)
     return str(seen).encode(errors="backslashreplace").decode()
 
 
 def skipped_note(skipped: Mapping[str, Sequence[Path]], folder: Path) -> list[str]:
-    """How many files were not read, in a sentence; nothing, if there are none."""
+    """A sentence with the number of files that were not read. Empty: there are none."""
     if not skipped:
         return []
     kinds = [f"{len(files)} {kind} (such as {shown(files[0], folder)})" for kind, files in skipped.items()]
@@ -105,63 +105,63 @@ def _files_were(number: int) -> str:
 
 @dataclass(frozen=True)
 class Picture:
-    """What an image file was before it became bytes of some shape."""
+    """The properties of an image file before it was converted to bytes of a shape."""
 
     height: int
     width: int
     mode: str
-    """Pillow's word for its channels: L, RGB, P, CMYK, ..."""
+    """Pillow's name for its channels: L, RGB, P, CMYK, ..."""
     bits: int
     """Per channel."""
     orientation: int | None
-    """By EXIF; 1 is upright. None: the EXIF data cannot be read."""
+    """EXIF orientation; 1 is upright. None: the EXIF data cannot be read."""
     transparent: bool
-    """Whether a pixel is less than opaque."""
+    """Whether any pixel is not opaque."""
     further: int
-    """Pictures after the first, which are not read: previews of a camera."""
+    """Number of pictures after the first, such as previews of a camera. They are not read."""
     brightest: float | None
-    """Of grey pixels with more than 8 bits: the largest, as a share of what they can say."""
+    """The largest gray pixel as a fraction of the range, for images with more than 8 bits. None: other images."""
 
 
 def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
-    """An image file as bytes of a shape: upright, scaled by its depth, made grey or RGB and resized, in this order."""
+    """Read an image file as bytes: rotate it upright, scale it to 8 bits, convert it to gray or RGB, and resize it."""
     try:
         with Image.open(file) as image:
-            picture, upright = _upright(image, file)
+            picture, upright = _prepare(image, file)
             return pixels(upright, shape), picture
     except DataError:
         raise
-    # Pillow raises OSError, SyntaxError, ValueError and its own errors, depending on what is broken in the file
+    # Pillow raises OSError, SyntaxError, ValueError or its own errors, depending on the damage
     except Exception as reason:
-        raise DamagedDataError(f"{shown(file)} cannot be read as an image ({reason}): mend or delete it.") from reason
+        raise DamagedDataError(f"{shown(file)} cannot be read as an image ({reason}): repair or delete it.") from reason
 
 
-def _upright(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
-    further = _further_pictures(image, file)
-    bits, mode, tags = _bits(image), image.mode, dict(_tags(image))  # first: loading forgets some of it
+def _prepare(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
+    further = _count_further(image, file)
+    bits, mode, tags = _bits(image), image.mode, dict(_tags(image))  # before load(), which drops some of it
     image.load()
     orientation = int(tags.get(ExifTags.Base.Orientation, 1)) if tags else _orientation(image)
     transparent = _is_transparent(image)
-    image.info.pop("transparency", None)  # the alpha channel is dropped, and Pillow need not warn of it
-    # Pillow knows that 0 may be white in a TIFF file, but not with 16 bits
+    image.info.pop("transparency", None)  # the alpha channel is dropped, so Pillow need not warn about it
+    # Pillow handles TIFF files in which 0 is white, but not with 16 bits
     negative = tags.get(ExifTags.Base.PhotometricInterpretation) == 0
-    brightest, eight = _eight_bits(image, bits, negative, file)
-    if not tags and orientation in TURNS:  # Pillow turns TIFF images by itself
+    brightest, eight = _to_eight_bits(image, bits, negative, file)
+    if not tags and orientation in TURNS:  # Pillow rotates TIFF images by itself
         eight = eight.transpose(TURNS[orientation])
     picture = Picture(eight.height, eight.width, mode, bits, orientation, transparent, further, brightest)
     return picture, eight
 
 
-def _further_pictures(image: Image.Image, file: Path) -> int:
-    """How many pictures of a camera's file are left out; pages and frames would be images of their own."""
+def _count_further(image: Image.Image, file: Path) -> int:
+    """Count the pictures of a camera's file that are not read. Other files must not have several pages or frames."""
     pages = getattr(image, "n_frames", 1)
-    if pages > 1 and image.format != "MPO":  # by that format the first picture is the photo
-        raise DamagedDataError(f"{shown(file)} holds {pages} pages or frames: save each as a file of its own.")
+    if pages > 1 and image.format != "MPO":  # in an MPO file, the first picture is the photo
+        raise DamagedDataError(f"{shown(file)} contains {pages} pages or frames: save each of them as a separate file.")
     return int(pages) - 1
 
 
 def _tags(image: Image.Image) -> Mapping[int, Any]:
-    """What a TIFF file says of its pixels; nothing, if it is none."""
+    """The tags of a TIFF file. Empty: another format."""
     return image.tag_v2 if image.format == "TIFF" else {}  # type: ignore[attr-defined]
 
 
@@ -182,7 +182,7 @@ def _bits(image: Image.Image) -> int:
 def _orientation(image: Image.Image) -> int | None:
     try:
         return int(image.getexif().get(ExifTags.Base.Orientation, 1))
-    except Exception:  # damaged EXIF data raise nearly anything, and the pixels may be sound
+    except Exception:  # damaged EXIF data raises almost any error, and the pixels may be intact
         return None
 
 
@@ -194,25 +194,25 @@ def _is_transparent(image: Image.Image) -> bool:
     return image.mode in (*DEEP, "I") or int(image.convert("RGBA").getchannel("A").getextrema()[0]) < 255  # type: ignore[arg-type]
 
 
-def _eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) -> tuple[float | None, Image.Image]:
-    """Grey pixels of any known depth as bytes, by rounding to the nearest; Pillow would clip them at 255."""
+def _to_eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) -> tuple[float | None, Image.Image]:
+    """Scale gray pixels of a known depth to bytes, rounded to the nearest. Pillow would clip them at 255."""
     if image.mode not in (*DEEP, "I", "F"):
         return None, image
     if image.mode == "F" or bits > 16 or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise DamagedDataError(
-            f"{shown(file)} has pixels of mode {image.mode} ({bits} bits), and what is white in it is not known: "
-            f"save it with 8 or 16 bits per channel, without sign."
+            f"{shown(file)} has pixels of mode {image.mode} ({bits} bits), and the value of white is not known: "
+            f"save it with 8 or 16 unsigned bits per channel."
         )
-    most = 2**bits - 1
+    white = 2**bits - 1
     numbers = np.asarray(image).astype(np.uint32)
     if negative:
-        numbers = most - numbers
-    scaled = (numbers * 255 + most // 2) // most
-    return float(numbers.max() / most), Image.fromarray(scaled.astype(np.uint8))
+        numbers = white - numbers
+    scaled = (numbers * 255 + white // 2) // white
+    return float(numbers.max() / white), Image.fromarray(scaled.astype(np.uint8))
 
 
 def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]:
-    """Image files as bytes, one row each, and what they were before."""
+    """Read image files as bytes, one row each, with their properties."""
     x = torch.empty((len(files), *shape), dtype=torch.uint8)
 
     def decode_into(at: int) -> Picture | DataError:
@@ -225,7 +225,7 @@ def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(decode_into, range(len(files))))
     if refusals := [one for one in found if isinstance(one, DataError)]:
-        more = f" {_files_more(len(refusals) - 1)}: pluribus data check names all." if len(refusals) > 1 else ""
+        more = f" {_files_more(len(refusals) - 1)}: pluribus data check lists them all." if len(refusals) > 1 else ""
         raise type(refusals[0])(f"{refusals[0]}{more}") from refusals[0]
     return x, [one for one in found if isinstance(one, Picture)]
 
@@ -234,13 +234,13 @@ def _files_more(number: int) -> str:
     return "1 more file cannot be read" if number == 1 else f"{number} more files cannot be read"
 
 
-# What is said ---------------------------------------------------------------------------------------------------------
+# Notes ----------------------------------------------------------------------------------------------------------------
 
 
 class Event(NamedTuple):
-    """Something that may happen to a picture, in words that follow `3 of 40 images`."""
+    """Something that may happen to a picture. `fact` and `done` are words that follow `3 of 40 images`."""
 
-    did: Callable[[Picture], bool]
+    happened_to: Callable[[Picture], bool]
     fact: str
     done: str
 
@@ -248,43 +248,43 @@ class Event(NamedTuple):
 EVENTS = {
     "scaled": Event(lambda one: one.bits > 8, "have more than 8 bits per channel", "their pixels are scaled to 0..255"),
     "turned": Event(
-        lambda one: one.orientation in TURNS, "are not stored upright", "they are turned by their EXIF orientation"
+        lambda one: one.orientation in TURNS, "are not stored upright", "they are rotated by their EXIF orientation"
     ),
     "damaged_exif": Event(
-        lambda one: one.orientation is None, "have damaged EXIF data", "they are read as they are stored"
+        lambda one: one.orientation is None, "have damaged EXIF data", "they are read without rotation"
     ),
     "transparent": Event(lambda one: one.transparent, "have transparent pixels", "their alpha channel is dropped"),
-    "cmyk": Event(lambda one: one.mode == "CMYK", "are CMYK", "they are made RGB without their colour profile"),
+    "cmyk": Event(lambda one: one.mode == "CMYK", "are CMYK", "they are converted to RGB without their color profile"),
     "further_pictures": Event(
-        lambda one: one.further > 0, "hold further pictures, such as previews", "only the first is read"
+        lambda one: one.further > 0, "contain further pictures, such as previews", "only the first is read"
     ),
 }
 
 
 def happened(pictures: Sequence[Picture]) -> dict[str, int]:
-    """How many pictures were scaled, turned, and so on."""
-    return {name: sum(event.did(one) for one in pictures) for name, event in EVENTS.items()}
+    """Count the pictures that were scaled, rotated, and so on."""
+    return {name: sum(event.happened_to(one) for one in pictures) for name, event in EVENTS.items()}
 
 
 def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Path | None = None) -> list[str]:
-    """What happened to these files, a sentence for each kind, with an example."""
+    """What happened to these files: one sentence per kind of event, with an example."""
     notes = []
     for event in EVENTS.values():
-        those = [file for file, picture in zip(files, pictures, strict=True) if event.did(picture)]
+        those = [file for file, picture in zip(files, pictures, strict=True) if event.happened_to(picture)]
         if those:
             example = shown(those[0], folder)
             notes.append(f"{len(those)} of {len(files)} images {event.fact} (such as {example}): {event.done}.")
     deep = [one.brightest for one in pictures if one.brightest is not None]
     if deep and max(deep) < DIM:
         notes.append(
-            f"no pixel of the {len(deep)} grey images with more than 8 bits is brighter than {max(deep):.1%} of their "
-            f"range: {int(max(deep) * 255 + 0.5) + 1} of 256 levels are left. Stretch the files to their range."
+            f"no pixel of the {len(deep)} gray images with more than 8 bits is brighter than {max(deep):.1%} of their "
+            f"range: {int(max(deep) * 255 + 0.5) + 1} of 256 levels are left. Scale the files to their full range."
         )
     return notes
 
 
 def pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
-    """A decoded image as bytes of this shape: channels (1 is grey, 3 are RGB), height and width."""
+    """Convert a decoded image to bytes of this shape: channels (1 is gray, 3 is RGB), height and width."""
     channels, height, width = shape
     scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)
     return torch.from_numpy(np.array(scaled)).view(height, width, channels).permute(2, 0, 1)

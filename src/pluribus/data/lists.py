@@ -1,7 +1,7 @@
-"""Lists beside the images of a folder, as PACS has them: which of its images train, validate and test.
+"""Lists beside the images of a folder, as in PACS: which images are for training, validation and test.
 
-`DOMAIN_train_kfold.txt`, `DOMAIN_crossval_kfold.txt` and `DOMAIN_test_kfold.txt` hold a line per image, such as
-`photo/dog/056_0001.jpg 1`. The folder names the class, so the number behind the path is not needed.
+`DOMAIN_train_kfold.txt`, `DOMAIN_crossval_kfold.txt` and `DOMAIN_test_kfold.txt` have one line per image, such
+as `photo/dog/056_0001.jpg 1`. The class is the name of the folder, so the number after the path is not needed.
 """
 
 from __future__ import annotations
@@ -14,28 +14,29 @@ from unicodedata import normalize
 from pluribus.errors import DamagedDataError, DataError, MissingDataError
 
 LISTS = ("train", "crossval", "test")
-Splits = list[str]  # per image: train, val or test; empty where no list has it
+Splits = list[str]  # per image: train, val or test; empty if it is in no list
 
 
 def find_lists(folder: Path, domains: Iterable[str]) -> dict[str, list[Path]]:
-    """The lists of a folder by their kind, one per domain; nothing, where there are none."""
+    """Find the lists of a folder by kind, one per domain. Empty: there are none."""
     found = {kind: [folder / f"{domain}_{kind}_kfold.txt" for domain in sorted(set(domains))] for kind in LISTS}
     files = [file for of_kind in found.values() for file in of_kind]
     missing = [file for file in files if not file.is_file()]
     if len(missing) == len(files):
         return {}
     if missing:
-        raise MissingDataError(f"{missing[0]} is missing: add it, or take away the other *_kfold.txt lists.")
+        raise MissingDataError(f"{missing[0]} is missing: add it, or remove the other *_kfold.txt lists.")
     return found
 
 
 def read_splits(folder: Path, files: Sequence[Path], lists: dict[str, list[Path]]) -> Splits:
-    """Which split each image belongs to. Who is trained on is never tested on.
+    """Read the split of each image. A training image is never a test image.
 
-    The published test lists hold all images, those of the other two lists too. So an image of a training list trains,
-    whatever else lists it. Of those that both other lists have, every other one of a domain and class validates.
+    The published test lists contain all images, including those of the other two lists. So an image in a training list
+    is for training, even if it is in other lists. Of the images in both other lists, every second one of a domain and
+    class is for validation.
     """
-    train, val, test = (_listed(lists[kind]) for kind in LISTS)
+    train, val, test = (_read_lists(lists[kind]) for kind in LISTS)
     turns: dict[Path, count[int]] = {}
     splits = []
     for file in files:
@@ -49,18 +50,18 @@ def read_splits(folder: Path, files: Sequence[Path], lists: dict[str, list[Path]
             splits.append("val" if name in val else "test" if name in test else "")
     for split in ("train", "val", "test"):
         if split not in splits:
-            raise DataError(f"the lists of {folder} leave no image to {SAID[split]} on: mend them or take them away.")
+            raise DataError(f"the lists of {folder} leave no image for {PURPOSES[split]}: repair or remove them.")
     return splits
 
 
-SAID = {"train": "train", "val": "validate", "test": "test"}
+PURPOSES = {"train": "training", "val": "validation", "test": "test"}
 
 
-def _listed(lists: Iterable[Path]) -> set[str]:
-    return {name for file in lists for name in _names(file)}
+def _read_lists(lists: Iterable[Path]) -> set[str]:
+    return {name for file in lists for name in _read_list(file)}
 
 
-def _names(file: Path) -> Iterable[str]:
+def _read_list(file: Path) -> Iterable[str]:
     try:
         lines = file.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:

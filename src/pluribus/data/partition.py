@@ -1,7 +1,7 @@
-"""Who holds which rows: pure functions from labels to one sorted array of row numbers per client.
+"""Partitions of a data set: pure functions from labels to one sorted array of row numbers per client.
 
-All randomness comes from the generator that is handed in. Where every row has at most one holder, a partition is an
-array `owner` with the holder of each row; only the kinds that say so let clients share rows.
+All randomness comes from the given generator. If every row has at most one owner, a partition is computed as an array
+`owner` with the client of each row. Only the kinds that say so let clients share rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from pluribus.errors import DamagedDataError, FormatError, PartitionError, Range
 Parts = list[np.ndarray]
 Rng = np.random.Generator
 
-NOBODY = -1
+NO_OWNER = -1
 ATTEMPTS = 1000
 LEAST_SHARE = 0.1
 MIN_SHARE = 0.01
@@ -30,91 +30,91 @@ MIN_SHARE_OF = {"cifar100": 0.1, "svhn": 0.005}  # FedHPL, Appendix C.5.4; MIN_S
 
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
-    """Everybody gets an equal random share of all rows."""
-    return _held(rng.permutation(np.arange(len(labels)) % clients), clients)
+    """Every client gets an equal random share of all rows."""
+    return _rows_by_owner(rng.permutation(np.arange(len(labels)) % clients), clients)
 
 
 def pathological(
     labels: np.ndarray, clients: int, rng: Rng, *, classes_per_client: int = 2, unequal: bool = False
 ) -> Parts:
-    """Everybody holds exactly `classes_per_client` classes, spread so that holders per class differ by at most one.
+    """Every client holds exactly `classes_per_client` classes, and owners per class differ by at most one.
 
-    Clients take consecutive runs of one random circle of classes. A class is cut evenly among its holders or, if
-    `unequal`, by shares drawn from U(0.1, 1). With fewer places than classes some classes are nobody's.
+    Clients take consecutive classes of one random circle. A class is divided evenly among its owners or, if
+    `unequal`, by shares drawn from U(0.1, 1). If there are more classes than slots, some classes have no owner.
     """
     classes = rng.permutation(np.unique(labels))
     if not 1 <= classes_per_client <= len(classes):
-        raise RangeError(f"--classes-per-client must lie in 1..{len(classes)}, not {classes_per_client}.")
-    places = np.arange(clients * classes_per_client)
-    owner = np.full(len(labels), NOBODY)
+        raise RangeError(f"--classes-per-client must be in 1..{len(classes)}, not {classes_per_client}.")
+    slots = np.arange(clients * classes_per_client)
+    owner = np.full(len(labels), NO_OWNER)
     for at, label in enumerate(classes):
-        holders = places[at :: len(classes)] // classes_per_client
+        owners = slots[at :: len(classes)] // classes_per_client
         rows = rng.permutation(np.flatnonzero(labels == label))
-        if len(rows) < len(holders):
+        if len(rows) < len(owners):
             raise PartitionError(
-                f"class {label} has {len(rows)} samples for {len(holders)} clients: "
-                "fewer clients (--clients) or fewer classes for each (--classes-per-client)."
+                f"class {label} has {len(rows)} samples for {len(owners)} clients: "
+                "use fewer clients (--clients) or fewer classes per client (--classes-per-client)."
             )
-        if len(holders):
-            shares = rng.uniform(LEAST_SHARE, 1, len(holders)) if unequal else np.ones(len(holders))
-            owner[rows] = np.repeat(holders, 1 + _cut(len(rows) - len(holders), shares))
-    return _held(owner, clients)
+        if len(owners):
+            shares = rng.uniform(LEAST_SHARE, 1, len(owners)) if unequal else np.ones(len(owners))
+            owner[rows] = np.repeat(owners, 1 + _cut(len(rows) - len(owners), shares))
+    return _rows_by_owner(owner, clients)
 
 
 def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1") -> Parts:
-    """Everybody holds equally many rows, divided by `mass` among its first class, its second one and so on.
+    """Every client holds the same number of rows, divided by `mass` among its first class, its second class and so on.
 
-    First classes go round one random circle of classes, and a client's other classes follow on it. Clients are as large
-    as the scarcest class allows; what is left of the other classes is nobody's.
+    The first classes of the clients are consecutive on one random circle, and a client's other classes follow its first
+    one. Clients are as large as the scarcest class allows. The remaining rows of the other classes have no owner.
     """
     shares, sizes = masses(mass), _class_sizes(labels)
     if len(shares) > len(sizes):
         raise PartitionError(f"--mass {mass} names {len(shares)} classes, but the data set has {len(sizes)}.")
-    everybody = np.arange(clients)[:, None]
-    holds = rng.permutation(len(sizes))[(everybody + np.arange(len(shares))) % len(sizes)]  # clients x classes of each
+    everyone = np.arange(clients)[:, None]
+    holds = rng.permutation(len(sizes))[(everyone + np.arange(len(shares))) % len(sizes)]  # clients x classes of each
     demand = np.bincount(holds.ravel(), np.tile(shares / shares.sum(), clients), len(sizes))
     rows = 1 + int((sizes[demand > 0] / demand[demand > 0]).min())
     counts = np.zeros((len(sizes), clients), np.int64)
-    while True:  # rounding may ask for a few rows more than there are
-        counts[holds, everybody] = _cut(rows, shares)
+    while True:  # rounding may need a few rows more than there are
+        counts[holds, everyone] = _cut(rows, shares)
         if (counts.sum(axis=1) <= sizes).all():
             break
         rows -= 1
-    if counts[holds, everybody].min() < 1:
+    if counts[holds, everyone].min() < 1:
         raise PartitionError(
-            f"{rows} samples for each client do not give every class of --mass {mass} one: "
-            "fewer clients (--clients) or a more even --mass."
+            f"{rows} samples per client leave a class of --mass {mass} without samples: "
+            "use fewer clients (--clients) or a more even --mass."
         )
-    return _dealt(labels, counts, rng)
+    return _deal(labels, counts, rng)
 
 
 def masses(text: str) -> np.ndarray:
-    """The numbers of `8:1:1`."""
+    """Parse numbers such as `8:1:1`."""
     try:
         found = np.array([float(part) for part in text.split(":")])
     except ValueError:
         found = np.zeros(1)
     if not (np.isfinite(found) & (found > 0)).all():
-        raise FormatError(f"--mass must be numbers above 0 with colons between, such as 8:1:1, not '{text}'.")
+        raise FormatError(f"--mass must be numbers above 0 separated by colons, such as 8:1:1, not '{text}'.")
     return found
 
 
 def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0, min_samples: int = 1) -> Parts:
-    """Each class is cut by Dir(alpha) among the clients that do not hold an equal share of all rows yet."""
+    """Divide each class by Dir(alpha) among the clients that hold less than an equal share of all rows."""
     sizes = _class_sizes(labels)
 
     def draw() -> np.ndarray:
         counts = np.zeros((len(sizes), clients), np.int64)
         held = np.zeros(clients, np.int64)
         for row, size in zip(counts, sizes, strict=True):
-            # Drawing for the open clients alone has the law of drawing for all, dropping the others and renormalising,
-            # and cannot end with nothing to renormalise.
+            # Drawing for the open clients alone has the same distribution as drawing for all, dropping the others and
+            # renormalizing. It never leaves a sum of zero to divide by.
             open_clients = np.flatnonzero(held * clients < len(labels))
             row[open_clients] = _cut(size, rng.dirichlet(np.full(len(open_clients), alpha)))
             held += row
         return counts
 
-    return _dealt(labels, _until_enough(draw, len(labels), clients, min_samples), rng)
+    return _deal(labels, _draw_until_enough(draw, len(labels), clients, min_samples), rng)
 
 
 def fedhpl_noniid(
@@ -126,12 +126,12 @@ def fedhpl_noniid(
     min_samples: int = 1,
     min_share: float = MIN_SHARE,
 ) -> Parts:
-    """Each class is cut by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex.
+    """Divide each class by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex.
 
-    Everybody holds at least `min_share` of each class.
+    Every client holds at least `min_share` of each class.
     """
     counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
-    return _dealt(labels, counts, rng)
+    return _deal(labels, counts, rng)
 
 
 def fedhpl_dir(
@@ -143,20 +143,20 @@ def fedhpl_dir(
     min_samples: int = 1,
     min_share: float = MIN_SHARE,
 ) -> Parts:
-    """Everybody draws an equal number of rows from all of them, classes mixed by shares from Dir(alpha) over classes.
+    """Every client draws the same number of rows from all rows, with class shares from Dir(alpha) over classes.
 
-    `min_share` of each class comes first, within that number. Shares that ask for more of a class than there is spill
-    over to the client's other classes, by share.
+    That number includes `min_share` of each class, which is assigned first. If a share exceeds its class, the excess
+    goes to the client's other classes, by share.
     """
     sizes = _class_sizes(labels)
     each = round(len(labels) / clients)
     if each < min_samples:
-        raise _too_many(len(labels), clients, min_samples)
+        raise _too_many_clients(len(labels), clients, min_samples)
     floor = _floor(sizes, clients, min_share)
     rest, least = each - floor.sum(), floor / max(each, 1)
     mixes = [np.maximum(_simplex(len(sizes), alpha, rng) - least, 0) for _ in range(clients)]
-    counts = np.stack([_fitted(rest, mix, sizes - floor) for mix in mixes], axis=1) + floor[:, None]
-    return _sampled(labels, counts, rng)
+    counts = np.stack([_cut_within(rest, mix, sizes - floor) for mix in mixes], axis=1) + floor[:, None]
+    return _sample(labels, counts, rng)
 
 
 def fedhpl_dir_clients(
@@ -168,29 +168,28 @@ def fedhpl_dir_clients(
     min_samples: int = 1,
     min_share: float = MIN_SHARE,
 ) -> Parts:
-    """Everybody draws from all rows; of each class a share from Dir(alpha) over clients, as in fedhpl-noniid."""
+    """Every client draws from all rows. Its share of a class is from Dir(alpha) over clients, as in fedhpl-noniid."""
     counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
-    return _sampled(labels, counts, rng)
+    return _sample(labels, counts, rng)
 
 
 def by_domain(domain: np.ndarray, clients: int, rng: Rng) -> Parts:
-    """Client k holds domain k mod D; clients of one domain cut it evenly."""
+    """Client k holds domain k mod D. The clients of a domain divide it evenly."""
     domains = int(domain.max()) + 1
     if clients < domains:
-        raise PartitionError(f"the data set has {domains} domains: at least as many --clients, not {clients}.")
+        raise PartitionError(f"the data set has {domains} domains: use at least as many --clients, not {clients}.")
     owner = np.empty(len(domain), np.int64)
     for number in range(domains):
         rows = rng.permutation(np.flatnonzero(domain == number))
-        holders = np.arange(number, clients, domains)
-        owner[rows] = holders[np.arange(len(rows)) % len(holders)]
-    return _held(owner, clients)
+        owners = np.arange(number, clients, domains)
+        owner[rows] = owners[np.arange(len(rows)) % len(owners)]
+    return _rows_by_owner(owner, clients)
 
 
-# What the kinds share -------------------------------------------------------------------------------------------------
+# Shared by the kinds --------------------------------------------------------------------------------------------------
 
 
-def _held(owner: np.ndarray, clients: int) -> Parts:
-    """Rows by owner."""
+def _rows_by_owner(owner: np.ndarray, clients: int) -> Parts:
     order = np.argsort(owner, kind="stable")
     bounds = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[start:end] for start, end in pairwise(bounds)]
@@ -201,15 +200,15 @@ def _class_sizes(labels: np.ndarray) -> np.ndarray:
 
 
 def _cut(total: int, shares: np.ndarray) -> np.ndarray:
-    """Whole numbers that sum to total, each less than one away from its share. Shares that are all 0 are equal."""
+    """Whole numbers that sum to total, each at most 1 away from its share. Shares that are all 0 count as equal."""
     if shares.sum() == 0:
         shares = np.ones_like(shares)
     bounds = np.rint(np.cumsum(shares) / shares.sum() * total).astype(np.int64)
     return np.diff(bounds, prepend=0)
 
 
-def _fitted(total: int, shares: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """Whole numbers near total * shares that sum to total, where none exceeds its room."""
+def _cut_within(total: int, shares: np.ndarray, room: np.ndarray) -> np.ndarray:
+    """Whole numbers near total * shares that sum to total, none above its room."""
     given = np.zeros_like(room)
     while left := total - given.sum():
         space = room - given
@@ -235,57 +234,57 @@ def _shares_over_clients(
         by_class = zip(floors, sizes, strict=True)
         return np.stack([_cut_above(n, size, _simplex(clients, alpha, rng), min_share) for n, size in by_class])
 
-    return _until_enough(draw, len(labels), clients, min_samples)
+    return _draw_until_enough(draw, len(labels), clients, min_samples)
 
 
 def _cut_above(floor: int, size: int, shares: np.ndarray, min_share: float) -> np.ndarray:
-    """A class of this size, `floor` rows for everybody and the rest by what their shares have above `min_share`."""
+    """Divide a class: `floor` rows per client, and the rest by the excess of each share over `min_share`."""
     return floor + _cut(size - len(shares) * floor, np.maximum(shares - min_share, 0))
 
 
 def _floor(sizes: np.ndarray, clients: int, min_share: float) -> np.ndarray:
-    """Fewest rows of each class that everybody holds: whole samples within `min_share` of it."""
+    """Minimum number of rows of each class per client: `min_share` of the class, rounded down."""
     if clients * min_share > 1 + ROUNDING:
         raise PartitionError(
             f"{clients} clients cannot each hold a share of {min_share:g} of every class: "
-            f"fewer clients (--clients) or a --min-share of at most 1/{clients}."
+            f"use fewer clients (--clients) or a --min-share of at most 1/{clients}."
         )
     return np.floor(sizes * min_share + ROUNDING).astype(np.int64)
 
 
-def _until_enough(draw: Callable[[], np.ndarray], rows: int, clients: int, min_samples: int) -> np.ndarray:
-    """The first drawn table (classes x clients) that gives every client `min_samples`."""
+def _draw_until_enough(draw: Callable[[], np.ndarray], rows: int, clients: int, min_samples: int) -> np.ndarray:
+    """Draw tables (classes x clients) until one gives every client `min_samples`."""
     if clients * min_samples > rows:
-        raise _too_many(rows, clients, min_samples)
+        raise _too_many_clients(rows, clients, min_samples)
     for _ in range(ATTEMPTS):
         counts = draw()
         if counts.sum(axis=0).min() >= min_samples:
             return counts
     raise PartitionError(
         f"{ATTEMPTS} draws left some of {clients} clients with less than {min_samples} samples: "
-        "fewer clients (--clients), a smaller --min-samples or a larger --alpha."
+        "use fewer clients (--clients), a smaller --min-samples or a larger --alpha."
     )
 
 
-def _too_many(rows: int, clients: int, min_samples: int) -> PartitionError:
+def _too_many_clients(rows: int, clients: int, min_samples: int) -> PartitionError:
     return PartitionError(
         f"{rows} samples do not give {clients} clients {min_samples} each: "
-        "fewer clients (--clients) or a smaller --min-samples."
+        "use fewer clients (--clients) or a smaller --min-samples."
     )
 
 
-def _dealt(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
-    """Disjoint parts with these counts (classes x clients); rows that they leave out are nobody's."""
+def _deal(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+    """Assign rows to disjoint parts with these counts (classes x clients). The remaining rows have no owner."""
     classes, clients = np.unique(labels), counts.shape[1]
-    owner = np.full(len(labels), NOBODY)
+    owner = np.full(len(labels), NO_OWNER)
     for label, row in zip(classes, counts, strict=True):
         members = rng.permutation(np.flatnonzero(labels == label))[: row.sum()]
         owner[members] = np.repeat(np.arange(clients), row)
-    return _held(owner, clients)
+    return _rows_by_owner(owner, clients)
 
 
-def _sampled(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
-    """Parts with these counts (classes x clients), no row twice within a part, every part drawn from all rows."""
+def _sample(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+    """Draw parts with these counts (classes x clients), each from all rows without replacement."""
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     return [
         np.sort(np.concatenate([rng.choice(m, size, replace=False) for m, size in zip(members, column, strict=True)]))
@@ -298,7 +297,7 @@ def _sampled(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
 
 @dataclass(frozen=True)
 class PartitionKind:
-    """A way to hand out rows: its function, a line about it, and whether each row has at most one holder."""
+    """A kind of partition: its function, one line about it, and whether each row has at most one owner."""
 
     function: Callable[..., Parts]
     about: str
@@ -306,7 +305,7 @@ class PartitionKind:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """Names of the parameters that matter to this kind."""
+        """Names of the parameters that this kind uses."""
         parameters = inspect.signature(self.function).parameters.values()
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
@@ -339,7 +338,7 @@ def partition(
     min_samples: int | None = None,
     min_share: float | None = None,
 ) -> Parts:
-    """Sorted row numbers per client. A kind reads only its own parameters, and None means its own default."""
+    """Sorted row numbers per client. A kind uses only its own parameters. None: the default of the kind."""
     if kind not in PARTITIONS:
         raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
     if clients < 1:
@@ -372,13 +371,13 @@ def _refuse_empty(parts: Parts, kind: str) -> None:
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise PartitionError(
-                f"client {client} got no data from partition '{kind}': fewer clients (--clients) or more data."
+                f"client {client} got no data from partition '{kind}': use fewer clients (--clients) or more data."
             )
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a partition was: enough to show it, and to tell whether another run has the very same one."""
+    """A summary of a partition: enough to show it, and to tell whether another run has the same one."""
 
     kind: str
     parameters: dict[str, Any]
@@ -386,23 +385,20 @@ class Manifest:
     counts: list[list[int]]
     """Rows per client and class."""
     digest: str
-    """Depends on every label and on every row number of every client, on no machine."""
+    """Depends on every label and every row number of every client, and not on the machine."""
 
     @classmethod
     def of(
         cls, kind: str, parameters: dict[str, Any], seed: int, labels: np.ndarray, parts: Parts, n_classes: int
     ) -> Manifest:
-        """The manifest of these parts."""
         counts = [np.bincount(labels[part], minlength=n_classes).tolist() for part in parts]
         return cls(kind, dict(parameters), seed, counts, _digest([labels, *parts]))
 
     def to_json(self) -> str:
-        """Text that `from_json` reads."""
         return json.dumps(asdict(self))
 
     @classmethod
     def from_json(cls, text: str) -> Manifest:
-        """The manifest that was written."""
         try:
             return cls(**json.loads(text))
         except (ValueError, TypeError) as reason:
@@ -412,7 +408,7 @@ class Manifest:
 def _digest(arrays: Parts) -> str:
     digest = hashlib.sha256()
     for array in arrays:
-        # lengths too, or moving a row from the end of one client to the start of the next would go unseen
+        # with lengths, so that a row that moves from the end of one client to the start of the next changes the digest
         digest.update(np.array(len(array), "<i8").tobytes())
         digest.update(array.astype("<i8").tobytes())
     return digest.hexdigest()

@@ -1,4 +1,4 @@
-"""Cutting one client's rows into parts, such as train, val and test: stratified as far as whole samples allow."""
+"""The split of one client's rows into parts such as train, val and test, as stratified as whole samples allow."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ import numpy as np
 
 from pluribus.errors import ConflictError, RangeError
 
-ROUNDING = 1e-9  # 100 * 0.29 is 28.999999999999996, and 29 is meant
+ROUNDING = 1e-9  # 100 * 0.29 is 28.999999999999996 but means 29
 
 
 def split(labels: np.ndarray, fractions: Mapping[str, float], rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Sorted positions per part, disjoint and complete.
+    """Sorted positions per part. Parts are disjoint and contain all positions.
 
-    Each class gives each part its whole samples; the odd ones bring the parts' totals as near to their fractions as
-    possible. The first part is for training: it holds a sample of every class that occurs, even where that costs
-    another part its only one. Otherwise no part with a fraction above zero stays empty.
+    Each class gives each part its whole samples. The odd samples bring the parts' totals as close to their fractions as
+    possible. The first part is for training: it holds a sample of every class that occurs, even if another part then
+    stays empty. Otherwise no part with a fraction above zero stays empty.
     """
     share = _shares(fractions)
     classes, number = np.unique(labels, return_inverse=True)
@@ -29,39 +29,39 @@ def split(labels: np.ndarray, fractions: Mapping[str, float], rng: np.random.Gen
 
 def _shares(fractions: Mapping[str, float]) -> np.ndarray:
     share = np.array(list(fractions.values()), float)
-    told = ", ".join(f"{name} {value:g}" for name, value in fractions.items())
+    text = ", ".join(f"{name} {value:g}" for name, value in fractions.items())
     if (share < -ROUNDING).any() or abs(share.sum() - 1) > 1e-6:
-        raise RangeError(f"the fractions {told} must be positive and sum to 1.")
+        raise RangeError(f"the fractions {text} must be positive and sum to 1.")
     if share[0] <= ROUNDING:
-        raise ConflictError(f"the fractions {told} leave nothing for {next(iter(fractions))}: make the others smaller.")
+        raise ConflictError(f"the fractions {text} leave nothing for {next(iter(fractions))}: make the others smaller.")
     return np.where(share > ROUNDING, share, 0.0)
 
 
 def _table(sizes: np.ndarray, share: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """How many samples of each class (rows) go to each part (columns)."""
+    """Number of samples of each class (rows) in each part (columns)."""
     exact = np.outer(sizes, share)
     table = np.floor(exact + ROUNDING).astype(np.int64)
     table[:, 0] = np.maximum(table[:, 0], 1)
     odd = sizes - table.sum(axis=1)
-    wanted = _wanted(table.sum(axis=0), exact.sum(axis=0), int(odd.sum()))
-    # classes in random order, or the first ones would always have the first choice
+    quota = _odd_per_part(table.sum(axis=0), exact.sum(axis=0), int(odd.sum()))
+    # classes in random order, so that no class always chooses first
     for row in rng.permutation(np.flatnonzero(odd)):
         for _ in range(odd[row]):
-            part = int(np.where(wanted > 0, exact[row] - table[row], -np.inf).argmax())
+            part = int(np.where(quota > 0, exact[row] - table[row], -np.inf).argmax())
             table[row, part] += 1
-            wanted[part] -= 1
+            quota[part] -= 1
     _fill_empty(table, share)
     return table
 
 
-def _wanted(totals: np.ndarray, exact: np.ndarray, odd: int) -> np.ndarray:
-    """How many of the odd samples each part gets: one by one to the part that lacks most, of several the smallest."""
-    wanted = np.zeros_like(totals)
+def _odd_per_part(totals: np.ndarray, exact: np.ndarray, odd: int) -> np.ndarray:
+    """Number of odd samples per part. Each goes to the part that lacks most, in a tie to the smallest part."""
+    quota = np.zeros_like(totals)
     for _ in range(odd):
-        lack = np.where(exact > 0, np.round(exact - totals - wanted, 9), -np.inf)
+        lack = np.where(exact > 0, np.round(exact - totals - quota, 9), -np.inf)
         neediest = np.flatnonzero(lack == lack.max())
-        wanted[neediest[(totals + wanted)[neediest].argmin()]] += 1
-    return wanted
+        quota[neediest[(totals + quota)[neediest].argmin()]] += 1
+    return quota
 
 
 def _fill_empty(table: np.ndarray, share: np.ndarray) -> None:
