@@ -165,7 +165,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     WeightsError: (
         lambda folder: assemble_tiny("local", models="mlp-64", weights=str(folder)),
-        "--weights FOLDER has no file mlp-64.safetensors. Put one there, or use other --models.",
+        "--weights FOLDER has no file mlp-64.safetensors. Add the file, or use other --models.",
     ),
     UserCodeError: (
         lambda folder: find("no.such.Method"),

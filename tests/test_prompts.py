@@ -426,9 +426,9 @@ class TestWeights:
         with seeded("downloaded"):
             theirs = torchvision.models.resnet18(weights=None)
         monkeypatch.setattr(torchvision.models, "get_model", lambda name, weights: theirs)
-        source._downloaded.cache_clear()
+        source._download.cache_clear()
         model = build("resnet18", shape=(1, 32, 32), classes=10, weights="torchvision")
-        source._downloaded.cache_clear()
+        source._download.cache_clear()
         net = model.features.backbone.net.net
         assert torch.equal(net.conv1.weight, theirs.conv1.weight)
         assert isinstance(model.features.backbone.scale, Normalise)

@@ -1,4 +1,4 @@
-"""Models: features and head, a zoo of architectures, and groups of them for mixed federations."""
+"""Models: features and head, a zoo of architectures, and groups of architectures for mixed federations."""
 
 from pluribus.models import plain, tiny, vision, vits  # noqa: F401  importing them fills the zoo
 from pluribus.models.groups import GROUPS, Group, assign, width_of

@@ -1,4 +1,4 @@
-"""Grey images for networks that were drawn for three colours."""
+"""Gray images for networks with three input channels."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pluribus.models.probe import Shape
 
 
 class GreyToColour(nn.Module):
-    """Repeat the one channel three times, without copying it."""
+    """Repeat the only channel three times, without a copy."""
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, 1, H, W) to (B, 3, H, W)."""
@@ -18,5 +18,5 @@ class GreyToColour(nn.Module):
 
 
 def takes_grey(net: nn.Module, shape: Shape) -> nn.Module:
-    """`net` itself for colour images; for images of one channel, `net` behind the repetition."""
+    """Return `net` for color images, and `net` after `GreyToColour` for images with one channel."""
     return nn.Sequential(OrderedDict(colour=GreyToColour(), net=net)) if shape[0] == 1 else net

@@ -1,6 +1,6 @@
-"""Dropout by key: which units fall out is a function of a key and a position, not of a generator's state.
+"""Dropout by key: the dropped units depend on a key and a position, not on a generator's state.
 
-Two engines, two devices or two visiting orders then drop the same units, and a captured step needs no generator.
+So different engines, devices and visiting orders drop the same units, and a captured step needs no generator.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pluribus.draws import BITS, uniform_bits
 
 
 class Dropout(nn.Module):
-    """`nn.Dropout` with a key. Whoever trains sets the key; every forward pass in train mode moves it on."""
+    """`nn.Dropout` with a key. The training loop sets the key. Every forward pass in train mode increments it."""
 
     key: Tensor
 
@@ -24,7 +24,7 @@ class Dropout(nn.Module):
         self.register_buffer("key", torch.zeros((), dtype=torch.int64), persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """In train mode zero with chance p, scaled so that the mean stays; in eval mode nothing happens."""
+        """In train mode, zero each unit with probability p and scale the others to keep the mean."""
         if not self.training or self.p == 0:
             return x
         kept = uniform_bits(self.key, x.numel(), x.device).view(x.shape) >= int(self.p * 2**BITS)
@@ -32,7 +32,6 @@ class Dropout(nn.Module):
         return torch.where(kept, x / (1 - self.p), 0.0)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows between the brackets."""
         return f"p={self.p}"
 
 
@@ -40,7 +39,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def with_keys(module: M) -> M:
-    """The module with every `nn.Dropout` in it replaced."""
+    """Replace every `nn.Dropout` in a module by `Dropout`."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
             if type(child) is nn.Dropout:
@@ -49,6 +48,6 @@ def with_keys(module: M) -> M:
 
 
 def set_keys(module: nn.Module, key: int) -> None:
-    """Give every dropout layer its own masks under this key."""
+    """Give every dropout layer its own key, derived from this one."""
     for number, layer in enumerate(part for part in module.modules() if isinstance(part, Dropout)):
         layer.key.fill_((key ^ (number << 32)) >> 1)

@@ -1,4 +1,4 @@
-"""Named groups of models from the papers, and which client gets which model."""
+"""Named groups of models from the papers, and the assignment of models to clients."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 @dataclass(frozen=True)
 class Group:
-    """Client i gets model i mod len(models). `width` is the K its paper agrees on; None keeps every model's own."""
+    """Client i gets model i mod len(models). `width`: common feature width K. None: each model keeps its own width."""
 
     models: tuple[str, ...]
     about: str
@@ -44,15 +44,15 @@ GROUPS: dict[str, Group] = {
 
 
 def assign(models: Models, clients: int) -> tuple[str, ...]:
-    """One model name for each client 0, 1, ...
+    """Assign a model name to each client 0, 1, ...
 
-    `models` is a group, a model or a dotted path, several of them with commas between, a list (client i gets number
-    i mod length), a mapping of client id to name, or a function from id to name.
+    `models` is a group, a model or a dotted path, comma-separated names, a list (client i gets item i mod
+    length), a mapping from client id to name, or a function from client id to name.
     """
     if isinstance(models, Mapping):
         names = _from_mapping(models, clients)
     elif isinstance(models, str | Sequence):
-        names = tuple(islice(cycle(_listed(models)), clients))
+        names = tuple(islice(cycle(_parse_names(models)), clients))
     else:
         names = tuple(models(client) for client in range(clients))
     for name in dict.fromkeys(names):
@@ -61,30 +61,30 @@ def assign(models: Models, clients: int) -> tuple[str, ...]:
 
 
 def width_of(models: Models) -> int | None:
-    """The width that a group declares; None for everything else."""
+    """The width of a group. None: `models` is not a group, or its models keep their own widths."""
     return GROUPS[models].width if isinstance(models, str) and models in GROUPS else None
 
 
-def _listed(models: str | Sequence[str]) -> tuple[str, ...]:
+def _parse_names(models: str | Sequence[str]) -> tuple[str, ...]:
     if isinstance(models, str):
         if models in GROUPS:
             return GROUPS[models].models
         models = [name.strip() for name in models.split(",")]
     if not models:
-        raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows what there is.")
+        raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows all models.")
     return tuple(models)
 
 
 def _from_mapping(models: Mapping[int, str], clients: int) -> tuple[str, ...]:
     for client in range(clients):
         if client not in models:
-            raise MissingSettingError(f"no model is named for client {client} of {clients}. Name one for every client.")
+            raise MissingSettingError(f"client {client} of {clients} has no model. Name a model for every client.")
     return tuple(models[client] for client in range(clients))
 
 
 def _check(name: str) -> None:
     known = entries()
     if name in GROUPS:
-        raise FormatError(f"'{name}' is a group of models and stands alone; name its models one by one to mix them.")
+        raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
     if "." not in name and name not in known:
         raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)

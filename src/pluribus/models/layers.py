@@ -1,4 +1,4 @@
-"""The layers of a model in the order in which an image passes them: what can be matched and exchanged one by one."""
+"""The layers of a model in the order of a forward pass, so that they can be matched and exchanged one by one."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SMALL = 10_000_000  # parameters
 
 
 class Layer(NamedTuple):
-    """A module with trainable weights. `output`: it gives the logits. `groups`: those of a grouped convolution."""
+    """A module with trainable weights. `output`: it computes the logits. `groups`: the groups of a convolution."""
 
     name: str
     kind: Kind
@@ -27,23 +27,23 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
-    """All layers of a model, traced by one forward pass; each is listed where it is first used.
+    """All layers of a model, traced by one forward pass. Each is listed at its first use.
 
-    The model may live on any device, also on meta, and stays as it is.
+    The model may be on any device, including meta. It does not change.
     """
     names = {module: name for name, module in model.named_modules()}
     order: dict[nn.Module, Kind] = {}
 
-    def note(module: nn.Module, inputs: object, output: object) -> None:
+    def record(module: nn.Module, inputs: object, output: object) -> None:
         kind = kind_of(module)
         if kind is not None:
             order.setdefault(module, kind)
 
-    hooks = [module.register_forward_hook(note) for module in names]
+    hooks = [module.register_forward_hook(record) for module in names]
     modes = {module: module.training for module in names}
     model.eval()
     try:
-        _pass(model, shape)
+        _run_with_zeros(model, shape)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -53,10 +53,10 @@ def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
     return tuple(_layer(names[module], module, kind, module is last) for module, kind in order.items())
 
 
-def _pass(model: nn.Module, shape: Shape) -> None:
-    """One image through the model, its weights replaced by zeros; a large model goes through the meta device.
+def _run_with_zeros(model: nn.Module, shape: Shape) -> None:
+    """Pass one image through the model, with zeros as weights. A large model runs on the meta device.
 
-    There nothing is computed, but torch takes seconds to load what it needs for the first matrix product on it.
+    The meta device computes nothing, but its first matrix product makes torch load code for seconds.
     """
     tensors = list(chain(model.named_parameters(), model.named_buffers()))
     device = torch.device("cpu" if sum(tensor.numel() for _, tensor in tensors) < _SMALL else "meta")
@@ -66,7 +66,7 @@ def _pass(model: nn.Module, shape: Shape) -> None:
 
 
 def kind_of(module: nn.Module) -> Kind | None:
-    """What sort of layer a module is; None if it has no trainable weights of its own."""
+    """The kind of layer of a module. None: it has no trainable weights of its own."""
     if isinstance(module, nn.Conv2d):
         return "dwconv" if module.groups > 1 and module.groups == module.in_channels else "conv"
     if isinstance(module, nn.Linear):

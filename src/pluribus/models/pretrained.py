@@ -1,4 +1,4 @@
-"""Where pretrained backbones come from: this package, timm, torchvision, or a folder with NAME.safetensors files."""
+"""Sources of pretrained weights: this package, timm, torchvision, or a folder of NAME.safetensors files."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from pluribus.models.two_part import TwoPartModel
 
 SHIPPED = Path(__file__).parent / "weights"
 LIBRARIES = ("timm", "torchvision")
-# A saved classifier carries the layer that a backbone lacks, under one of these names.
+# Name prefixes of the last layer in a saved classifier. A backbone does not have this layer.
 LAST_LAYERS = ("head.", "fc.", "classifier.")
 
 Colour = tuple[float, float, float]
@@ -31,7 +31,7 @@ IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
 
 @dataclass(frozen=True)
 class Origin:
-    """Who has weights for a model, under which name, and the mean and deviation of pixels in [0, 1] they expect."""
+    """The source of a model's weights, its name there, and the expected mean and deviation of pixels in [0, 1]."""
 
     source: Literal["package", "timm", "torchvision"]
     name: str
@@ -40,29 +40,30 @@ class Origin:
 
 
 class Normalise(nn.Module):
-    """Images in [-1, 1] as a checkpoint wants them: pixels in [0, 1], less their mean, over their deviation."""
+    """Convert images in [-1, 1] to what a checkpoint expects: pixels in [0, 1] minus the mean, over the deviation."""
 
     middle: Tensor
     spread: Tensor
 
     def __init__(self, mean: Colour, std: Colour) -> None:
         super().__init__()
-        # (x + 1) / 2 - mean, over std, is (x - (2 mean - 1)) / (2 std). Not persistent: nothing here is learnt.
+        # (x + 1) / 2 - mean, over std, is (x - (2 mean - 1)) / (2 std). Not persistent: they are constants.
         self.register_buffer("middle", torch.tensor(mean)[:, None, None] * 2 - 1, persistent=False)
         self.register_buffer("spread", torch.tensor(std)[:, None, None] * 2, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W), or (B, 1, H, W) which becomes three channels."""
+        """(B, 3, H, W) to the same. (B, 1, H, W) becomes three channels."""
         return (x - self.middle) / self.spread
 
 
 def filled(
     backbone: nn.Module, model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
 ) -> nn.Module:
-    """The backbone with its pretrained weights and normalisation, if it has any; on the meta device they are checked.
+    """Load the pretrained weights of a backbone and add its normalization. On the meta device, only check the weights.
 
-    `weights` is timm, torchvision or a folder; then nobody starts from random weights. Models that come with the
-    package need none, nor do builders that load `own` weights. Of a ready `TwoPartModel` all but the head is written.
+    `weights` is timm, torchvision or a folder. If it is given, no model starts from random weights. It is not needed
+    for models of this package, nor for builders that load their `own` weights. The head of a complete `TwoPartModel`
+    stays as it is.
     """
     found = _tensors(model, origin, own, weights, shape)
     if found is None:
@@ -75,7 +76,7 @@ def filled(
 
 
 def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    """The layers that only prepare images, and the network itself behind them."""
+    """Separate the layers that only prepare images from the network after them."""
     before: list[nn.Module] = []
     while isinstance(backbone, nn.Sequential) and "net" in (parts := dict(backbone.named_children())):
         backbone = parts.pop("net")
@@ -86,7 +87,7 @@ def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], nn.Module]:
 def _tensors(
     model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
 ) -> tuple[Mapping[str, Tensor], str] | None:
-    """Named tensors and where they come from, in words."""
+    """Named tensors, and the name of their source."""
     if weights is not None and weights not in LIBRARIES:
         return _read(_file(weights, model))
     if origin is not None and origin.source == "package":
@@ -94,12 +95,12 @@ def _tensors(
     if weights is None or own:
         return None
     if origin is None or origin.source != weights:
-        other = f"They come from {origin.source}" if origin else "No library has any"
+        advice = f"Use --weights {origin.source}, or" if origin else "No library has them:"
         raise WeightsError(
-            f"{weights} has no pretrained weights for '{model}'. {other}; or give --weights a folder with a file "
+            f"{weights} has no pretrained weights for '{model}'. {advice} give --weights a folder with a file "
             f"{model}.safetensors."
         )
-    return _downloaded(model, origin, shape), weights
+    return _download(model, origin, shape), weights
 
 
 def _file(folder: str, model: str) -> Path:
@@ -109,17 +110,17 @@ def _file(folder: str, model: str) -> Path:
             f"--weights {folder} is not a folder. Use timm, torchvision, or a folder with a file {path.name}."
         )
     if not path.is_file():
-        raise WeightsError(f"--weights {folder} has no file {path.name}. Put one there, or use other --models.")
+        raise WeightsError(f"--weights {folder} has no file {path.name}. Add the file, or use other --models.")
     return path
 
 
 def _read(path: Path) -> tuple[Mapping[str, Tensor], str]:
-    return _loaded(path, path.stat().st_mtime_ns), str(path)
+    return _load(path, path.stat().st_mtime_ns), str(path)
 
 
 @lru_cache(maxsize=8)
-def _loaded(path: Path, changed: int) -> Mapping[str, Tensor]:
-    """What a file holds, read once unless it has changed since."""
+def _load(path: Path, changed: int) -> Mapping[str, Tensor]:
+    """Read the tensors of a file, once unless it changes. `changed` is part of the cache key."""
     try:
         with torch.device("cpu"):
             return load_file(path)
@@ -128,8 +129,8 @@ def _loaded(path: Path, changed: int) -> Mapping[str, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
-    """The library's own weights, which it keeps in its cache after the first download."""
+def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
+    """Get the weights from their library, which caches them after the first download."""
     from pluribus.internal.torchvision import torchvision
 
     models: Any = torchvision.models
@@ -141,23 +142,23 @@ def _downloaded(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor
                 net = timm.create_model(origin.name, pretrained=True, img_size=shape[1:], num_classes=0)
             else:
                 net = models.get_model(origin.name, weights="IMAGENET1K_V1")
-    except Exception as error:  # each library and its downloader fails in a way of its own
+    except Exception as error:  # each library and its downloader raise errors of their own
         reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         raise WeightsError(
-            f"the weights of '{model}' could not be fetched through {origin.source}, which needs the internet once "
-            f"({reason}). Without it, give --weights a folder with a file {model}.safetensors."
+            f"the weights of '{model}' could not be downloaded through {origin.source} ({reason}). The first download "
+            f"needs internet access. Without it, give --weights a folder with a file {model}.safetensors."
         ) from error
     state: Mapping[str, Tensor] = net.state_dict()
     return state
 
 
 def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str, shape: Shape) -> None:
-    """Write weights into a network, after checking that names and shapes are the network's own."""
-    # A ready model has a head for the classes of this task; the weights are of others.
+    """Copy weights into a network, after checking their names and shapes."""
+    # The head of a complete model is for the classes of this task. The weights are for other classes.
     target = {
         n: v for n, v in net.state_dict().items() if not (isinstance(net, TwoPartModel) and n.startswith("head."))
     }
-    # Counters of batches say nothing to a frozen network, and some formats leave them out.
+    # Batch counters do not affect a frozen network, and some formats omit them.
     missing = [n for n in target if n not in tensors and not n.endswith("num_batches_tracked")]
     stray = [n for n in tensors if n not in target and not n.startswith(LAST_LAYERS)]
     if missing or stray:

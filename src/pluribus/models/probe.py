@@ -1,4 +1,4 @@
-"""What a network gives for an image, found without touching the network."""
+"""The output shape of a network for an image, measured without changing the network."""
 
 from __future__ import annotations
 
@@ -20,42 +20,42 @@ def shape_text(shape: Shape) -> str:
 
 
 def output_width(net: nn.Module, shape: Shape) -> int:
-    """The D of the (B, D) that `net` gives for images of this shape. `net` may live on any device and stays as it is.
+    """The D of the output (B, D) of `net` for images of this shape. `net` may be on any device. It does not change.
 
-    Images that do not fit raise torch's own RuntimeError.
+    Images of a wrong shape raise torch's own RuntimeError.
     """
-    output = _through(net, shape)
+    output = _run_with_zeros(net, shape)
     if not isinstance(output, torch.Tensor) or output.dim() != 2:
-        raise RuntimeError("it must give one flat vector for each image")
+        raise RuntimeError("it must return one flat vector for each image")
     return output.shape[1]
 
 
 def normalised_pixels(net: nn.Module, shape: Shape) -> int | None:
-    """The fewest pixels that a batch normalisation in `net` sees of one image; None if there is none.
+    """The smallest number of pixels per image in a batch normalization of `net`. None: `net` has none.
 
     >>> normalised_pixels(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 8, 8))
     36
     """
     seen: list[int] = []
 
-    def look(_: nn.Module, images: tuple[torch.Tensor]) -> None:
+    def record(_: nn.Module, images: tuple[torch.Tensor]) -> None:
         seen.append(images[0][0, 0].numel())
 
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
-    hooks = [norm.register_forward_pre_hook(look) for norm in norms]
+    hooks = [norm.register_forward_pre_hook(record) for norm in norms]
     try:
         if hooks:
-            _through(net, shape)
+            _run_with_zeros(net, shape)
     finally:
         for hook in hooks:
             hook.remove()
     return min(seen, default=None)
 
 
-def _through(net: nn.Module, shape: Shape) -> Any:
-    """What a net of zeros gives for two images."""
-    # The meta device computes nothing, but torch takes a second to load what it needs for the first matrix product on
-    # it; a small network is through in a millisecond on zeros.
+def _run_with_zeros(net: nn.Module, shape: Shape) -> Any:
+    """The output for two images of zeros, with zeros as weights."""
+    # The meta device computes nothing, but its first matrix product makes torch load code for a second. On zeros, a
+    # small network takes a millisecond.
     size = sum(parameter.numel() for parameter in net.parameters())
     device = torch.device("cpu" if size < _SMALL else "meta")
     stand_ins = {
@@ -63,7 +63,7 @@ def _through(net: nn.Module, shape: Shape) -> Any:
         for name, tensor in chain(net.named_parameters(), net.named_buffers())
     }
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
-    # Two images, because batch normalisation in training refuses one; a forked generator, because the weights that are
-    # drawn next must not depend on whether someone looked before.
+    # Two images, because batch normalization in train mode refuses one. A forked generator, because this pass must not
+    # change the weights that are drawn next.
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         return functional_call(net, stand_ins, (torch.zeros(2, *shape, dtype=kind),))

@@ -1,7 +1,7 @@
 """Prompts for frozen backbones: tokens for transformers (Jia et al., ECCV 2022), a frame of pixels for all others.
 
-Only the prompts learn. The backbone is in eval mode whatever the model around it is told, batch-norm statistics
-included.
+Only the prompts learn. The backbone stays in eval mode, including its batch-norm statistics, even while the model is in
+train mode.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ Style = Literal["deep", "shallow"]
 
 
 class Frozen(nn.Module):
-    """A backbone, `net`, that never changes."""
+    """A frozen backbone, `net`."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
         self.net = net.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Everything but the backbone."""
+        """Set the mode of everything but the backbone."""
         super().train(mode)
         self.net.eval()
         return self
 
     def prompts(self) -> dict[str, nn.Parameter]:
-        """What learns, by name."""
+        """The trainable parameters by name."""
         return dict(self.named_parameters(recurse=False))
 
     def draw(self, generator: torch.Generator) -> Self:
-        """Initial prompts."""
+        """Draw initial prompts."""
         raise NotImplementedError
 
     def _uniform(self, low: float, high: float, generator: torch.Generator) -> Self:
@@ -52,8 +52,8 @@ class Frozen(nn.Module):
 class PromptedTransformer(Frozen):
     """`number` learnable tokens between class token and patches, before the first block or before every block.
 
-    deep: prompts (N, n, d); what a block makes of its prompts is dropped, the next block gets its own.
-    shallow: prompts (n, d); what becomes of them flows on.
+    deep: prompts (N, n, d). The output of a block for its prompts is dropped, and the next block has its own.
+    shallow: prompts (n, d). The output of a block for the prompts is the input of the next block.
     """
 
     def __init__(self, net: nn.Module, style: Style, number: int) -> None:
@@ -89,8 +89,8 @@ class PromptedTransformer(Frozen):
 class PaddedImage(Frozen):
     """A learnable frame of p pixels around every image, so that R x R becomes (R + 2p) x (R + 2p).
 
-    prompt_lr (c, R, 2p) stands left and right, prompt_tb (c, 2p, R + 2p) above and below. They are pixels in [0, 1] at
-    first, and go through the same normalisation as the image.
+    prompt_lr (c, R, 2p) is left and right of the image, prompt_tb (c, 2p, R + 2p) above and below. They start as pixels
+    in [0, 1], and are normalized like the image.
     """
 
     def __init__(self, net: nn.Module, shape: Shape, padding: int) -> None:
@@ -104,7 +104,7 @@ class PaddedImage(Frozen):
         return self._uniform(0.0, 1.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """What the backbone makes of the framed images."""
+        """The features of the framed images."""
         left, right = self._pixels(self.prompt_lr, len(x)).chunk(2, -1)
         top, bottom = self._pixels(self.prompt_tb, len(x)).chunk(2, -2)
         framed = torch.cat([top, torch.cat([left, x, right], -1), bottom], -2)
@@ -112,20 +112,20 @@ class PaddedImage(Frozen):
         return features
 
     def _pixels(self, prompt: Tensor, batch: int) -> Tensor:
-        """From [0, 1] to the [-1, 1] in which images are taken."""
+        """Convert pixels from [0, 1] to [-1, 1], the range of images."""
         return (2 * prompt - 1).expand(batch, -1, -1, -1)
 
 
 @dataclass(frozen=True)
 class Prompting:
-    """Which prompts a backbone gets: style and number of a transformer's tokens, padding of all others' images."""
+    """The prompts of a backbone: style and number of tokens for a transformer, padding of images for all others."""
 
     style: Style
     number: int
     padding: int
 
     def attach(self, model: TwoPartModel, shape: Shape) -> Frozen:
-        """Freeze the backbone of a model and put prompts before it; they are zero until they are drawn."""
+        """Freeze the backbone of a model and add prompts to it. They are zero until `draw`."""
         backbone = model.get_submodule("features.backbone")
         frozen: Frozen = PaddedImage(backbone, shape, self.padding)
         if is_transformer(backbone):
@@ -134,33 +134,33 @@ class Prompting:
         return frozen
 
     def skeleton(self, model: TwoPartModel, shape: Shape, name: str) -> TwoPartModel:
-        """A model on the meta device with its prompts; MismatchError if it can have none."""
+        """Add prompts to a model on the meta device. MismatchError: it cannot have prompts."""
         try:
             with torch.device("meta"):
                 self.attach(model, shape)
             output_width(model, shape)
-        except (RuntimeError, AttributeError) as error:  # images of another size; no backbone of its own
+        except (RuntimeError, AttributeError) as error:  # wrong image size, or no separate backbone
             raise MismatchError(
-                f"there are no prompts for '{name}': it must be a transformer with a class token, or a backbone that "
+                f"model '{name}' cannot have prompts: it must be a transformer with a class token, or a backbone that "
                 f"takes images of any size. Use other --models."
             ) from error
         return model
 
 
 def is_transformer(backbone: nn.Module) -> bool:
-    """Whether a backbone is a vision transformer with a class token, by timm's names for its parts."""
+    """Whether a backbone is a vision transformer with a class token, judged by timm's names for its parts."""
     _, net = _parts(backbone)
     parts = ("patch_embed", "_pos_embed", "patch_drop", "norm_pre", "blocks", "norm", "forward_head", "embed_dim")
     return all(hasattr(net, part) for part in parts) and getattr(net, "global_pool", None) == "token"
 
 
 def prompts_of(model: nn.Module) -> dict[str, nn.Parameter]:
-    """The prompts of a model, live, by name."""
+    """The prompts of a model by name, not copied."""
     backbone = model.get_submodule("features.backbone")
     assert isinstance(backbone, Frozen)
     return backbone.prompts()
 
 
 def _parts(backbone: nn.Module) -> tuple[list[nn.Module], Any]:
-    """`layers_before`, for a network whose parts are known by name only."""
+    """`layers_before`, with the network as Any, because its parts have no type."""
     return layers_before(backbone)

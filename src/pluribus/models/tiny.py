@@ -1,7 +1,7 @@
-"""Three small pretrained backbones of different width for 16x16 grey images, shipped with the package.
+"""Three small pretrained backbones of different width for 16x16 gray images, shipped with the package.
 
-They learnt to read letters (`scripts/pretrain_tiny.py`), never digits, so that methods for frozen pretrained backbones
-run on the embedded data without a download.
+They were trained on letters (`scripts/pretrain_tiny.py`), never on digits, so that methods for frozen pretrained
+backbones run on the embedded data without a download.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Block(nn.Module):
 
 
 class TinyViT(nn.Module):
-    """A vision transformer whose parts have timm's names, so that prompts find their place in both."""
+    """A vision transformer whose parts have timm's names, so that prompts work with both."""
 
     num_prefix_tokens = 1  # the class token
     global_pool = "token"
@@ -78,7 +78,7 @@ class TinyViT(nn.Module):
 
 def _vit(width: int) -> Builder:
     def backbone(shape: Shape) -> nn.Module:
-        _only_grey(shape)
+        _require_gray(shape)
         if shape != SHAPE:
             raise RuntimeError(f"it was pretrained on {shape_text(SHAPE)} images (--image-size 16)")
         return TinyViT(width, shape[1])
@@ -86,13 +86,13 @@ def _vit(width: int) -> Builder:
     return backbone
 
 
-def _only_grey(shape: Shape) -> None:
+def _require_gray(shape: Shape) -> None:
     if shape[0] != SHAPE[0]:
-        raise RuntimeError("it was pretrained on grey images")
+        raise RuntimeError("it was pretrained on gray images")
 
 
 def _cnn(shape: Shape) -> nn.Module:
-    _only_grey(shape)
+    _require_gray(shape)
     layers: OrderedDict[str, nn.Module] = OrderedDict()
     before = shape[0]
     for number, width in enumerate((16, 32, 64, 64), 1):

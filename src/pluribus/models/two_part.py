@@ -1,4 +1,4 @@
-"""A model in two parts: features that give K numbers for an image, and a head that turns them into logits."""
+"""A model in two parts: features that map an image to K numbers, and a head that maps them to logits."""
 
 from __future__ import annotations
 
@@ -13,18 +13,17 @@ class TwoPartModel(nn.Module):
         super().__init__()
         self.features = features
         self.head = head
-        self.width = width  # K, what `features` gives
+        self.width = width  # K, the width of the features
 
     def forward(self, x: Tensor) -> Tensor:
-        """The logits of a batch of images."""
         logits: Tensor = self.head(self.features(x))
         return logits
 
 
 class Pool(nn.Module):
-    """Adaptive average pooling along the flat feature vector, the papers' way to a common width.
+    """Adaptive average pooling along the flat feature vector, as the papers reach a common width.
 
-    2048 -> 512 averages four neighbours, 64 -> 512 repeats every number eight times.
+    2048 -> 512 averages four neighbors, 64 -> 512 repeats every number eight times.
     """
 
     def __init__(self, width: int) -> None:
@@ -33,11 +32,10 @@ class Pool(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """(B, D) to (B, width)."""
-        # Given (B, D) as it is, torch would take the batch for channels.
+        # torch would read (B, D) as one sample with B channels.
         return F.adaptive_avg_pool1d(x.unsqueeze(1), self.width).squeeze(1)
 
     def extra_repr(self) -> str:
-        """What `print(model)` shows between the brackets."""
         return f"width={self.width}"
 
 
@@ -45,7 +43,7 @@ PROJECTORS = ("pool", "linear", "none")
 
 
 def projection(projector: str, native: int, width: int) -> nn.Module:
-    """From a backbone's `native` width to the agreed one. A width that is right already needs no projection."""
+    """The layer from a backbone's `native` width to the common width. Equal widths need no projection."""
     if native == width:
         return nn.Identity()
     return Pool(width) if projector == "pool" else nn.Linear(native, width)

@@ -13,7 +13,7 @@ from pluribus.models.zoo import Builder, register_model
 
 
 def _models() -> Any:
-    """torchvision.models, imported when the first of them is built."""
+    """torchvision.models, imported only when a model is built."""
     from pluribus.internal.torchvision import torchvision
 
     return torchvision.models
@@ -60,10 +60,10 @@ register_model("resnet152", "torchvision's ResNet-152", origin=_origin("resnet15
 @register_model(
     "googlenet",
     "torchvision's GoogLeNet without auxiliary classifiers; dropout 0.2 on the features",
-    origin=Origin("torchvision", "googlenet"),  # its weights came from TensorFlow and want pixels in [-1, 1]
+    origin=Origin("torchvision", "googlenet"),  # its weights came from TensorFlow and expect pixels in [-1, 1]
 )
 def _googlenet(shape: Shape) -> nn.Module:
-    # init_weights named, since torchvision warns otherwise; True is what it does by default and what the papers ran.
+    # torchvision warns if init_weights is not given. True is its default, and what the papers used.
     net = _models().googlenet(weights=None, aux_logits=False, init_weights=True)
     net.fc = nn.Identity()
     return takes_grey(net, shape)
@@ -73,21 +73,21 @@ def _googlenet(shape: Shape) -> nn.Module:
     "mobilenet-v2", "torchvision's MobileNetV2; dropout 0.2 on the features", origin=_origin("mobilenet_v2")
 )
 def _mobilenet_v2(shape: Shape) -> nn.Module:
-    return takes_grey(_without_last(_models().mobilenet_v2(weights=None)), shape)
+    return takes_grey(_remove_last(_models().mobilenet_v2(weights=None)), shape)
 
 
 @register_model("alexnet", "torchvision's AlexNet with its two hidden layers of 4096", origin=_origin("alexnet"))
 def _alexnet(shape: Shape) -> nn.Module:
-    return takes_grey(_without_last(_models().alexnet(weights=None)), shape)
+    return takes_grey(_remove_last(_models().alexnet(weights=None)), shape)
 
 
 @register_model("vgg11", "torchvision's VGG-11 with its two hidden layers of 4096", origin=_origin("vgg11"))
 def _vgg11(shape: Shape) -> nn.Module:
-    return takes_grey(_without_last(_models().vgg11(weights=None)), shape)
+    return takes_grey(_remove_last(_models().vgg11(weights=None)), shape)
 
 
-def _without_last(net: Any) -> nn.Module:
-    """Only the logits go; dropout and hidden layers before them belong to the features."""
+def _remove_last(net: Any) -> nn.Module:
+    """Remove only the layer of the logits. Dropout and hidden layers before it belong to the features."""
     net.classifier[-1] = nn.Identity()
     module: nn.Module = net
     return module

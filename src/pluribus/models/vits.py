@@ -14,8 +14,8 @@ def _vit(size: str, patch: int) -> Builder:
     def backbone(shape: Shape) -> nn.Module:
         _, height, width = shape
         if height % patch or width % patch:
-            raise RuntimeError(f"its patches of {patch}x{patch} do not tile them")
-        from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need its cure
+            raise RuntimeError(f"its patches of {patch}x{patch} do not tile the images")
+        from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need this fix
 
         import timm  # isort: skip
 
@@ -39,6 +39,6 @@ _register("vit-s16", "timm's ViT-S/16", "small", 16)
 _register("vit-b16", "timm's ViT-B/16", "base", 16)
 _register("vit-b32", "timm's ViT-B/32", "base", 32)
 _register("vit-l16", "timm's ViT-L/16", "large", 16)
-# HtM10's transformers carry a head of two layers, so a method that shares heads cannot mix them with the others.
+# HtM10's transformers have a head of two layers, so a method that shares heads cannot mix them with the others.
 _register("vit-b16-mlp", "ViT-B/16 with the two-layer head of HtM10", "base", 16, "mlp")
 _register("vit-b32-mlp", "ViT-B/32 with the two-layer head of HtM10", "base", 32, "mlp")

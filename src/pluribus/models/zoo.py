@@ -1,4 +1,4 @@
-"""The registry of architectures, and `build`, which makes a `TwoPartModel` model out of a name."""
+"""The registry of architectures, and `build`, which builds a `TwoPartModel` from a name."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ _B = TypeVar("_B", bound=Builder)
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One architecture. `builder` gives its backbone: images of a shape in, one flat feature vector each out.
+    """One architecture. `builder` returns its backbone, which maps each image to one flat feature vector.
 
-    `origin` says where its pretrained weights are, if anyone has some. A builder that loads weights itself has an
+    `origin` is the source of its pretrained weights, if there is one. A builder that loads weights itself has an
     attribute `pretrained = True`.
     """
 
@@ -40,7 +40,7 @@ class ModelEntry:
 
     @property
     def loads_own(self) -> bool:
-        """Whether the builder says that it loads pretrained weights itself."""
+        """Whether the builder declares that it loads pretrained weights itself."""
         return getattr(self.builder, "pretrained", False) is True
 
 
@@ -51,17 +51,17 @@ _native_widths: dict[tuple[str, Shape], int] = {}
 def register_model(
     name: str, about: str, *, head: HeadKind = "linear", origin: Origin | None = None
 ) -> Callable[[_B], _B]:
-    """Enter a builder of backbones into the zoo, with one line about it for `pluribus list models`."""
+    """Register a builder of backbones, with one line about it for `pluribus list models`."""
 
-    def enter(builder: _B) -> _B:
+    def register(builder: _B) -> _B:
         if "." in name or "," in name:
-            raise UserCodeError(f"model name '{name}' may hold neither a dot (own builders) nor a comma (lists).")
+            raise UserCodeError(f"model name '{name}' must not contain a dot (own builders) or a comma (lists).")
         if name in _entries:
-            raise UserCodeError(f"model '{name}' is registered already. Choose another name.")
+            raise UserCodeError(f"model '{name}' is already registered. Choose another name.")
         _entries[name] = ModelEntry(name, about, builder, head, origin)
         return builder
 
-    return enter
+    return register
 
 
 def entries() -> dict[str, ModelEntry]:
@@ -70,10 +70,10 @@ def entries() -> dict[str, ModelEntry]:
 
 
 def has_weights(name: str, weights: str | None = None) -> bool:
-    """Whether a model starts from pretrained weights, given where they come from (`build`)."""
+    """Whether a model starts from pretrained weights. `weights` is their source, as in `build`."""
     entry = _find(name)
     comes_with = entry.origin is not None and entry.origin.source == "package"
-    return weights is not None or comes_with or entry.loads_own  # `build` refuses weights that are not there
+    return weights is not None or comes_with or entry.loads_own  # `build` refuses a source that does not have them
 
 
 def build(
@@ -85,39 +85,39 @@ def build(
     projector: str = "pool",
     weights: str | None = None,
 ) -> TwoPartModel:
-    """The model `name` for images of `shape` (channels, height, width).
+    """Build the model `name` for images of `shape` (channels, height, width).
 
     `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
-    shape and returns a backbone or a ready `TwoPartModel`. `width` is the K that all clients agree on, reached through
-    `projector` ("pool", "linear"); None, or the projector "none", keeps the native width. `weights` says where the
-    backbone's pretrained weights come from: timm, torchvision, or a folder that has a file `name`.safetensors; models
-    that come with weights need none. All others are drawn from torch's global generator: seed it outside. Under
-    `torch.device("meta")` the model holds no numbers.
+    shape and returns a backbone or a complete `TwoPartModel`. `width` is the common feature width K of all clients, and
+    `projector` ("pool", "linear") is the way to it. None, or the projector "none", keeps the native width. `weights` is
+    the source of the backbone's pretrained weights: timm, torchvision, or a folder with a file `name`.safetensors.
+    Models that come with weights do not need it. All other weights are drawn from torch's global generator: seed it
+    before the call. Under `torch.device("meta")` the model holds no numbers.
     """
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
-    agreed = None if projector == "none" else width
+    common = None if projector == "none" else width
     entry = _find(name)
     with at(f"model {name}"):
-        return _built(name, entry, shape, classes, agreed, projector, weights)
+        return _build(name, entry, shape, classes, common, projector, weights)
 
 
-def _built(
-    name: str, entry: ModelEntry, shape: Shape, classes: int, agreed: int | None, projector: str, weights: str | None
+def _build(
+    name: str, entry: ModelEntry, shape: Shape, classes: int, common: int | None, projector: str, weights: str | None
 ) -> TwoPartModel:
     try:
         backbone = entry.builder(shape)
         if isinstance(backbone, TwoPartModel):
-            ready = _checked(backbone, name, shape, classes, agreed)
-            filled(ready, name, entry.origin, entry.loads_own, weights, shape)
-            return ready
+            checked = _check(backbone, name, shape, classes, common)
+            filled(checked, name, entry.origin, entry.loads_own, weights, shape)
+            return checked
         backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
         native = _native_width(backbone, name, shape)
     except RuntimeError as error:
         own = own_line(error)
         why = _first_line(error) + (f" ({own})" if own else "")
         raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
-    width = agreed or native
+    width = common or native
     features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
     return TwoPartModel(features, _head(entry.head, width, classes), width)
 
@@ -125,43 +125,43 @@ def _built(
 def _find(name: str) -> ModelEntry:
     """The entry of a registered name, or one made for a dotted path."""
     if "." in name:
-        return ModelEntry(name, "your own builder", _imported(name))
+        return ModelEntry(name, "your own builder", _import_builder(name))
     if name not in _entries:
         raise unknown("model", name, _entries, LIST_COMMAND)
     return _entries[name]
 
 
-def _imported(path: str) -> Any:
+def _import_builder(path: str) -> Any:
     builder = imported(path, "model")
     if not callable(builder):
         raise UserCodeError(
-            f"model '{path}' is no function. Name one that takes an image shape and returns a backbone."
+            f"model '{path}' is not a function. Name one that takes an image shape and returns a backbone."
         )
     return builder
 
 
 def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
-    """Measured once for each name and shape: a deep network takes up to half a second."""
+    """Measure the width once per name and shape, because a deep network takes up to half a second."""
     if (name, shape) not in _native_widths:
         _native_widths[name, shape] = output_width(backbone, shape)
     return _native_widths[name, shape]
 
 
-def _checked(model: TwoPartModel, name: str, shape: Shape, classes: int, agreed: int | None) -> TwoPartModel:
-    """A user's ready model, held to what it claims."""
+def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: int | None) -> TwoPartModel:
+    """Check that a user's complete model is what it declares."""
     missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
     if missing:
         raise UserCodeError(
             f"model '{name}' is a TwoPartModel without {missing[0]}. Set it, or call TwoPartModel.__init__."
         )
     if (given := output_width(model.features, shape)) != model.width:
-        raise UserCodeError(f"model '{name}' says that its width is {model.width}, but its features give {given}.")
+        raise UserCodeError(f"model '{name}' declares width {model.width}, but its features have width {given}.")
     if (given := output_width(model, shape)) != classes:
-        raise MismatchError(f"model '{name}' gives {given} logits where the task has {classes} classes.")
-    if agreed not in (None, model.width):
+        raise MismatchError(f"model '{name}' returns {given} logits, but the task has {classes} classes.")
+    if common not in (None, model.width):
         raise MismatchError(
-            f"model '{name}' is a ready TwoPartModel of width {model.width}, but the agreed width is {agreed}. "
-            f"Agree on {model.width}, or let its builder return a backbone, which is then projected."
+            f"model '{name}' is a complete TwoPartModel of width {model.width}, but the common width is {common}. "
+            f"Use --width {model.width}, or let its builder return a backbone, which is then projected."
         )
     return model
 
