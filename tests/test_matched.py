@@ -18,7 +18,7 @@ from pluribus.evaluate import figures
 from pluribus.experiment import experiment
 from pluribus.message import Message
 from pluribus.methods.fedavg import FedAvg
-from pluribus.methods.fedh2l import own_and_public
+from pluribus.methods.ind import own_and_public
 from pluribus.methods.matched import FedAvgMatched, FedProxMatched
 from pluribus.optim import Opt
 from refusals import refused
@@ -224,7 +224,7 @@ class TestFedProx:
         batch = Batch(*client.data["train"].take(positions), positions, 8)
 
         def pull() -> float:
-            pulled, free = (FedProxMatched(mu=mu).loss(client, batch).double() for mu in (3.0, 0.0))
+            pulled, free = (FedProxMatched(mu=mu).loss(client, batch).detach().double() for mu in (3.0, 0.0))
             return float(pulled - free)
 
         assert pull() == 0

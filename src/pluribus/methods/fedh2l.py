@@ -6,7 +6,6 @@ learns from the others' posteriors with a gradient that is projected where it co
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Literal
 
 import torch
@@ -14,31 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client, Data, trainable
-from pluribus.errors import ConflictError, SchemaError
+from pluribus.errors import ConflictError
 from pluribus.message import Dim, Field, Inbox, Message, Wire
-from pluribus.method import Method, Need, PeerMethod, register
+from pluribus.method import Need, PeerMethod, register
+from pluribus.methods._lessons import public_batch, row_by_row
+from pluribus.methods.ind import SETTINGS, own_and_public
 from pluribus.ops import flatten, project, unflatten
 from pluribus.optim import Opt
 from pluribus.settings import setting
-from pluribus.task import Card, Task
-
-# The paper's Rotated MNIST settings, on embedded digits.
-SETTINGS = MappingProxyType(
-    {
-        "data": "rotated-digits",
-        "partition": "auto",  # by domain, where there are domains
-        "clients": 4,
-        "val_fraction": 0.1,
-        "test_fraction": 0.15,
-        "public_fraction": 0.1,
-        "rounds": 500,
-        "batch_size": 32,
-        "optimizer": "amsgrad",
-        "lr": 1e-3,
-        "weight_decay": 1e-4,
-        "evaluate_every": 50,
-    }
-)
+from pluribus.task import Card, Cards, Task
 
 
 @register("fedh2l")
@@ -69,7 +52,7 @@ class FedH2L(PeerMethod):
     lesson_lr: float | None = setting(None, above=0, symbol="eta")
     """Learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
             raise ConflictError(
                 "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
@@ -129,7 +112,7 @@ class FedH2L(PeerMethod):
 
     def learn(self, client: Client, inbox: Inbox) -> None:
         lessons = [public_batch(client, teacher) for teacher in inbox.ids]
-        together = Data(lessons[0].store, torch.cat([data.rows for data in lessons]))
+        together = Data.join(lessons)
         client.inbox = row_by_row(inbox, [len(data) for data in lessons])
         # teachers have shown the images as they are
         client.fit(self.public_step, on=together, steps=1, batch=len(together), augment=False)
@@ -157,58 +140,3 @@ class FedH2L(PeerMethod):
         if self.conflict == "pcgrad":
             return project(lesson, local) + project(local, lesson)
         return project(lesson, local, self.margin, self.eps)  # Eq. 7, 8
-
-
-def public_batch(client: Client, node: int) -> Data:
-    """The public samples that a node teaches on this round: everyone derives them from the common seed."""
-    public = client.public[node]
-    order = torch.randperm(len(public), generator=client.task.draw("public batch", client.t, node))
-    return Data(public.store, public.rows[order[: client.local.batch].to(client.device)])
-
-
-def row_by_row(inbox: Inbox, sizes: list[int]) -> Inbox:
-    """The teaching signals by public sample, and the share of each in the mean over teachers of means over batches."""
-    posterior, accuracy = inbox.got["posterior"], inbox.got["accuracy"]
-    if posterior.shape[1] < max(sizes):
-        raise SchemaError(f"a teacher of {max(sizes)} public samples teaches {posterior.shape[1]} rows.")
-    size = torch.tensor(sizes, device=posterior.device)[:, None]
-    real = torch.arange(posterior.shape[1], device=posterior.device) < size  # the other rows are padding
-    by_teacher = {"accuracy": accuracy[:, None], "share": 1 / (len(sizes) * size)}
-    by_sample = {name: value.expand_as(real)[real] for name, value in by_teacher.items()}
-    return Inbox(inbox.ids, {"posterior": posterior[real], **by_sample})
-
-
-@register("ind")
-@dataclass(frozen=True)
-class Ind(Method):
-    """Each node trains on its own private and public data; nothing travels."""
-
-    paper = "baseline of Li et al., 2021"
-    needs = frozenset({Need.PUBLIC_DATA})
-    defaults = SETTINGS
-
-    def optimisers(self, client: Client) -> dict[str, Opt]:
-        return {"model": Opt(client.model, life="run")}
-
-    def prepare(self, client: Client) -> None:
-        client.data["local"] = own_and_public(client, everyones=False)
-
-    def local_update(self, client: Client) -> Message | None:
-        client.fit(self.step, on="local", steps=1)
-        return Message({})
-
-
-@register("agg")
-@dataclass(frozen=True)
-class Agg(Ind):
-    """Each node trains on its own data and everyone's labelled public data."""
-
-    def prepare(self, client: Client) -> None:
-        client.data["local"] = own_and_public(client, everyones=True)
-
-
-def own_and_public(client: Client, everyones: bool) -> Data:
-    """Private data, together with the node's own public data or with everyone's, once each."""
-    train, public = client.data["train"], client.public
-    shared = public.values() if everyones else [public[client.card.id]]
-    return Data(train.store, torch.cat([train.rows, *(data.rows for data in shared)]))

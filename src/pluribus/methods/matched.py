@@ -16,8 +16,8 @@ from pluribus.errors import RangeError
 from pluribus.message import Message, payload
 from pluribus.method import Need, Sizes, Traffic, register
 from pluribus.methods.fedavg import FedAvg
-from pluribus.methods.fedh2l import SETTINGS, Ind, own_and_public
 from pluribus.methods.fedprox import drift
+from pluribus.methods.ind import SETTINGS, Ind, own_and_public
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
