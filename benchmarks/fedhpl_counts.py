@@ -135,9 +135,9 @@ def _table5() -> Counts:
         yield "backbone (M)", heading, _size(_model(name, 10).features) / M
         for data, classes in CLASSES.items():
             yield f"entire model (M), {data}", heading, _size(_model(name, classes)) / M
-    yield "pFedPT, G1 (K)", "3 x 32 x 32", _size(Border(SMALL, 4, torch.Generator())) / K
+    yield "pFedPT, G1 (K)", "3 x 32 x 32", _size(Border(SMALL, 4)) / K
     tokens = prompts_of(_prompted("vit-b16", 10, "shallow", number=PFedPG.prompts))["tokens"]
-    made = PromptGenerator(torch.zeros(tokens.shape), CLIENTS, PFedPG.heads, PFedPG.head_width, torch.Generator())
+    made = PromptGenerator(torch.zeros(tokens.shape), CLIENTS, PFedPG.heads, PFedPG.head_width)
     yield "pFedPG, G2 (M)", "ViT-B", _size(made) / M
     for data, classes in CLASSES.items():
         head = _size(_model("vit-b16", classes).head)

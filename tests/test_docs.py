@@ -237,12 +237,11 @@ def test_the_files_of_a_run_folder_are_explained(tmp_path):
 
 def test_the_layout_names_every_module_and_no_other():
     layout = re.search(r"^src/pluribus/\n(.*?)^tests/", read(ROOT / "CONTRIBUTING.md"), re.DOTALL | re.MULTILINE)[1]
-    folder, named = "", set()
-    for indent, name in re.findall(r"^( +)([\w/.]+) ?", layout, re.MULTILINE):
-        folder = "" if len(indent) == 2 else folder
-        if name.endswith("/"):
-            folder = name
-        named.add(folder + name.removesuffix("/") if name != folder else name)
+    folders, named = [""], set()
+    for indent, name in re.findall(r"^((?:  ){1,3})([\w.]+(?:\.py|/))(?: |$)", layout, re.MULTILINE):
+        depth = len(indent) // 2
+        folders[depth:] = [f"{folders[depth - 1]}{name}"]
+        named.add(folders[depth])
     source = ROOT / "src" / "pluribus"
     modules = {str(path.relative_to(source)) for path in source.rglob("*.py")}
     packages = {f"{Path(module).parent}/" for module in modules if module.endswith("/__init__.py")}

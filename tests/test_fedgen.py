@@ -241,7 +241,7 @@ class TestAggregate:
         for one, other in pairwise(states):
             assert all(not torch.equal(one[n], other[n]) for n in one)
         assert states[2]["norm.num_batches_tracked"] == 2 * 4
-        slots = server.state.generator_optimiser.state_dict()
+        slots = server.state.generator_optimiser
         assert {v.item() for n, v in slots.items() if n.endswith("step")} == {8}
 
     def test_counts_are_pooled_once_over_whoever_answered(self):

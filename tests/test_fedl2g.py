@@ -26,9 +26,10 @@ from pluribus.data.federated import Data, Store
 from pluribus.errors import MismatchError, NoModelError, NotFiniteError, PartitionError, RangeError
 from pluribus.experiment import experiment
 from pluribus.message import Kept, Message, Rows, decode, encode
-from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits, jvp_by_double_backward
+from pluribus.methods.fedl2g import FedL2G, FedL2GFeatures, FedL2GLogits
 from pluribus.models import TwoPartModel
 from pluribus.models.dropout import Dropout
+from pluribus.ops import jvp_by_double_backward
 from pluribus.optim import Rule
 from pluribus.request import Work
 from pluribus.result import Result

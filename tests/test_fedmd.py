@@ -174,7 +174,7 @@ class TestClient:
         z = {(1.0, 1.0): [2.0, -1.0], (1.0, -1.0): [1.0, 5.0]}
         x, _ = chosen.take(torch.arange(2))
         client.take(Message({"logits": torch.tensor([z[tuple(row)] for row in x.flatten(1).tolist()])}))
-        client.fit(ONE.digest, on=chosen, steps=1)
+        client.fit(ONE.digest, on=chosen, opts=("digest",), steps=1)
         assert numbers(client) == ([[0.5, 0.0], [0.0, -0.5]], [0.5, 0.0])
         assert client.loss() == pytest.approx(9 / 4)
 
@@ -184,7 +184,7 @@ class TestClient:
         client.model.head.load_state_dict({"weight": torch.tensor([[1.0, 2.0], [0.0, -3.0]]), "bias": torch.ones(2)})
         before = numbers(client)
         client.take(method.show(client))
-        assert client.fit(method.digest, on=alignment(client, 64), epochs=3) == 3
+        assert client.fit(method.digest, on=alignment(client, 64), opts=("digest",), epochs=3) == 3
         assert numbers(client) == before
         assert client.loss() == 0
 

@@ -62,7 +62,7 @@ class TestRound:
         """The body with its batch-norm statistics."""
         client = client_with(FedRep(), nn.BatchNorm2d(1))
         start = Message.of(client.model)
-        client.fit(FedRep().head_step)
+        client.fit(FedRep().head_loss, opts=("head",))
         assert equal(Message.of(client.model.features).part(), start.part("features."))
         assert not equal(Message.of(client.model.head).part(), start.part("head."))
         middle = Message.of(client.model)

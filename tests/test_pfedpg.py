@@ -22,8 +22,9 @@ FEW = {"data": few_digits(160)}
 
 
 def generator_of(tokens: int = 3, width: int = 4, clients: int = 3, heads: int = 2, head_width: int = 5) -> Generator:
-    draws = torch.Generator().manual_seed(0)
-    return Generator(torch.randn(tokens, width, generator=draws), clients, heads, head_width, draws)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Generator(torch.randn(tokens, width), clients, heads, head_width)
 
 
 def server_with(generator: Generator, rule: Rule):

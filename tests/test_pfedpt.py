@@ -12,8 +12,9 @@ from torch.nn import functional as F
 from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand
 from parties import client_of, copies, data_of, flat_split, noise
-from pluribus.client import Batch
+from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
+from pluribus.internal.steps import Descent
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.pfedpt import Border, PFedPT
 from pluribus.models import TwoPartModel
@@ -24,8 +25,15 @@ SHAPE = (1, 4, 5)
 METHOD = PFedPT(border=1, prompt_lr=0.5)
 
 
+def tune(client: Client, batch: Batch) -> torch.Tensor:
+    """A step of the first stage."""
+    return Descent(METHOD.prompt_loss, ("prompt",))(client, batch)
+
+
 def border_of(shape=SHAPE, width: int = 1) -> Border:
-    return Border(shape, width, torch.Generator().manual_seed(0))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Border(shape, width)
 
 
 def client_with(model: TwoPartModel, samples: int = 6, lr: float = 0.1):
@@ -91,7 +99,7 @@ class TestStages:
         gradient = ((p - F.one_hot(batch.y, 2)) @ model.head.weight).mean(0).view(SHAPE).detach()
         gradient[:, 1:-1, 1:-1] = 0
         expected = pixels(border) - METHOD.prompt_lr * gradient
-        METHOD.tune(client, batch)
+        tune(client, batch)
         torch.testing.assert_close(pixels(border), expected)
 
     def normed(self) -> TwoPartModel:
@@ -101,7 +109,7 @@ class TestStages:
         client = client_with(self.normed())
         client.model.train()
         before = copies(client)
-        METHOD.tune(client, whole(client))
+        tune(client, whole(client))
         tuned = copies(client)
         moved = {name for name in before if not torch.equal(before[name], tuned[name])}
         assert moved == {"state.prompt.rows", "state.prompt.sides"}, "batch-norm statistics stay too"
@@ -115,7 +123,7 @@ class TestStages:
         client.model.train()
         batch = whole(client)
         descended = METHOD.loss(client, batch).detach()  # running statistics move, but are not used in training
-        torch.testing.assert_close(METHOD.tune(client, batch).detach(), descended)
+        torch.testing.assert_close(tune(client, batch).detach(), descended)
 
     def test_loss_is_of_what_is_predicted(self):
         client = client_with(flat_split(math.prod(SHAPE), 2))
@@ -128,7 +136,7 @@ class TestStages:
     @pytest.mark.parametrize("epochs", [0, 1, 3])
     def test_epochs_of_each(self, epochs, monkeypatch):
         client, calls = client_with(flat_split(math.prod(SHAPE), 2), samples=20), []
-        for name in ("tune", "step"):
+        for name in ("prompt_loss", "step"):
             original = getattr(PFedPT, name)
 
             def counted(self, client, batch, original=original, name=name):
@@ -137,7 +145,7 @@ class TestStages:
 
             monkeypatch.setattr(PFedPT, name, counted)
         PFedPT(border=1, prompt_epochs=epochs).local_update(client)
-        assert calls == ["tune"] * 2 * epochs + ["step"] * 2
+        assert calls == ["prompt_loss"] * 2 * epochs + ["step"] * 2
 
 
 class TestRun:

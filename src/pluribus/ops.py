@@ -10,6 +10,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -20,6 +21,7 @@ from pluribus.message import Message, Rows
 from pluribus.server import Server
 
 Weighting = Literal["samples", "uniform"]
+Tensors = Mapping[str, Tensor]
 
 # ---- classes -------------------------------------------------------------------------------------------------------
 
@@ -201,6 +203,28 @@ def backward_again(client: Client, value: Tensor, instead: str) -> None:
             f"this method differentiates twice, and '{client.card.model}' has a layer that torch differentiates only "
             f"once ({str(error).strip().splitlines()[0].rstrip('.')}). Use {instead}."
         ) from error
+
+
+def directional(client: Client, function: Callable[[Tensors], Tensor], at: Tensors, direction: Tensors) -> Tensor:
+    """J g: the derivative of a function of parameters along a direction, in forward mode where all layers have one."""
+    if recurrent(client.model):
+        return jvp_by_double_backward(client, function, at, direction)
+    return jvp(function, (at,), (direction,))[1]  # type: ignore[no-any-return]
+
+
+def jvp_by_double_backward(
+    client: Client, function: Callable[[Tensors], Tensor], at: Tensors, direction: Tensors
+) -> Tensor:
+    """J g without forward mode: J^T u is linear in u, and u's gradient of <J^T u, g> is J g."""
+    theta = {name: value.requires_grad_() for name, value in at.items()}
+    a = function(theta)
+    u = torch.zeros_like(a, requires_grad=True)
+    pulled = torch.autograd.grad(a, list(theta.values()), u, create_graph=True, allow_unused=True)
+    pairs = zip(theta, pulled, strict=True)
+    along = torch.stack([(g * direction[n]).sum() for n, g in pairs if g is not None]).sum()
+    backward_again(client, along, "another model")
+    assert u.grad is not None
+    return u.grad
 
 
 def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tensor]) -> None:

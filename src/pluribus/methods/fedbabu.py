@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from torch import Tensor, nn
+from torch import nn
 
-from pluribus.client import Batch, Client
+from pluribus.client import Client
 from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.models import TwoPartModel
@@ -42,10 +42,4 @@ class FedBABU(FedAvg):
 
     def adapt(self, client: Client, view: str) -> None:
         if view == "finetuned":
-            client.fit(self.finetune_step, epochs=self.finetune_epochs)
-
-    def finetune_step(self, client: Client, batch: Batch) -> Tensor:
-        """The same loss, descended by what is fine-tuned."""
-        loss = self.loss(client, batch)
-        client.descend(loss, "finetune")
-        return loss
+            client.fit(self.loss, opts=("finetune",), epochs=self.finetune_epochs)

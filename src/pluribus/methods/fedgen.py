@@ -12,7 +12,7 @@ from torch.func import functional_call, vmap
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.draws import seeded, uniform_bits
+from pluribus.draws import uniform_bits
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
@@ -71,8 +71,8 @@ class FedGen(Method):
 
     def prepare(self, client: Client) -> None:
         classes = client.task.classes
-        with seeded(client.task.seed, "generator"):
-            client.state.generator = Frozen(self.noise, classes, self.hidden, client.card.width).eval()
+        shape = self.noise, classes, self.hidden, client.card.width
+        client.state.generator = client.task.make("generator", lambda: Frozen(*shape).eval())
         client.state.edges = torch.arange(1, classes + 1, dtype=torch.float64)  # of p(y), summed up
         client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no generator of its own
 
@@ -109,8 +109,8 @@ class FedGen(Method):
     def setup(self, server: Server) -> None:
         task, state = server.task, server.state
         state.head = task.build(server.cards[0].model, "global").head.eval()
-        with seeded(task.seed, "generator"):
-            state.generator = Generator(self.noise, task.classes, self.hidden, server.cards[0].width)
+        shape = self.noise, task.classes, self.hidden, server.cards[0].width
+        state.generator = task.make("generator", lambda: Generator(*shape))
         server.optimise("generator", state.generator, Rule("adam", self.generator_lr))
         state.counts = torch.zeros(task.classes, dtype=torch.float64)  # pooled over all who ever answered
         state.counted = torch.zeros(task.clients, dtype=torch.bool)

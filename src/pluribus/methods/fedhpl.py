@@ -87,13 +87,13 @@ class FedHPL(Method):
     def _skeleton(self, task: Task, card: Card) -> TwoPartModel:
         return self._prompting().skeleton(task.shape_of(card.model), task.shape, card.model)
 
-    def _shared(self, model: TwoPartModel) -> dict[str, Tensor]:
+    def _shared(self, model: TwoPartModel) -> Mapping[str, Tensor]:
         """+P and +H: what travels besides logits, live."""
         prompts = prompts_of(model) if self.share_prompts else {}
         head = dict(model.head.named_parameters()) if self.share_head else {}
         return {f"prompts.{n}": p for n, p in prompts.items()} | {f"head.{n}": p for n, p in head.items()}
 
-    def _shapes(self, task: Task, card: Card) -> dict[str, Tensor]:
+    def _shapes(self, task: Task, card: Card) -> Mapping[str, Tensor]:
         """The same without numbers."""
         return self._shared(self._skeleton(task, card)) if self.share_prompts or self.share_head else {}
 

@@ -66,15 +66,13 @@ class FedKD(Auxiliary):
         return {"energy": self.energy_start + t / rounds * (self.energy_end - self.energy_start)}
 
     def schema(self, task: Task, card: Card) -> Wire:
-        with torch.device("meta"):
-            fields = lowrank.fields(self.auxiliary(task).state_dict())
+        fields = lowrank.fields(self.auxiliary_shape(task).state_dict())
         version = {"version": Field((), torch.int32, kept=False)} if self.what == "updates" else {}
         return Wire(down=fields | version, up=fields)
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
         """The mentee as it is: factors travel only where they are smaller."""
-        with torch.device("meta"):
-            size = sum(value.nbytes for value in self.auxiliary(task).state_dict().values())
+        size = sum(value.nbytes for value in self.auxiliary_shape(task).state_dict().values())
         return Traffic(size, size + (4 if self.what == "updates" else 0))
 
     # ---- client ----------------------------------------------------------------------------------------------------
@@ -82,19 +80,15 @@ class FedKD(Auxiliary):
     def prepare(self, client: Client) -> None:
         super().prepare(client)
         own, mentee = client.card.width, client.state.shared
-        client.state.adapter = nn.Linear(mentee.width, own, bias=False)  # W_h
-        nn.init.uniform_(client.state.adapter.weight, -(mentee.width**-0.5), mentee.width**-0.5, client.draw("W_h"))
+        client.state.adapter = client.make("W_h", lambda: nn.Linear(mentee.width, own, bias=False))
         if self.what == "updates":
             client.state.last = self.auxiliary(client.task).requires_grad_(False)  # as it last came down
             client.state.version = torch.tensor(-1, dtype=torch.int32)
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
-        rule = client.local.rule if self.mentee_lr is None else replace(client.local.rule, lr=self.mentee_lr)
-        return {
-            "model": Opt(client.model),
-            "mentee": Opt(client.state.shared, rule),
-            "adapter": Opt(client.state.adapter),
-        }
+        state, rule = client.state, client.local.rule
+        rule = rule if self.mentee_lr is None else replace(rule, lr=self.mentee_lr)
+        return {"model": Opt(client.model), "mentee": Opt(state.shared, rule), "adapter": Opt(state.adapter)}
 
     def receive(self, client: Client, down: Message) -> None:
         mentee = client.state.shared.state_dict()
@@ -138,16 +132,14 @@ class FedKD(Auxiliary):
         server.state.answered = torch.zeros(server.task.clients, dtype=torch.bool)
 
     def download(self, server: Server, client: int) -> Message:
-        state = server.state
-        whole = state.shared.state_dict()
+        state, whole = server.state, server.state.shared.state_dict()
         if self.what == "parameters":
             return Message(state.sent.get(whole))
         # who answered last time has the version before this one, and needs what changed; others need the whole
         return Message({"version": state.version, **(state.sent.get(whole) if state.answered[client] else whole)})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        state = server.state
-        mentee = state.shared.state_dict()
+        state, mentee = server.state, server.state.shared.state_dict()
         since = mentee if self.what == "updates" else {}
         reported = {k: lowrank.unpacked(upload, mentee, since) for k, upload in uploads.items()}
         mean = weighted_mean(reported, client_weights(server, uploads, self.weighting))

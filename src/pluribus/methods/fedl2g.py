@@ -5,23 +5,23 @@ gradient of the loss on a held-out quiz set after one such study step. The vecto
 is linear in them, so their gradient is two gradients and one Jacobian-vector product: no second derivative appears.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
-from torch.func import jvp
 from torch.nn import functional as F
 
-from pluribus.client import Batch, Client, Data
+from pluribus.client import Batch, Client
 from pluribus.errors import PartitionError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import Method, Need, Sizes, Traffic, name_of, register
-from pluribus.ops import backward_again, derivable, onehot, recurrent, rows_mean, turn_into_gradients
+from pluribus.ops import derivable, directional, onehot, recurrent, rows_mean, turn_into_gradients
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 Parameters = Mapping[str, Tensor]
 SMALLEST_QUIZ = 2  # batch normalisation has no variance of one sample
@@ -34,6 +34,7 @@ class FedL2G(Method):
     paper = "FedL2G, under review 2024"
     up = "gradient of the guiding vectors, for the classes of one batch"
     down = "the guiding vectors"
+    guides: ClassVar[Literal["logits", "features"]]
     defaults = MappingProxyType({"rounds": 40, "lr": 0.05})  # on digits, the paper's 0.01 takes hundreds of rounds
 
     server_lr: float = setting(0.1, at_least=0, symbol="eta_s")
@@ -45,11 +46,11 @@ class FedL2G(Method):
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
         """The activations a that the guiding vectors stand beside."""
-        raise NotImplementedError
+        return logits if self.guides == "logits" else features
 
     def guide_width(self, task: Task, card: Card) -> int:
         """M: the width of a guiding vector."""
-        raise NotImplementedError
+        return task.classes if self.guides == "logits" else card.width
 
     def warmup_rounds(self) -> int:
         return self.warmup
@@ -58,7 +59,7 @@ class FedL2G(Method):
         shape = (task.classes, self.guide_width(task, card))
         return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows")})
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         if self.quiz is None:
             return
         for card in cards.values():
@@ -90,8 +91,8 @@ class FedL2G(Method):
         train = client.data["train"]
         size = self.quiz if self.quiz is not None else min(max(client.local.batch, SMALLEST_QUIZ), len(train) // 2)
         size = size if size >= SMALLEST_QUIZ else 0  # who has too few samples studies, and reports nothing
-        rows = train.rows[torch.randperm(len(train), generator=client.draw("quiz")).to(client.device)]
-        client.data["quiz"], client.data["study"] = Data(train.store, rows[:size]), Data(train.store, rows[size:])
+        shuffled = train[torch.randperm(len(train), generator=client.draw("quiz"))]
+        client.data["quiz"], client.data["study"] = shuffled[:size], shuffled[size:]
         client.state.gradient = torch.zeros(client.task.classes, self.guide_width(client.task, client.card))
 
     def local_update(self, client: Client) -> Message:
@@ -132,10 +133,7 @@ class FedL2G(Method):
             turn_into_gradients(lambda: F.cross_entropy(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
             g_q = moved  # in the memory of theta'
             at = {name: theta[name].detach() for name in g_q}
-            if recurrent(client.model):
-                rate = jvp_by_double_backward(client, activations, at, g_q)
-            else:
-                rate = jvp(activations, (at,), (g_q,))[1]  # J_j g_q
+            rate = directional(client, activations, at, g_q)  # J_j g_q
         members = onehot(batch.y, client.task.classes).to(rate.dtype)
         client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
 
@@ -168,37 +166,17 @@ class FedL2G(Method):
         server.notes["reports"] = {str(k): float(up.rows("gradient").value.norm()) for k, up in uploads.items()}
 
 
-def jvp_by_double_backward(
-    client: Client, activations: Callable[[Parameters], Tensor], theta: Parameters, direction: Parameters
-) -> Tensor:
-    """J g without forward mode: J^T u is linear in u, and u's gradient of <J^T u, g> is J g."""
-    theta = {name: value.requires_grad_() for name, value in theta.items()}
-    a = activations(theta)
-    u = torch.zeros_like(a, requires_grad=True)
-    pulled = torch.autograd.grad(a, list(theta.values()), u, create_graph=True, allow_unused=True)
-    pairs = zip(theta, pulled, strict=True)
-    along = torch.stack([(g * direction[n]).sum() for n, g in pairs if g is not None]).sum()
-    backward_again(client, along, "another model")
-    assert u.grad is not None
-    return u.grad
-
-
 @register("fedl2g-l")
 @dataclass(frozen=True)
 class FedL2GLogits(FedL2G):
     """Guiding vectors for the logits, learned from quiz gradients: needs only common labels."""
 
+    guides = "logits"
     # Reports of the shallow embedded models are so small that at the paper's 0.1 the vectors hardly move.
     defaults = MappingProxyType({**FedL2G.defaults, "server_lr": 1.0})
 
     server_lr: float = setting(0.1, at_least=0, symbol="eta_s")
     """Learning rate of the guiding vectors; 0 freezes them. Default: 0.1; 1 on the embedded data and models."""
-
-    def guided(self, features: Tensor, logits: Tensor) -> Tensor:
-        return logits
-
-    def guide_width(self, task: Task, card: Card) -> int:
-        return task.classes
 
 
 @register("fedl2g-f")
@@ -206,13 +184,8 @@ class FedL2GLogits(FedL2G):
 class FedL2GFeatures(FedL2G):
     """Guiding vectors for the features, learned from quiz gradients."""
 
+    guides = "features"
     needs = frozenset({Need.SAME_WIDTH})
 
     server_lr: float = setting(100.0, at_least=0, symbol="eta_s")
     """Learning rate of the guiding vectors; 0 freezes them. Default: 100."""
-
-    def guided(self, features: Tensor, logits: Tensor) -> Tensor:
-        return features
-
-    def guide_width(self, task: Task, card: Card) -> int:
-        return card.width

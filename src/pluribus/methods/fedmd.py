@@ -15,7 +15,7 @@ from pluribus.method import Exchange, Method, Need, register
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 
 @register("fedmd")
@@ -44,7 +44,7 @@ class FedMD(Method):
     pretrain_private: int = setting(20, at_least=0)
     """Epochs on its own data after that."""
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         if not self._aligned(task):
             raise PartitionError("no client has enough data to give a public sample: use a larger --public-fraction.")
 
@@ -62,8 +62,7 @@ class FedMD(Method):
         return {"model": Opt(client.model, life="run"), "digest": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:
-        public = client.public.values()
-        client.data["pool"] = Data(client.data["train"].store, torch.cat([data.rows for data in public]))
+        client.data["pool"] = Data.join(client.public.values())
 
     def enrol(self, client: Client) -> Message:
         """Transfer learning: the public data set first, then the client's own."""
@@ -76,15 +75,14 @@ class FedMD(Method):
         return Message({"logits": client.sweep(self.predict, alignment(client, self.align))})
 
     def digest_and_revisit(self, client: Client) -> Message:
-        shown, length = alignment(client, self.align), {"epochs": self.digest_epochs, "steps": self.digest_steps}
-        client.fit(self.digest, on=shown, **length, augment=False)  # everyone's logits are of the images as they are
+        shown, epochs, steps = alignment(client, self.align), self.digest_epochs, self.digest_steps
+        # everyone's logits are of the images as they are
+        client.fit(self.digest, shown, opts=("digest",), epochs=epochs, steps=steps, augment=False)
         client.fit(self.step, steps=self.revisit_steps)
         return Message({})
 
     def digest(self, client: Client, batch: Batch) -> Tensor:
-        loss = F.l1_loss(client.model(batch.x), client.got.tensor("logits")[batch.i])
-        client.descend(loss, "digest")
-        return loss
+        return F.l1_loss(client.model(batch.x), client.got.tensor("logits")[batch.i])
 
     # ---- server ----------------------------------------------------------------------------------------------------
 
@@ -114,4 +112,4 @@ def alignment(client: Client, size: int) -> Data:
     first, end = torch.searchsorted(grouped, grouped), torch.searchsorted(grouped, grouped, right=True)
     rank = (torch.arange(len(pool), device=client.device) - first + 0.5) / (end - first)
     lowest = rank[by_class.argsort()].argsort(stable=True)[:size]
-    return Data(pool.store, pool.rows[order[lowest]])
+    return pool[order[lowest]]

@@ -19,7 +19,7 @@ from pluribus.ops import Weighting, averaged
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Cards, Task
 
 
 @register("fedmrl")
@@ -45,10 +45,9 @@ class FedMRL(Auxiliary):
             task = replace(task, width=self.small_width, projector="pool")
         return super().auxiliary(task)
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         super().check(task, cards)
-        with torch.device("meta"):
-            width = self.auxiliary(task).width
+        width = self.auxiliary_shape(task).width
         narrowest = min(cards.values(), key=lambda card: card.width)
         if width > narrowest.width:
             raise MismatchError(
@@ -59,10 +58,7 @@ class FedMRL(Auxiliary):
     def prepare(self, client: Client) -> None:
         super().prepare(client)
         small, own = client.state.shared.width, client.card.width
-        client.state.projector = projector = nn.Linear(small + own, own)  # A
-        bound, draw = (small + own) ** -0.5, client.draw("projector")
-        for value in projector.parameters():
-            nn.init.uniform_(value, -bound, bound, generator=draw)  # as torch's own, by a keyed draw
+        client.state.projector = client.make("projector", lambda: nn.Linear(small + own, own))  # A
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         state = client.state

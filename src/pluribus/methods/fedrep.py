@@ -35,14 +35,12 @@ class FedRep(FedAvg):
         return {"head": Opt(client.model.head), "model": Opt(nn.ModuleDict({"features": client.model.features}))}
 
     def local_update(self, client: Client) -> Message:
-        client.fit(self.head_step, epochs=self.head_epochs)
+        client.fit(self.head_loss, opts=("head",), epochs=self.head_epochs)
         client.fit(self.step)  # its optimiser has the body alone
         return Message.of(self.part(client.model))
 
-    def head_step(self, client: Client, batch: Batch) -> Tensor:
-        """One step of the head on a body that stands still, its batch-norm statistics too."""
+    def head_loss(self, client: Client, batch: Batch) -> Tensor:
+        """That of the head on a body that stands still, its batch-norm statistics too."""
         with torch.no_grad():
             features = client.call(batch.x, {}, "features")
-        loss = F.cross_entropy(client.model.head(features), batch.y)
-        client.descend(loss, "head")
-        return loss
+        return F.cross_entropy(client.model.head(features), batch.y)

@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus import draws
 from pluribus.client import Client
 from pluribus.message import Message, Rows
 from pluribus.method import register
@@ -41,10 +40,12 @@ class FedTGP(Prototypes):
 
     def setup(self, server: Server) -> None:
         classes, width = server.task.classes, server.cards[0].width
-        with draws.seeded(server.task.seed, "trainable prototypes"):
-            server.state.net = nn.Sequential(
+        server.state.net = server.task.make(
+            "trainable prototypes",
+            lambda: nn.Sequential(
                 nn.Embedding(classes, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
-            )
+            ),
+        )
         server.optimise("net", server.state.net, Rule(lr=self.server_lr))
         server.state.trained = torch.zeros((), dtype=torch.bool)
 

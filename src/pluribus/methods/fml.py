@@ -10,15 +10,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import ConfigError, MissingSettingError
+from pluribus.errors import MissingSettingError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, register
 from pluribus.models import TwoPartModel
-from pluribus.ops import Weighting, averaged, kl
+from pluribus.ops import Weighting, averaged, blamed_on, kl
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 
 @dataclass(frozen=True)
@@ -37,18 +37,18 @@ class Auxiliary(Method):
             raise MissingSettingError("no shared model is chosen yet: name one with --aux-model.")
         return task.build(self.aux_model, "auxiliary")
 
-    def schema(self, task: Task, card: Card) -> Wire:
+    def auxiliary_shape(self, task: Task) -> TwoPartModel:
+        """The shared model on the meta device: all names and shapes, no weights."""
         with torch.device("meta"):
-            shared = schema_of(self.auxiliary(task))
+            return self.auxiliary(task)
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        shared = schema_of(self.auxiliary_shape(task))
         return Wire(down=shared, up=shared)
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
-        try:
-            with torch.device("meta"):
-                self.auxiliary(task)
-        except ConfigError as error:
-            hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
-            raise type(error)(f"--aux-model: {error}{hint}") from error
+    def check(self, task: Task, cards: Cards) -> None:
+        with blamed_on("--aux-model"):
+            self.auxiliary_shape(task)
 
     def prepare(self, client: Client) -> None:
         client.state.shared = self.auxiliary(client.task)

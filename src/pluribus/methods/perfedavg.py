@@ -67,13 +67,7 @@ class PerFedAvg(FedAvg):
     def adapt(self, client: Client, view: str) -> None:
         """One step on a batch of the client's training data, the first of a shuffle."""
         if view == "adapted":
-            client.fit(self.inner_step, steps=1)
-
-    def inner_step(self, client: Client, batch: Batch) -> Tensor:
-        """theta - alpha grad f_i(theta)."""
-        loss = self.loss(client, batch)
-        client.descend(loss, "inner")
-        return loss
+            client.fit(self.loss, opts=("inner",), steps=1)  # theta - alpha grad f_i(theta)
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:

@@ -18,7 +18,7 @@ from pluribus.models.prompts import Prompting, is_transformer, prompts_of
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 ADAMW_DECAY = 0.01  # its usual decay: without any it is Adam
 
@@ -26,16 +26,16 @@ ADAMW_DECAY = 0.01  # its usual decay: without any it is Adam
 class Generator(nn.Module):
     """P_i = P_base + CrossAttn(Q = v_i; K, V = P_base): what client i's descriptor finds is added to every token."""
 
-    def __init__(self, base: Tensor, clients: int, heads: int, head_width: int, draws: torch.Generator) -> None:
+    def __init__(self, base: Tensor, clients: int, heads: int, head_width: int) -> None:
         super().__init__()
         self.heads = heads
         width, inner = base.shape[1], heads * head_width
         self.base = nn.Parameter(base.detach().clone())
         # one by one: an optimiser leaves those alone who did not take part
-        self.descriptors = nn.ParameterList(torch.randn(width, generator=draws) for _ in range(clients))
-        self.query, self.key, self.value = (_uniform(inner, width, fan_in=width, draws=draws) for _ in range(3))
-        self.out = _uniform(width, inner, fan_in=inner, draws=draws)
-        self.out_bias = _uniform(width, fan_in=inner, draws=draws)
+        self.descriptors = nn.ParameterList(torch.randn(width) for _ in range(clients))
+        self.query, self.key, self.value = (_uniform(inner, width, fan_in=width) for _ in range(3))
+        self.out = _uniform(width, inner, fan_in=inner)
+        self.out_bias = _uniform(width, fan_in=inner)
 
     def forward(self, client: int) -> Tensor:
         """P_i (n, d)."""
@@ -49,9 +49,9 @@ class Generator(nn.Module):
         return F.linear(tokens, weight).view(len(tokens), self.heads, -1).transpose(0, 1)
 
 
-def _uniform(*shape: int, fan_in: int, draws: torch.Generator) -> nn.Parameter:
+def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
     """The usual initial weights of a linear layer."""
-    return nn.Parameter((torch.rand(shape, generator=draws) * 2 - 1) / fan_in**0.5)
+    return nn.Parameter((torch.rand(shape) * 2 - 1) / fan_in**0.5)
 
 
 @register("pfedpg")
@@ -90,11 +90,10 @@ class PFedPG(Method):
 
     def setup(self, server: Server) -> None:
         model = server.task.build(server.cards[0].model, "global")
-        frozen = self._prompting().attach(model, server.task.shape)
-        frozen.draw(server.draw("base"))
-        base = frozen.prompts()["tokens"]
-        draws = server.draw("generator")
-        server.state.generator = Generator(base, len(server.cards), self.heads, self.head_width, draws)
+        prompts = self._prompting().attach(model, server.task.shape).draw(server.draw("base"))
+        base = prompts.prompts()["tokens"]
+        shape = len(server.cards), self.heads, self.head_width
+        server.state.generator = server.make("generator", lambda: Generator(base, *shape))
         server.optimise("generator", server.state.generator, self._rule())
 
     @torch.no_grad()
@@ -117,7 +116,7 @@ class PFedPG(Method):
             loss = loss + (sent * (sent.detach() - upload.tensor("prompts"))).sum()
         server.descend(loss, "generator")
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         model = cards[0].model
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):

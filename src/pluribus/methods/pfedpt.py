@@ -1,6 +1,5 @@
 """pFedPT (Li et al., 2023): a private border of learnt pixels on every image, before a model that all average."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,7 +13,7 @@ from pluribus.method import register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
 from pluribus.settings import setting
-from pluribus.task import Card, Task
+from pluribus.task import Cards, Task
 
 SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
 
@@ -22,12 +21,12 @@ SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
 class Border(nn.Module):
     """x + delta: delta (c, H, W) is learnt in a border of some pixels and zero inside it."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int, generator: torch.Generator) -> None:
+    def __init__(self, shape: tuple[int, int, int], width: int) -> None:
         super().__init__()
         channels, height, across = shape
         self.inside = height - 2 * width, across - 2 * width
-        self.rows = nn.Parameter(SPREAD * torch.randn(channels, 2 * width, across, generator=generator))
-        self.sides = nn.Parameter(SPREAD * torch.randn(channels, self.inside[0], 2 * width, generator=generator))
+        self.rows = nn.Parameter(SPREAD * torch.randn(channels, 2 * width, across))
+        self.sides = nn.Parameter(SPREAD * torch.randn(channels, self.inside[0], 2 * width))
 
     def delta(self) -> Tensor:
         """The prompt as an image."""
@@ -61,19 +60,16 @@ class PFedPT(FedAvg):
         return {"prompt": Opt(client.state.prompt, plain), "model": Opt(client.model)}
 
     def prepare(self, client: Client) -> None:
-        client.state.prompt = Border(client.task.shape, self.border, client.draw("prompt"))
+        client.state.prompt = client.make("prompt", lambda: Border(client.task.shape, self.border))
 
     def local_update(self, client: Client) -> Message:
-        client.fit(self.tune, epochs=self.prompt_epochs)
+        client.fit(self.prompt_loss, opts=("prompt",), epochs=self.prompt_epochs)
         client.fit(self.step)
         return Message.of(client.model)
 
-    def tune(self, client: Client, batch: Batch) -> Tensor:
-        """Stage 1: a step of the border. The model stays as it is, batch-norm statistics included."""
-        logits = client.call(client.state.prompt(batch.x), client.parameters())
-        loss = F.cross_entropy(logits, batch.y)
-        client.descend(loss, "prompt")
-        return loss
+    def prompt_loss(self, client: Client, batch: Batch) -> Tensor:
+        """Stage 1: the border learns. The model stays as it is, batch-norm statistics included."""
+        return F.cross_entropy(client.call(client.state.prompt(batch.x), client.parameters()), batch.y)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Stage 2: the model learns images with their border."""
@@ -82,7 +78,7 @@ class PFedPT(FedAvg):
     def predict(self, client: Client, x: Tensor) -> Tensor:
         return client.model(client.state.prompt(x))  # type: ignore[no-any-return]
 
-    def check(self, task: Task, cards: Mapping[int, Card]) -> None:
+    def check(self, task: Task, cards: Cards) -> None:
         _, height, width = task.shape
         if self.border >= min(height, width) / 2:
             raise RangeError(
