@@ -447,7 +447,7 @@ def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> 
     answer = terminal("list", "methods", *task)
     assert (answer.code, answer.err) == (0, "")
     assert all(name in answer.out for name in rows)
-    assert "cannot run there: " in answer.out
+    assert "cannot run on this task: " in answer.out
     assert "--classes-per-client" in terminal("list", "methods", "--help").out
     mistyped = terminal("list", "methods", "--clints", "3", "--json")
     assert mistyped.code == 2

@@ -1,4 +1,4 @@
-"""What there is: methods, models, groups, data sets and partitions, a row each."""
+"""Lists of all methods, models, groups, data sets and partitions, one row each."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ Row = dict[str, Any]
 
 
 def method_rows(settings: Mapping[str, Any]) -> list[Row]:
-    """Every registered method, and what it sends on its own default task or on the one that is set."""
+    """One row per registered method, with its traffic on its default task or on the task of the settings."""
     from pluribus.data import load
     from pluribus.method import methods
 
-    load_once = cache(load)  # methods share a few data sets, of which some take long to make
+    load_once = cache(load)  # methods share a few data sets, and some are slow to load
     return [
         {
             "name": name,
@@ -40,7 +40,7 @@ def method_rows(settings: Mapping[str, Any]) -> list[Row]:
 
 
 def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Dataset]) -> Row:
-    """Bytes per client and round on the method's own task, or on the one that is set; or why it cannot run there."""
+    """Bytes per client and round on that task, or the reason why the method cannot run on it."""
     from pluribus.assembly import assemble, bytes_per_round
     from pluribus.experiment import experiment
 
@@ -77,7 +77,7 @@ def _data() -> list[Row]:
 def _partitions() -> list[Row]:
     from pluribus.data import PARTITIONS
 
-    auto = {"name": "auto", "about": "domain where the data set has domains, otherwise dirichlet"}
+    auto = {"name": "auto", "about": "domain if the data set has domains, otherwise dirichlet"}
     return [*({"name": name, "about": entry.about} for name, entry in PARTITIONS.items()), auto]
 
 
@@ -90,7 +90,7 @@ LISTS: dict[str, Callable[[], list[Row]]] = {
 
 
 def print_list(rows: list[Row]) -> None:
-    """Print each row as its name and what it is, and the other columns below; beside long names there is no room."""
+    """Print the name and description of each row, and the other columns below. Long names get their own line."""
     console = Console(highlight=False)
     widest = max(len(row["name"]) for row in rows)
     beside = widest < console.width / 3
@@ -111,24 +111,24 @@ def print_list(rows: list[Row]) -> None:
 
 
 def print_methods(rows: list[Row], task: str) -> None:
-    """Print methods as a table: what travels, what it needs, and what that weighs."""
+    """Print a table of methods: uploads and downloads, needs, paper and bytes."""
     console = Console(highlight=False)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1))
     table.add_column("method", style="bold", no_wrap=True)
     table.add_column("", style="cyan", no_wrap=True)
-    table.add_column("what travels, what it needs, whose it is")
+    table.add_column("uploads, downloads, needs, paper")
     table.add_column("bytes", justify="right", no_wrap=True)
     for row in rows:
         for key in ("up", "down", "needs", "paper"):
-            size = _spelled(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""
+            size = _format_bytes(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""
             table.add_row(row["name"] if key == "up" else "", key, escape(row[key]), size)
         table.add_row()
     console.print(table)
-    console.print(f"Bytes per client and round at most, headers aside, {escape(task)}.", style="dim")
+    console.print(f"Bytes: maximum per client and round, without headers, {escape(task)}.", style="dim")
     if refused := [row for row in rows if row["refused"]]:
-        names = ", ".join(row["name"] for row in refused)
-        console.print(f"- cannot run there: {names}. First reason: {escape(refused[0]['refused'])}", style="dim")
+        names, reason = ", ".join(row["name"] for row in refused), escape(refused[0]["refused"])
+        console.print(f"-: cannot run on this task: {names}. First reason: {reason}", style="dim")
 
 
-def _spelled(number: int | None) -> str:
+def _format_bytes(number: int | None) -> str:
     return "-" if number is None else f"{number:,}"

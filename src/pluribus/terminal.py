@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar while a run goes on, a table when it is done."""
+"""Everything that is printed to a person: a progress bar during a run, and tables of results."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from pluribus.study.bench import Bench
 
 
-WARMUP = "warm-up"  # where the accuracy will stand
+WARMUP = "warm-up"  # shown in the column of the accuracy
 
 
 class Progress:
-    """A live bar with accuracy, bytes and time left (time taken, at the end), on standard error."""
+    """Live progress bar on standard error: accuracy, bytes and remaining time (at the end: elapsed time)."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -51,16 +51,15 @@ class Progress:
         return self
 
     def __exit__(self, *error: object) -> None:
-        if self.bar.live.is_started:  # the run broke off, and the terminal would stay without a cursor
+        if self.bar.live.is_started:  # the run failed; without stop() the terminal has no cursor
             self.bar.stop()
 
     def start(self, federation: Federation) -> None:
-        """Show the bar."""
         self._federation = federation
         self._view = federation.method.views[0]
         done, rounds = len(federation.history), federation.parts.task.rounds
         self.bar.start()
-        if self._task is not None:  # a run that starts again
+        if self._task is not None:  # the run restarts
             self.bar.remove_task(self._task)
             self._warned = 0
         name = f"{federation.parts.experiment.method:10}"
@@ -70,7 +69,6 @@ class Progress:
         self._warn()
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        """Move the bar."""
         assert self._task is not None
         columns: dict[str, Any] = _traffic(ledger)
         mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
@@ -82,7 +80,6 @@ class Progress:
         self._warn()
 
     def finish(self, result: Result) -> None:
-        """Leave the bar as it is."""
         self._warn()
         self.bar.stop()
 
@@ -97,7 +94,7 @@ def _traffic(ledger: Ledger) -> dict[str, str]:
 
 
 def human(size: float) -> str:
-    """Bytes for people.
+    """Format a number of bytes.
 
     >>> human(0), human(999), human(1234567)
     ('0 B', '999 B', '1.2 MB')
@@ -110,17 +107,18 @@ def human(size: float) -> str:
 
 
 def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
-    """Accuracy per client of one or more runs, with mean, weighted mean, worst and best client.
+    """Print the accuracy per client of one or more runs, with the mean, weighted mean, worst and best client.
 
-    Of several runs, also the mean in every other view that one of them has. None is the best where views differ.
+    For several runs, also print the mean in every other view that one of them has. If the views differ, no value is
+    marked as the best.
     """
     console = console or Console()
     views = [shown(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
     alike = len(set(views)) == 1
     table = Table(box=None, header_style="bold", pad_edge=True)
     facts = results[-1].clients
-    told = any(one.classes for one in facts.values())  # real sites do not tell
-    columns = [("client", True), ("model", False), *([("classes", False)] if told else []), ("train", True)]
+    has_classes = any(one.classes for one in facts.values())  # real sites keep them private
+    columns = [("client", True), ("model", False), *([("classes", False)] if has_classes else []), ("train", True)]
     for name, right in columns:
         table.add_column(name, justify="right" if right else "left")
     for result in results:
@@ -128,23 +126,23 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
     for k, one in facts.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
-        classes = [escape(_short(one.classes))] if told else []
+        classes = [escape(_join_classes(one.classes))] if has_classes else []
         table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
     table.add_section()
     for label in ("mean", "weighted", "worst", "best"):
-        values = [_over(label, of, seen) for of, seen in zip(results, views, strict=True)]
+        values = [_selected_accuracy(label, of, seen) for of, seen in zip(results, views, strict=True)]
         cells = _cells(values, alike)
         table.add_row(label, *[""] * (len(columns) - 1), *cells, style="bold" if label == "mean" else "")
-    for other in _others(results, views):
-        values = [_over("mean", of, other) for of in results]
+    for other in _other_views(results, views):
+        values = [_selected_accuracy("mean", of, other) for of in results]
         table.add_row(f"mean, {other}", *[""] * (len(columns) - 1), *_cells(values))
     if len(results) > 1:
         for label, cost in _costs(results):
             table.add_row(label, *[""] * (len(columns) - 1), *cost)
     console.print(table)
     about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
-    about += "" if alike else ". Different views: this is no comparison of methods"
-    about += ". Gradient steps per client differ by more than a tenth" if _unequal(results) else ""
+    about += "" if alike else ". The views differ, so this does not compare the methods"
+    about += ". Gradient steps per client differ by more than a tenth" if _steps_differ(results) else ""
     warmed = [of for of in results if of.warmup]
     lengths = [f"{of.method}: {_count(of.warmup, 'round')} of warm-up, then {of.rounds} of training" for of in warmed]
     for text in (about, *lengths):
@@ -159,37 +157,37 @@ def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
         yield way, [human(result.bytes[way]) for result in results]
 
 
-def _unequal(results: Sequence[Result]) -> bool:
+def _steps_differ(results: Sequence[Result]) -> bool:
     steps = [result.steps_per_client for result in results]
     known = [one for one in steps if one is not None]
     return len(known) == len(steps) > 1 and max(known) - min(known) > MOST_APART * min(known)
 
 
-def _over(how: str, result: Result, view: str) -> float | None:
-    """The selected test accuracy over clients in a view; None where the method lacks it."""
-    return result.summary.get(view, {}).get("selected", {}).get("test", {}).get(how)
+def _selected_accuracy(statistic: str, result: Result, view: str) -> float | None:
+    """Selected test accuracy over clients in a view, or None if the method lacks the view."""
+    return result.summary.get(view, {}).get("selected", {}).get("test", {}).get(statistic)
 
 
-def _others(results: Sequence[Result], views: Sequence[str]) -> list[str]:
-    """Of several runs, the views that some have and not all show."""
-    there = dict.fromkeys(view for result in results for view in result.views)
-    return [view for view in there if set(views) != {view}] if len(results) > 1 else []
+def _other_views(results: Sequence[Result], views: Sequence[str]) -> list[str]:
+    """Views that some of several runs have and that not all of them show."""
+    known = dict.fromkeys(view for result in results for view in result.views)
+    return [view for view in known if set(views) != {view}] if len(results) > 1 else []
 
 
 def _cells(values: Sequence[float | None], alike: bool = True) -> list[str]:
-    """Figures with the best one marked, where there are several of one kind."""
+    """Format values. Mark the best one if there are several comparable values."""
     known = [v for v in values if v is not None]
     best = max(known) if alike and len(known) > 1 else None
     return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
 
 
-def _short(names: Sequence[str], most: int = 24) -> str:
+def _join_classes(names: Sequence[str], most: int = 24) -> str:
     text = " ".join(names)
     return text if len(text) <= most else f"{len(names)} classes"
 
 
 def print_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
-    """The class of each image."""
+    """Print the predicted class of each image."""
     table = Table(box=None, header_style="bold", pad_edge=True)
     table.add_column("file", overflow="fold")
     table.add_column("label")
@@ -199,11 +197,11 @@ def print_predictions(predictions: Sequence[Prediction], console: Console | None
     (console or Console(highlight=False)).print(table)
 
 
-MOST_COLUMNS = 5  # of a table of counts, beside class and sum
+MOST_COLUMNS = 5  # of a table of counts, without class and sum
 
 
 def print_data_check(check: DataCheck, console: Console | None = None) -> None:
-    """What a data set holds, what happens to it when it is read, and what cannot be read."""
+    """Print the contents of a data set, how its images are converted, and which files cannot be read."""
     console = console or Console(highlight=False)
     kinds = {name: {getattr(place, name) for place in check.counts} - {""} for name in ("label", "domain", "split")}
     words = {"label": ("class", "classes"), "domain": ("domain", "domains"), "split": ("split", "splits")}
@@ -221,19 +219,19 @@ def print_data_check(check: DataCheck, console: Console | None = None) -> None:
 
 
 def _count_tables(check: DataCheck) -> Iterator[Table]:
-    """Images per class, with a column for each split and domain; if those are many, they have a table of their own."""
+    """Images per class, with one column per split and domain. Many splits and domains get a separate table."""
     groups = list(dict.fromkeys(_group(place) for place in check.counts))
     columns = groups if 1 < len(groups) <= MOST_COLUMNS else []
-    yield _sums("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns)
+    yield _count_table("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns)
     if len(groups) > MOST_COLUMNS:
-        yield _sums("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
+        yield _count_table("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
 
 
 def _group(place: Place) -> str:
     return " ".join(word for word in (place.split, place.domain) if word)
 
 
-def _sums(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
+def _count_table(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
     table = Table(box=None, header_style="bold", pad_edge=True)
     table.add_column(name, overflow="fold")
     for column in (*columns, "images"):
@@ -246,24 +244,24 @@ def _sums(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[st
 
 def _data_facts(check: DataCheck) -> Iterator[tuple[str, str]]:
     for name, found in (("height x width", check.shapes), ("pixels", check.modes)):
-        yield name, _some([f"{kind}: {number}" for kind, number in found.items()])
+        yield name, _first_few([f"{kind}: {number}" for kind, number in found.items()])
     copies = check.duplicates
     if copies.example is not None:
         apart = f"{copies.across_splits} in another split, {copies.across_classes} with another class"
-        yield "copies", f"{copies.images} of an earlier image: {apart} (such as {' and '.join(copies.example)})"
+        yield "copies", f"{copies.images} of an earlier image: {apart} (for example {' and '.join(copies.example)})"
     for note in check.notes:
         yield "note", note
     for sentence in check.unreadable.values():
         yield "unreadable", sentence
 
 
-def _some(parts: Sequence[str], most: int = 8) -> str:
+def _first_few(parts: Sequence[str], most: int = 8) -> str:
     more = [f"and {len(parts) - most} more"] if len(parts) > most else []
     return ", ".join([*parts[:most], *more])
 
 
 def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
-    """Who holds how many rows of each class."""
+    """Print how many rows of each class every client holds."""
     names = parts.task.names
     if len(names) > 20 or parts.task.clients > most:
         sizes = [sum(counts) for counts in parts.manifest.counts]
@@ -287,14 +285,14 @@ def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
     console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)
 
 
-MOST_APART = 0.1  # by which the steps of two runs may differ before it is said
-BAR = 30  # characters that stand for the whole time
-ELSE = {"other": "everything else"}
-PLACES = {"host": "memory", "gpu": "GPU memory"}
+MOST_APART = 0.1  # relative difference of the steps of two runs that needs no note
+BAR = 30  # characters for 100 % of the time
+SHARE_LABELS = {"other": "everything else"}
+MEMORY_LABELS = {"host": "memory", "gpu": "GPU memory"}
 
 
 def print_bench(bench: Bench, console: Console | None = None) -> None:
-    """Time, traffic and memory of a round, and what they were measured on."""
+    """Print time, traffic and memory of a round, and the machine they were measured on."""
     from pluribus import __version__
 
     console = console or Console()
@@ -320,23 +318,23 @@ def print_bench(bench: Bench, console: Console | None = None) -> None:
 
 
 def _speed(bench: Bench) -> Iterator[tuple[str, str, str]]:
-    yield "round", f"{bench.seconds:.3f} s", f"median of {_count(len(bench.each), 'round')}, everything included"
-    yield "training", f"{bench.samples_per_second:.0f} /s", f"samples, {bench.samples:.0f} a round"
+    yield "round", f"{bench.seconds:.3f} s", f"median of {_count(len(bench.each), 'round')}, overhead included"
+    yield "training", f"{bench.samples_per_second:.0f} /s", f"samples, {bench.samples:.0f} per round"
     if bench.bare_seconds is not None:
         yield "bare loop", f"{bench.bare_seconds:.3f} s", f"a round takes {bench.ratio:.2f} times as long"
 
 
 def _shares(bench: Bench) -> Iterator[tuple[str, str, str]]:
     for kind, share in bench.shares.items():
-        yield ELSE.get(kind, kind), f"{100 * share:.1f} %", "▪" * round(share * BAR)
+        yield SHARE_LABELS.get(kind, kind), f"{100 * share:.1f} %", "▪" * round(share * BAR)
 
 
 def _sizes(bench: Bench) -> Iterator[tuple[str, str, str]]:
     for way in ("up", "down"):
-        yield way, human(bench.bytes[way]), "a round"
-    for place, size in bench.memory.items():
+        yield way, human(bench.bytes[way]), "per round"
+    for kind, size in bench.memory.items():
         if size is not None:
-            yield PLACES[place], human(size), "at its peak"
+            yield MEMORY_LABELS[kind], human(size), "peak"
 
 
 def _count(number: int, thing: str) -> str:

@@ -1,1 +1,1 @@
-"""Observers of the loop: each watches a run and tells someone."""
+"""Trackers: observers that log a run to TensorBoard, MLflow or W&B."""

@@ -1,4 +1,4 @@
-"""MLflow: a store of files in RUN/mlruns, unless MLFLOW_TRACKING_URI names another one.
+"""MLflow: a file store in RUN/mlruns, unless MLFLOW_TRACKING_URI names another store.
 
 MLFLOW_ALLOW_FILE_STORE=true mlflow ui --backend-store-uri RUN/mlruns
 """
@@ -13,22 +13,22 @@ from typing import Any
 
 from pluribus.track.tracker import Tracker, identity
 
-LONGEST = 6000  # characters of a parameter that MLflow takes
+LONGEST = 6000  # characters that MLflow accepts for a parameter
 
 
 class MLflow(Tracker):
-    """Tells a store of MLflow parameters, metrics and final figures."""
+    """Logs settings, metrics and results to an MLflow store."""
 
     name = "mlflow"
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Make a run in the store, or open the one that this run has there."""
+        """Create a run in the store, or reopen it if this run is resumed."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when MLflow is imported
         from mlflow import MlflowClient
         from mlflow.entities import Param
 
         store = os.environ.get("MLFLOW_TRACKING_URI")
-        if store is None:  # files need no database of MLflow's version, but it wants to be asked twice for them
+        if store is None:  # files do not depend on MLflow's database version, but need this variable
             os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
             store = (folder.resolve() / "mlruns").as_uri()
         self._client: Any = MlflowClient(tracking_uri=store)
@@ -45,19 +45,18 @@ class MLflow(Tracker):
         run: str = self._client.create_run(experiment, run_name=label).info.run_id
         return run
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """A value of each metric; those of a round that a stop has undone are there already."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log each metric. A resumed run may repeat a round; its metrics are already in the store."""
         if step > self._logged:
-            self._tell(step, figures)
+            self._log_metrics(step, metrics)
 
-    def _tell(self, step: int, figures: Mapping[str, float]) -> None:
+    def _log_metrics(self, step: int, metrics: Mapping[str, float]) -> None:
         from mlflow.entities import Metric
 
         now = int(time.time() * 1000)
-        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in figures.items()])
+        self._client.log_batch(self._run, metrics=[Metric(name, value, now, step) for name, value in metrics.items()])
 
-    def end(self, step: int, figures: Mapping[str, float] | None) -> None:
-        """Say how the run came out."""
-        if figures is not None:
-            self._tell(step, figures)
-        self._client.set_terminated(self._run, "KILLED" if figures is None else "FINISHED")
+    def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if metrics is not None:
+            self._log_metrics(step, metrics)
+        self._client.set_terminated(self._run, "KILLED" if metrics is None else "FINISHED")

@@ -13,32 +13,30 @@ from pluribus.track.tracker import Tracker
 
 
 class TensorBoard(Tracker):
-    """Writes curves, hyper-parameters and final figures for TensorBoard."""
+    """Writes curves, hyper-parameters and results for TensorBoard."""
 
     name = "tensorboard"
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Open a file; what earlier ones hold of later rounds is no longer shown, because it happens again."""
+        """Open an event file. Points of later rounds in earlier files are hidden: those rounds run again."""
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
         self._writer: Any = SummaryWriter(folder / "tensorboard", purge_step=done + 1)
-        # by hand, because add_hparams says that a run is finished, in a folder of its own
+        # not add_hparams: it marks the run as finished, and writes to a separate folder
         experiment, session, self._ended = hparams(dict(settings), {"accuracy": 0.0})  # type: ignore[no-untyped-call]
         self._add(experiment)
         self._add(session)
         self._writer.flush()
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """A point on each curve."""
-        for name, value in figures.items():
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        for name, value in metrics.items():
             self._writer.add_scalar(name, value, step)
-        self._writer.flush()  # whoever watches wants to see it now, and a full disk shows here
+        self._writer.flush()  # so that a watched curve is up to date, and a full disk raises here
 
-    def end(self, step: int, figures: Mapping[str, float] | None) -> None:
-        """Close the file."""
-        if figures is not None:
-            self.log(step, figures)
+    def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        if metrics is not None:
+            self.log(step, metrics)
             self._add(self._ended, step)
         self._writer.close()
 

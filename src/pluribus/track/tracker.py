@@ -1,4 +1,4 @@
-"""What trackers share: what they are told of a run, and that none of them can stop it."""
+"""The base class of trackers: what they log of a run. A tracker that fails never stops the run."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
 
 def trackers(names: str | Iterable[str]) -> list[Tracker]:
-    """Trackers by name. What is unknown or not installed is refused, before anything trains."""
+    """Create trackers by name. Refuse a name that is unknown or not installed, before anything trains."""
     words = [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else names
     made: list[Tracker] = []
     for name in dict.fromkeys(words):
@@ -31,10 +31,10 @@ def trackers(names: str | Iterable[str]) -> list[Tracker]:
 
 
 class Tracker(ABC):
-    """An observer that tells another program. If that program fails there is one warning, and the run goes on."""
+    """An observer that logs to another program. If that program fails, the run warns once and continues."""
 
     name: ClassVar[str]
-    """Of the package, and of our extra that installs it."""
+    """Name of the package, and of the extra of Pluribus that installs it."""
 
     def __init__(self) -> None:
         if find_spec(self.name) is None:
@@ -44,15 +44,15 @@ class Tracker(ABC):
 
     @abstractmethod
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Begin to track the run in a folder, or go on after so many rounds."""
+        """Start to track the run in a folder. A resumed run has some rounds `done`."""
 
     @abstractmethod
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """Tell the figures of a round."""
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Log the metrics of a round."""
 
     @abstractmethod
-    def end(self, step: int, figures: Mapping[str, float] | None) -> None:
-        """Tell the figures of the whole run after its last round, or none where it broke off."""
+    def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        """Log the results after the last round. None: the run stopped early."""
 
     # ---- as an observer --------------------------------------------------------------------------------------------
 
@@ -60,27 +60,24 @@ class Tracker(ABC):
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._break_off()
+        self._stop()
 
     def start(self, federation: Federation) -> None:
-        """Begin, or go on with a run that was stopped."""
-        self._break_off()  # the run before, where this one starts again
+        self._stop()  # the previous attempt, if the run restarts
         self._warn = federation.warn
         self._step = len(federation.history)
         self._open = True
         self._attempt(self.begin, federation.folder.path, flat(federation.parts.experiment), self._step)
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        """Tell the round; people count from 1."""
-        self._step = record["round"] + 1
-        self._attempt(self.log, self._step, figures_of(record, ledger))
+        self._step = record["round"] + 1  # trackers count from 1
+        self._attempt(self.log, self._step, round_metrics(record, ledger))
 
     def finish(self, result: Result) -> None:
-        """Tell the result."""
-        self._attempt(self.end, self._step, final_figures(result))
+        self._attempt(self.end, self._step, final_metrics(result))
         self._open = False
 
-    def _break_off(self) -> None:
+    def _stop(self) -> None:
         if self._open:
             self._attempt(self.end, self._step, None)
             self._open = False
@@ -90,51 +87,51 @@ class Tracker(ABC):
             return
         try:
             what(*args)
-        except Exception as error:  # whatever another program may raise: no run is lost to its log
+        except Exception as error:  # any error of another program: a log must not stop a run
             self._failed = True
             reason = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
-            self._warn(f"{type(self).__name__} failed and is left out from here: {reason}.")
+            self._warn(f"{type(self).__name__} failed and logs nothing more: {reason}.")
 
 
-# ---- what is told ----------------------------------------------------------------------------------------------------
+# ---- what is logged --------------------------------------------------------------------------------------------------
 
 
 def flat(experiment: Experiment) -> dict[str, bool | int | float | str]:
-    """Every setting under the name of its flag, as a plain value."""
+    """All settings and hyper-parameters by name, as plain values."""
     settings = experiment.settings()
     settings |= settings.pop("hyper")
     plain = (bool, int, float, str)
     return {k: v if isinstance(v, plain) else str(v) for k, v in settings.items() if v is not None}
 
 
-def figures_of(record: Mapping[str, Any], ledger: Ledger) -> dict[str, float]:
-    """A round as one number per name, such as `after/test/mean`; bytes are those of all rounds so far."""
-    figures = {"loss": record["loss"], "seconds": record["seconds"]}
-    figures |= {f"bytes/{way}": ledger.total[way] for way in ("up", "down")}
-    return _known(figures | _named(record["mean"]))
+def round_metrics(record: Mapping[str, Any], ledger: Ledger) -> dict[str, float]:
+    """Metrics of a round by name, such as `after/test/mean`. Bytes are the sum of all rounds so far."""
+    metrics = {"loss": record["loss"], "seconds": record["seconds"]}
+    metrics |= {f"bytes/{way}": ledger.total[way] for way in ("up", "down")}
+    return _drop_missing(metrics | _flatten(record["mean"]))
 
 
-def final_figures(result: Result) -> dict[str, float]:
-    """The run as one number per name: the headline, and `selected/after/test/mean` and the like."""
-    moments = {f"{moment}/{view}": figures for view, both in result.summary.items() for moment, figures in both.items()}
-    return _known({"accuracy": result.accuracy} | _named(moments))
+def final_metrics(result: Result) -> dict[str, float]:
+    """Results of the run by name: `accuracy` is the headline, the others are like `selected/after/test/mean`."""
+    moments = {f"{moment}/{view}": metrics for view, both in result.summary.items() for moment, metrics in both.items()}
+    return _drop_missing({"accuracy": result.accuracy} | _flatten(moments))
 
 
-def _named(views: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> dict[str, float | None]:
+def _flatten(views: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> dict[str, float | None]:
     return {
-        f"{view}/{figure}/{over}": value
-        for view, figures in views.items()
-        for figure, values in figures.items()
+        f"{view}/{metric}/{over}": value
+        for view, metrics in views.items()
+        for metric, values in metrics.items()
         for over, value in values.items()
     }
 
 
-def _known(figures: Mapping[str, float | None]) -> dict[str, float]:
-    return {name: float(value) for name, value in figures.items() if value is not None}
+def _drop_missing(metrics: Mapping[str, float | None]) -> dict[str, float]:
+    return {name: float(value) for name, value in metrics.items() if value is not None}
 
 
 def identity(folder: Path, tracker: str, make: Callable[[], str]) -> str:
-    """By which name a tracker knows the run in a folder; kept there, so that a resumed run goes on under it."""
+    """Identifier of the run in a tracker. It is saved in the folder, so that a resumed run keeps it."""
     file = folder / "trackers.json"
     known: dict[str, str] = read_json(file) if file.exists() else {}
     if tracker not in known:

@@ -1,4 +1,4 @@
-"""Weights & Biases: files in RUN/wandb; nothing is sent unless WANDB_MODE=online says so.
+"""Weights & Biases: files in RUN/wandb. Nothing is sent unless WANDB_MODE=online is set.
 
 wandb sync RUN/wandb/offline-run-*
 """
@@ -20,7 +20,7 @@ class WandB(Tracker):
     name = "wandb"
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Begin a run, or another part of the one that this run is to W&B."""
+        """Start a W&B run, or continue it if this run is resumed."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when W&B is imported
         import wandb
 
@@ -33,7 +33,7 @@ class WandB(Tracker):
             dir=str(folder),  # W&B adds its name
             mode=mode,
             config=dict(settings),
-            settings=wandb.Settings(  # neither this machine nor what is printed on it is its business
+            settings=wandb.Settings(  # log nothing about this machine and its console
                 silent=True,
                 console="off",
                 save_code=False,
@@ -44,11 +44,9 @@ class WandB(Tracker):
             ),
         )
 
-    def log(self, step: int, figures: Mapping[str, float]) -> None:
-        """A line of the history."""
-        self._run.log({"round": step, **figures}, step=step)
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._run.log({"round": step, **metrics}, step=step)
 
-    def end(self, step: int, figures: Mapping[str, float] | None) -> None:
-        """Write the summary, and let go."""
-        self._run.summary.update(dict(figures or {}))
-        self._run.finish(exit_code=1 if figures is None else 0)
+    def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
+        self._run.summary.update(dict(metrics or {}))
+        self._run.finish(exit_code=1 if metrics is None else 0)
