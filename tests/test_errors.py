@@ -148,7 +148,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     MissingSettingError: (
         lambda folder: pluribus.compare([]),
-        "which methods? pluribus list methods shows all.",
+        "name at least one method. pluribus list methods shows all.",
     ),
     ConflictError: (
         lambda folder: pluribus.compare(["local"], own={"local": {"clients": 3}}, **tiny()),
@@ -217,7 +217,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     DamagedFileError: (
         summarize_nothing,
-        "FOLDER/mine.json is no summary of runs: pluribus reproduce writes one.",
+        "FOLDER/mine.json is not a summary of runs. pluribus reproduce writes one.",
     ),
     OtherRunError: (
         run_where_a_run_is,
@@ -237,8 +237,8 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     UnfinishedError: (
         compare_what_diverges,
-        "fedgh-0 did not come to its end: round 0, client 0: 'means' holds NaN or infinity. Lower --lr. The other runs "
-        "are kept: the same command with --out FOLDER/all goes on.",
+        "fedgh-0 failed: round 0, client 0: 'means' holds NaN or infinity. Lower --lr. The other runs "
+        "are kept. Use the same command with --out FOLDER/all to resume.",
     ),
 }
 

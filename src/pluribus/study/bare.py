@@ -1,7 +1,7 @@
-"""The bare loop: a round's training and forward passes in plain PyTorch, for comparison.
+"""The bare loop: the training and forward passes of a round in plain PyTorch, as a reference for speed.
 
-What a person would write without a framework: whole sets as finished tensors, eager, torch's own optimisers. No
-messages, no shuffling, no records, no checkpoints, and nothing that a method does besides a step of cross-entropy.
+It is what a person would write without a framework: prepared tensors, eager mode, torch's own optimizers. It has no
+messages, no shuffling, no records and no checkpoints, and its only loss is cross-entropy.
 """
 
 from __future__ import annotations
@@ -24,17 +24,16 @@ from pluribus.optim import Rule
 
 
 class BareLoop:
-    """Works through rounds of an experiment and says how long it took.
+    """Does the work of rounds of an experiment and measures the time.
 
-    One model of an architecture at a time, in turn on the data of all its clients, so that hardly any memory is taken
-    beside the federation's.
+    To need little memory, it builds one model per architecture and trains it on the data of one client after another.
     """
 
     def __init__(self, parts: Assembly) -> None:
         self._parts = parts
 
     def round(self, trained: Iterable[int], evaluated: Iterable[int]) -> float:
-        """Seconds of training some clients for a round, and of forward passes over the sets that some are tested on."""
+        """Train some clients for a round and evaluate some; return the seconds that this took."""
         seconds = 0.0
         trains, tests = self._by_model(trained), self._by_model(evaluated)
         with self._conditions():
@@ -52,7 +51,7 @@ class BareLoop:
 
     @contextmanager
     def _conditions(self) -> Iterator[None]:
-        """The run's arithmetic, as many threads as all its workers have together, and nobody's random numbers."""
+        """Set the run's precision, the threads of all its workers together, and separate random numbers."""
         device, threads = self._parts.device, torch.get_num_threads()
         torch.set_num_threads(threads * self._parts.experiment.workers)
         try:
@@ -76,15 +75,15 @@ class BareLoop:
         least = least_rows(model, self._parts.task.shape)
         sizes = batch_sizes(len(y), local.batch, least)
         model.train(len(y) >= least)
-        optimiser = optimiser_of(local.rule, model)
+        optimizer = optimiser_of(local.rule, model)
         started = now(device)
         for epoch in range(local.epochs):
             augment = Augment.of(local.augment, epoch, len(y), device)
             seen = x if augment is None else augment(x)
             for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
-                optimiser.zero_grad()
+                optimizer.zero_grad()
                 F.cross_entropy(model(bx), by).backward()  # type: ignore[no-untyped-call]
-                optimiser.step()
+                optimizer.step()
         return now(device) - started
 
     def _evaluate(self, model: nn.Module, k: int) -> float:
@@ -106,7 +105,7 @@ def _whole(data: Data) -> tuple[Tensor, Tensor]:
 
 
 def optimiser_of(rule: Rule, model: nn.Module) -> torch.optim.Optimizer:
-    """The optimiser of a rule as torch makes it by itself."""
+    """The optimizer of torch for a rule."""
     if rule.name == "sgd":
         return torch.optim.SGD(model.parameters(), rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)
     if rule.name == "adamw":
@@ -116,7 +115,7 @@ def optimiser_of(rule: Rule, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def now(device: torch.device) -> float:
-    """The time in seconds, once a GPU has done what it was told."""
+    """Time in seconds, after a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
     return time.perf_counter()

@@ -1,8 +1,8 @@
-"""How fast a federation runs here, and where its time goes.
+"""Measures how fast a federation runs on this machine, and what takes the time.
 
-Every figure is from a real run. An observer times its rounds from the end of one to the end of the next, so that
-records and checkpoints count. After each round the bare loop does the same work, and both are compared round by round:
-what slows the machine down for a while slows both.
+All results come from a real run. An observer measures each round from the end of the previous one, so records and
+checkpoints are included. After each round the bare loop does the same work, and both are compared round by round: if
+the machine is slow for a while, both are slow.
 """
 
 from __future__ import annotations
@@ -33,28 +33,28 @@ from pluribus.result import Result
 from pluribus.study.bare import BareLoop, now
 
 ROUNDS = 5
-WARM_UP = 1  # rounds that are not measured: clients come to life, kernels are chosen, steps are recorded
+WARM_UP = 1  # rounds that are not measured: clients are created, kernels chosen, steps captured
 KINDS = (*SPANS, "other")
 
 
 @dataclass(frozen=True)
 class Round:
-    """One round as it was measured."""
+    """The measurements of one round."""
 
     seconds: float
-    """Since the end of the round before, everything included."""
+    """Since the end of the previous round, overhead included."""
     spans: dict[str, float]
-    """Seconds by kind; `other` is what the rest leaves of `seconds`."""
+    """Seconds by kind; `other` is the remainder of `seconds`."""
     samples: int
-    """Training samples of all clients that took part, times epochs."""
+    """Training samples of all participating clients, times epochs."""
     bytes: dict[str, int]
     bare: float | None
-    """Seconds of the bare loop."""
+    """Seconds of the bare loop, if it ran."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What the figures depend on besides the experiment."""
+    """Where an experiment was measured: everything else that its speed depends on."""
 
     engine: str
     device: str
@@ -65,7 +65,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Bench:
-    """Figures per round: the median over the measured rounds. Shares are of all measured rounds together.
+    """Results per round, as the median over the measured rounds. Shares refer to all measured rounds together.
 
     >>> import pluribus                                             # doctest: +SKIP
     >>> report = pluribus.bench("fedgh", clients=20)                # doctest: +SKIP
@@ -76,14 +76,14 @@ class Bench:
     architectures: int
     each: list[Round]
     memory: dict[str, int | None]
-    """Most bytes at any time: `host` of this process and its workers, `gpu` of tensors on the GPU, if there is one."""
+    """Peak in bytes: `host` for this process and its workers, `gpu` for tensors on the GPU, or None without one."""
     machine: Machine
     folder: Path | None
     warnings: list[str]
 
     @property
     def seconds(self) -> float:
-        """Of a round."""
+        """Time of a round."""
         return statistics.median(r.seconds for r in self.each)
 
     @property
@@ -93,40 +93,39 @@ class Bench:
 
     @property
     def samples_per_second(self) -> float:
-        """Training samples of a round by the seconds of a round."""
+        """Training samples of a round divided by its seconds."""
         return self.samples / self.seconds
 
     @property
     def shares(self) -> dict[str, float]:
-        """Of the time: compute, communication, server, evaluation and everything else."""
+        """Shares of the time by kind: compute, communication, server, evaluation and other."""
         whole = sum(r.seconds for r in self.each)
         return {kind: sum(r.spans[kind] for r in self.each) / whole for kind in KINDS}
 
     @property
     def bytes(self) -> dict[str, float]:
-        """Of a round: `up`, `down`, and `evaluation` (downloads made only to measure)."""
+        """Bytes of a round: `up`, `down`, and `evaluation` (downloads for evaluation only)."""
         return {way: statistics.median(r.bytes[way] for r in self.each) for way in self.each[0].bytes}
 
     @property
     def bare_seconds(self) -> float | None:
-        """Of the bare loop, for the work of a round."""
+        """Time of the bare loop for the work of a round, if it ran."""
         known = [r.bare for r in self.each if r.bare is not None]
         return statistics.median(known) if known else None
 
     @property
     def ratio(self) -> float | None:
-        """A round by its bare loop, the median over rounds."""
+        """Time of a round divided by the time of its bare loop, as the median over rounds."""
         known = [r.seconds / r.bare for r in self.each if r.bare]
         return statistics.median(known) if known else None
 
     @property
     def command(self) -> str:
-        """What measures the same again."""
+        """The command that repeats the measurement."""
         bare = [] if self.bare_seconds is not None else ["--no-bare"]
         return shlex.join(["pluribus", "bench", self.experiment.method, *flags(self.experiment), *bare])
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "method": self.experiment.method,
             "data": self.experiment.data,
@@ -150,7 +149,6 @@ class Bench:
         }
 
     def table(self) -> None:
-        """Print the figures."""
         from pluribus.terminal import print_bench
 
         print_bench(self)
@@ -165,11 +163,11 @@ def bench(
     progress: bool = True,
     **settings: Any,
 ) -> Bench:
-    """Time some rounds of a federation, after one that warms up, each beside a bare loop that does the same work.
+    """Measure some rounds of a federation after one warm-up round, and a bare loop that does the work of each round.
 
-    Arguments are those of `pluribus.run`. `rounds` is how many are measured, whatever an Experiment or a file says.
-    The run's folder is deleted at the end unless `out` names one. `bare=False` leaves out the bare loop, which takes
-    as long as the run.
+    Arguments are those of `pluribus.run`. `rounds` is the number of measured rounds; it overrides the rounds of an
+    Experiment or a file. The run folder is deleted at the end unless `out` names one. `bare=False` skips the bare loop,
+    which takes as long as the run.
     """
     described = replace(experiment(method, config, **settings), rounds=rounds)
     watch = _Watch(bare)
@@ -188,7 +186,7 @@ def bench(
 
 @contextlib.contextmanager
 def _folder(out: str | None) -> Iterator[str]:
-    """The folder that was asked for, or one that is gone afterwards."""
+    """The given folder, or a temporary one."""
     if out is not None:
         yield out
         return
@@ -197,7 +195,7 @@ def _folder(out: str | None) -> Iterator[str]:
 
 
 class _Watch:
-    """Times every round of a run, then lets the bare loop do the same work."""
+    """Observer that measures every round of a run, and the bare loop after it."""
 
     def __init__(self, bare: bool) -> None:
         self._wants_bare = bare
@@ -205,7 +203,6 @@ class _Watch:
         self.gpu_memory: int | None = None
 
     def start(self, federation: Federation) -> None:
-        """Start the clock."""
         parts = federation.parts
         assert isinstance(parts, Assembly), "a benchmark is a simulation"
         self._federation, self._parts = federation, parts
@@ -218,12 +215,11 @@ class _Watch:
             workers=parts.experiment.workers,
             torch=torch.__version__,
         )
-        self._go_on()
+        self._restart_clock()
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        """Stop the clock while the bare loop runs."""
-        if record["round"] < self._parts.task.warmup:  # no model trains: nothing to compare with
-            self._go_on()
+        if record["round"] < self._parts.task.warmup:  # no model trains, so there is no bare loop
+            self._restart_clock()
             return
         seconds = round(now(self._parts.device) - self._since, 6)
         self._note_gpu_memory()
@@ -232,15 +228,14 @@ class _Watch:
         spans = record["spans"] | {"other": seconds - sum(record["spans"].values())}
         bare = self._bare.round(present, map(int, record["clients"])) if self._bare else None
         self.rounds.append(Round(seconds, spans, samples, record["bytes"], bare))
-        self._go_on()
+        self._restart_clock()
 
     def finish(self, result: Result) -> None:
-        """Ask for memory while the workers are still there."""
-        self.host_memory = _host_memory()
+        self.host_memory = _host_memory()  # now, because the workers still run
 
-    def _go_on(self) -> None:
+    def _restart_clock(self) -> None:
         if self._parts.device.type == "cuda":
-            torch.cuda.reset_peak_memory_stats(self._parts.device)  # what the bare loop took
+            torch.cuda.reset_peak_memory_stats(self._parts.device)  # without the bare loop
         self._since = now(self._parts.device)
 
     def _note_gpu_memory(self) -> None:
@@ -249,14 +244,14 @@ class _Watch:
 
 
 def _host_memory() -> int:
-    """Most bytes of this process and of each worker, summed; what they share counts in each."""
+    """Sum of the peak bytes of this process and its workers. Shared memory counts in each of them."""
     unit = 1 if sys.platform == "darwin" else 1024
     own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
     return own + sum(_high_water(child.pid) for child in multiprocessing.active_children())
 
 
 def _high_water(pid: int | None) -> int:
-    """Most bytes that a running process had; 0 where the system does not tell."""
+    """Peak bytes of a running process, or 0 if the system does not report them."""
     with contextlib.suppress(OSError):
         for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
             if line.startswith("VmHWM:"):
@@ -265,7 +260,7 @@ def _high_water(pid: int | None) -> int:
 
 
 def device_name(device: torch.device) -> str:
-    """What a GPU or the processor is called."""
+    """Product name of a GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
     with contextlib.suppress(OSError):

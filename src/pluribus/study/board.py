@@ -1,4 +1,4 @@
-"""The runs of a comparison: who is done, at work or waiting, and in the end the tables."""
+"""The terminal output of a comparison: the progress of all its runs, then the tables."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class Board:
-    """A live line per run, on standard error."""
+    """One live progress line per run, on standard error."""
 
     def __init__(self, experiments: Sequence[Experiment], shown: bool = True, console: Console | None = None) -> None:
         self._bar = Bar(
@@ -41,7 +41,7 @@ class Board:
                 total=one.all_rounds(),
                 completed=one.all_rounds() if done else 0,
                 accuracy="",
-                state="done before" if done else "waiting",
+                state="already done" if done else "waiting",
             )
 
     def __enter__(self) -> Board:
@@ -52,18 +52,16 @@ class Board:
         self._bar.stop()
 
     def moved(self, out: str, progress: Progress) -> None:
-        """Move the line of a run."""
         self._bar.update(self._tasks[out], completed=progress.done, state="running")
         if progress.accuracy is not None:
             self._bar.update(self._tasks[out], accuracy=f"{progress.accuracy:.3f}")
 
     def ended(self, out: str, failed: bool) -> None:
-        """Say how a run came out."""
         self._bar.update(self._tasks[out], state="failed" if failed else "done")
 
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
-    """Accuracy, cost and differences, and what a reader must know of them."""
+    """Print accuracy, cost and differences, with their notes."""
     console = console or Console(highlight=False)
     one = next(iter(found.experiments.values()))
     seeds = [run.seed for run in found.runs[found.baseline]]

@@ -1,7 +1,7 @@
-"""Methods side by side: the same data, partition, models and initial weights for all of them, over several seeds.
+"""Compares methods on the same data, partition, models and initial weights, over several seeds.
 
-OUT/METHOD-SEED/    an ordinary run folder each
-OUT/compare.json    the figures, once all runs are finished
+OUT/METHOD-SEED/    one ordinary run folder per method and seed
+OUT/compare.json    the results, written when all runs are finished
 """
 
 from __future__ import annotations
@@ -66,26 +66,27 @@ def compare(
     progress: bool = True,
     **settings: Any,
 ) -> Comparison:
-    """Run methods on the same clients, and say which differences are more than noise.
+    """Run methods on the same clients, and test which differences are more than noise.
 
-    Settings are those of `pluribus.run` and hold for all methods, whatever their own defaults; `own` gives one method
-    its hyper-parameters and training settings, such as `{"fedgh": {"server_lr": 0.02}}`. Seeds are `seed`, `seed` + 1
-    and so on. A folder `out` that holds runs of this comparison is gone on with: what is finished is read, what was
-    stopped is resumed.
+    Settings are those of `pluribus.run`. They hold for all methods and replace the defaults of a method. `own` sets the
+    hyper-parameters and training settings of one method, for example `{"fedgh": {"server_lr": 0.02}}`. The seeds are
+    `seed`, `seed` + 1 and so on. If the folder `out` holds runs of this comparison, finished runs are read and stopped
+    runs are resumed.
 
-    `view` is the model that is asked: `after` local training or `before` it, where a method has that view, or each
-    method's `own`. Only rows of equal views are tested against each other. `equal_steps` gives every method as many
-    rounds as it takes for the gradient steps per client that the one with the most takes in `rounds`.
+    `view` is the model that is evaluated: `after` local training, `before` it, or each method's `own`. A method that
+    lacks the view is evaluated in its own. Only rows of equal views are tested against each other. `equal_steps` gives
+    every method enough rounds for the number of gradient steps per client that the method with the most takes in
+    `rounds`.
 
-    Every run has one CPU thread unless `threads` says otherwise, so that figures do not depend on `jobs`, the number
-    of runs at a time: on a GPU one, otherwise one per core.
+    Every run has one CPU thread unless `threads` is set, so that results do not depend on `jobs`, the number of
+    parallel runs. The default is one on a GPU, otherwise one per core.
     """
     check_guarded()
     names = [name_of_any(method) for method in methods]
     described = described_by(methods, config, own or {}, settings | {"seed": seed})
     _check(names, seeds, jobs, baseline, target)
     check_view(view)
-    strange = overruled_by(described, config, own or {}, settings)
+    overridden = overruled_by(described, config, own or {}, settings)
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
     if equal_steps:
@@ -99,30 +100,30 @@ def compare(
     for one in grid:
         check_settings(one)
 
-    def found(whole: Sequence[str]) -> Comparison:
-        runs = {name: tuple(Run.read(one, view) for one in grid if one.method == name) for name in whole}
+    def compare_finished(finished: Sequence[str]) -> Comparison:
+        runs = {name: tuple(Run.read(one, view) for one in grid if one.method == name) for name in finished}
         _check_partitions(runs)
-        first = statistics.fmean(run.accuracies["mean"] for run in runs[whole[0]])
-        left_out = tuple(name for name in names if name not in whole)
+        first = statistics.fmean(run.accuracies["mean"] for run in runs[finished[0]])
+        left_out = tuple(name for name in names if name not in finished)
         goal = first if target is None else target
-        asked = view, equal_steps, {name: own for name, own in strange.items() if name in whole}, left_out
-        experiments = {name: described[name] for name in whole}
-        return Comparison(experiments, runs, baseline or names[0], goal, parameters, folder, *asked)
+        conditions = view, equal_steps, {name: own for name, own in overridden.items() if name in finished}, left_out
+        experiments = {name: described[name] for name in finished}
+        return Comparison(experiments, runs, baseline or names[0], goal, parameters, folder, *conditions)
 
     try:
         finish(grid, folder, jobs or default_jobs(grid[0]), progress)
     except UnfinishedError as error:
-        whole = [name for name in names if all(_finished(one) for one in grid if one.method == name)]
-        if (baseline or names[0]) in whole and len(whole) > 1:
-            error.partial = found(whole)
+        finished = [name for name in names if all(_is_finished(one) for one in grid if one.method == name)]
+        if (baseline or names[0]) in finished and len(finished) > 1:
+            error.partial = compare_finished(finished)
         raise
-    all_of_it = found(names)
-    write_json(folder / "compare.json", all_of_it.to_json())
-    return all_of_it
+    comparison = compare_finished(names)
+    write_json(folder / "compare.json", comparison.to_json())
+    return comparison
 
 
 def name_of_any(method: AnyMethod) -> str:
-    """The name of a method that is given by name, class or instance."""
+    """Name of a method that is given by name, class or instance."""
     if isinstance(method, str):
         return method
     return name_of(method if isinstance(method, type) else type(method))
@@ -139,7 +140,7 @@ def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | N
 
 
 def common_settings(config: str | Path | None) -> dict[str, Any]:
-    """What holds for all methods where no flag says otherwise."""
+    """Default settings of all methods, from the experiment and a config file."""
     own = ("method", "hyper", "out", "seed")  # of each run
     common = {one.name: one.default for one in dataclasses.fields(Experiment) if one.name not in (*TRAINING, *own)}
     written = from_toml(Path(config)) if config is not None else {}
@@ -152,22 +153,22 @@ def described_by(
     own: Mapping[str, Mapping[str, Any]],
     settings: Mapping[str, Any],
 ) -> dict[str, Experiment]:
-    """The experiment of each method: what is common to all, and what is its own."""
+    """The experiment of each method, from the common settings and those of the method alone."""
     names = [name_of_any(method) for method in methods]
     if not names:
-        raise MissingSettingError("which methods? pluribus list methods shows all.")
+        raise MissingSettingError("name at least one method. pluribus list methods shows all.")
     for name in names:
         find(name)
         if names.count(name) > 1:
-            raise FormatError(f"{name} is named twice.")
+            raise FormatError(f"the method {name} is given twice. Give every method once.")
     for name in own:
         if name not in names:
             raise unknown("method of this comparison", name, names, "pluribus compare --help")
-    common, written = {**common_settings(config), **settings}, _written_hyper(config)
+    common, written = {**common_settings(config), **settings}, _read_hyper(config)
     if common["test"] == "own" and not common["test_fraction"]:
         raise RangeError("a comparison needs test data: --test-fraction must be above 0.")
     if callable(common["models"]):
-        common["models"] = list(assign(common["models"], common["clients"]))  # processes cannot be sent a function
+        common["models"] = list(assign(common["models"], common["clients"]))  # a function cannot be sent to a process
     described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
     given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
     for method, name in zip(methods, names, strict=True):
@@ -176,8 +177,8 @@ def described_by(
         for setting in alone:
             if setting in known_settings() and setting not in TRAINING:
                 raise ConflictError(f"{setting} is the same for all methods: use {flag_name(setting)}.")
-        described[name] = experiment(method, **usual | common | alone)  # no method's own defaults
-        described[name].build_method()  # what is wrong with its hyper-parameters shows here
+        described[name] = experiment(method, **usual | common | alone)  # the defaults of the method do not apply
+        described[name].build_method()  # checks its hyper-parameters
     return described
 
 
@@ -187,24 +188,24 @@ def overruled_by(
     own: Mapping[str, Mapping[str, Any]],
     settings: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
-    """By method, its own defaults of training that do not hold here, though nobody asked for other values."""
+    """By method, its own training defaults that this comparison replaces although the user set no other value."""
     given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
-    written = _written_hyper(config)
+    written = _read_hyper(config)
     found = {
         name: overruled(one, given | {*written.get(name, {}), *own.get(name, {})}) for name, one in described.items()
     }
     return {name: settings for name, settings in found.items() if settings}
 
 
-def _written_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
-    """By method: [hyper.fedgh] of a comparison's file, or [hyper] of a run's file, which names its method."""
+def _read_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
+    """Hyper-parameters by method: [hyper.METHOD] of a comparison's file, or [hyper] of a run's file."""
     written = from_toml(Path(config)) if config is not None else {}
     hyper = written.get("hyper", {})
     if "method" in written:
         return {written["method"]: hyper}
     for name, table in hyper.items():
         if not isinstance(table, dict):
-            raise FormatError(f"[hyper] in {config} is of no method: write [hyper.METHOD] above {name}.")
+            raise FormatError(f"[hyper] in {config} names no method: write [hyper.METHOD] above {name}.")
         find(name)
     return dict(hyper)
 
@@ -220,7 +221,7 @@ def _folder(out: str | Path | None, described: Experiment) -> Path:
 
 
 def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, float]:
-    """Trainable parameters by method. Puts everything together on the way, so that what is wrong shows at once."""
+    """Trainable parameters by method. Assembles every run, so that mistakes show before the first one starts."""
     found = {name: trainable_parameters(assemble(one)) for name, one in described.items()}
     for number in range(1, seeds):
         one = next(iter(described.values()))
@@ -229,14 +230,14 @@ def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, fl
 
 
 def trainable_parameters(parts: Assembly) -> float:
-    """What the optimisers of a client move, the mean over clients."""
+    """Number of parameters that the optimizers of a client change, as the mean over clients."""
     host = make_host(parts, lambda k: None)
     sizes = {model: host.client(k).trained_size() for model, k in parts.cards.architectures().items()}
     return statistics.fmean(sizes[card.model] for card in parts.cards.values())
 
 
 def default_jobs(described: Experiment) -> int:
-    """Runs at a time: one where they share a GPU or a cluster, otherwise as many as there are cores for."""
+    """Number of parallel runs: one on a GPU or a cluster, otherwise as many as the cores allow."""
     on_gpu = described.device.startswith("cuda") or (described.device == "auto" and torch.cuda.is_available())
     if on_gpu or described.engine == "ray":
         return 1
@@ -244,67 +245,67 @@ def default_jobs(described: Experiment) -> int:
 
 
 def check_settings(described: Experiment) -> None:
-    """A run that is there already must be one of these settings."""
+    """Refuse an existing run that has other settings."""
     path = Path(described.out or "") / "config.toml"
     if not path.exists():
         return
-    there, wanted = _leaves(read_toml(path)), _leaves(tomllib.loads(to_toml(described.settings())))
-    for name in {**there, **wanted}:
-        if there.get(name) != wanted.get(name):
-            was, now = (_spelled(settings.get(name)) for settings in (there, wanted))
+    before, wanted = _flatten(read_toml(path)), _flatten(tomllib.loads(to_toml(described.settings())))
+    for name in {**before, **wanted}:
+        if before.get(name) != wanted.get(name):
+            was, now = (_format_value(settings.get(name)) for settings in (before, wanted))
             raise OtherRunError(
                 f"{described.out} was run with {flag_name(name)} {was}, not {now}. Choose another --out."
             )
 
 
-def _leaves(settings: Mapping[str, Any]) -> dict[str, Any]:
+def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in settings.items() if k != "hyper"}, **settings.get("hyper", {})}
 
 
-def _spelled(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return "unset" if value is None else str(value)
 
 
 def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
-    """Run or resume, each in its folder, what is not finished yet. A run that fails leaves the others alone."""
+    """Run or resume all unfinished experiments, each in its folder. A failed run does not stop the others."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
-    todo = [one for one in grid if not _finished(one)]
+    todo = [one for one in grid if not _is_finished(one)]
     try:
         with Board(grid, shown=progress) as board:
             failed = run_all(todo, min(jobs, len(todo)), board)
     except KeyboardInterrupt as stop:
         raise KeyboardInterrupt(f"Resume with the same command and --out {folder}") from stop
     if failed:
-        kept = f"The other runs are kept: the same command with --out {folder} goes on."
-        raise UnfinishedError(f"{_why(failed)} {kept}", failed)
+        kept = f"The other runs are kept. Use the same command with --out {folder} to resume."
+        raise UnfinishedError(f"{_explain(failed)} {kept}", failed)
 
 
-def _finished(one: Experiment) -> bool:
+def _is_finished(one: Experiment) -> bool:
     return (Path(one.out or "") / "result.json").exists()
 
 
-def _why(failed: Mapping[str, str]) -> str:
-    """Which runs failed, and for which reasons."""
-    alike: dict[str, list[str]] = {}
+def _explain(failed: Mapping[str, str]) -> str:
+    """Say which runs failed, and why. Runs with the same reason share a sentence."""
+    by_reason: dict[str, list[str]] = {}
     for run, reason in failed.items():
-        alike.setdefault(reason, []).append(Path(run).name)
+        by_reason.setdefault(reason, []).append(Path(run).name)
     return " ".join(
-        f"{first} did not come to its end: {reason}" + (f" So did {', '.join(others)}." if others else "")
-        for reason, (first, *others) in alike.items()
+        f"{first} failed: {reason}" + (f" {', '.join(others)} failed for the same reason." if others else "")
+        for reason, (first, *others) in by_reason.items()
     )
 
 
 def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:
-    """Same settings on other data would compare data."""
+    """Refuse runs on different data: their difference would not be one of methods."""
     first, *others = runs.values()
     for theirs in others:
         for one, other in zip(first, theirs, strict=True):
             if _digest(one) != _digest(other):
                 raise OtherRunError(
-                    f"{one.folder} and {other.folder} were run on other data: their partitions differ. "
+                    f"{one.folder} and {other.folder} were run on different data: their partitions differ. "
                     f"Choose another --out."
                 )
 

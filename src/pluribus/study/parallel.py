@@ -1,7 +1,7 @@
-"""Several runs, one after the other in this process or each in a process of its own.
+"""Runs several experiments, one after the other in this process or in parallel processes.
 
-A run that fails, or whose process dies, does not disturb the others. Every run keeps what it has in its folder, so that
-all of them may be killed at any time.
+A run that fails, or whose process dies, does not disturb the others. Every run saves its state in its folder, so all of
+them may be killed at any time.
 """
 
 from __future__ import annotations
@@ -30,82 +30,81 @@ from pluribus.result import Result
 from pluribus.storage.files import write_text
 
 SENTENCE = (
-    "runs in processes of their own import this script anew, and would run it anew: put what runs under "
+    "parallel processes import this script again, and would run it again: move the code that runs under "
     "`if __name__ == '__main__':`, or set jobs to 1."
 )
 
 
-FAILURES = (Exception, SystemExit)  # all that one run can do to the others, but for Ctrl-C
+FAILURES = (Exception, SystemExit)  # must not stop other runs; Ctrl-C must
 
 
 class Progress(NamedTuple):
-    """How far a run is: rounds done, and the mean test accuracy where the last of them was evaluated."""
+    """Rounds done, and the mean test accuracy if the last round was evaluated."""
 
     done: int
     accuracy: float | None = None
 
 
 class Failure(NamedTuple):
-    """Why a run did not come to its end."""
+    """Why a run failed."""
 
     sentence: str
 
 
 class Watcher(Protocol):
-    """Someone who is told how runs go. A run is known by its folder."""
+    """Receives the progress of runs. `out` is the folder of a run."""
 
     def moved(self, out: str, progress: Progress) -> None:
-        """A run has begun, or a round is done."""
+        """A run has started, or a round is done."""
 
     def ended(self, out: str, failed: bool) -> None:
-        """A run is over."""
+        """A run has finished or failed."""
 
 
 def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
-    """Run or resume each in its folder, so many at a time. Gives back why runs failed, by folder."""
+    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder."""
     return _one_by_one(experiments, watcher) if jobs <= 1 else _side_by_side(experiments, jobs, watcher)
 
 
-def _advance(described: Experiment, tell: Callable[[Progress], None]) -> None:
-    """From wherever the run is to its end."""
-    _traceback(described.out or "").unlink(missing_ok=True)
+def _finish_run(described: Experiment, report: Callable[[Progress], None]) -> None:
+    """Run or resume an experiment to its end."""
+    _traceback_path(described.out or "").unlink(missing_ok=True)
     if (Path(described.out or "") / "config.toml").exists():
-        resume(described.out or "", progress=False, observers=[_Teller(tell)])
+        resume(described.out or "", progress=False, observers=[_Reporter(report)])
     else:
-        run(described, progress=False, observers=[_Teller(tell)])
+        run(described, progress=False, observers=[_Reporter(report)])
 
 
-def _told(out: str, error: BaseException) -> str:
-    """Why a run failed. Of what nobody foresaw, the kind, its first line and the nearest line of the user's own code;
-    the traceback lies beside the run folder."""
+def _explain(out: str, error: BaseException) -> str:
+    """Say why a run failed. The traceback of an unexpected error is written beside the run folder."""
     if isinstance(error, PluribusError):
         return str(error)
-    place = _traceback(out)
-    with contextlib.suppress(OSError):  # a full disk, say
-        write_text(place, "".join(traceback.format_exception(error)))
-    return f"{sentence_of(error)}. {place} has the traceback."
+    path = _traceback_path(out)
+    with contextlib.suppress(OSError):  # for example a full disk
+        write_text(path, "".join(traceback.format_exception(error)))
+    return f"{sentence_of(error)}. The traceback is in {path}."
 
 
-def _traceback(out: str) -> Path:
+def _traceback_path(out: str) -> Path:
     return Path(f"{out}.error.txt")
 
 
-class _Teller:
-    """Watches a run and tells how far it is."""
+class _Reporter:
+    """Observer that reports the progress of a run."""
 
-    def __init__(self, tell: Callable[[Progress], None]) -> None:
-        self._tell = tell
+    def __init__(self, report: Callable[[Progress], None]) -> None:
+        self._report = report
 
     def start(self, federation: Federation) -> None:
         self._view = federation.method.views[0]
-        self._tell(Progress(len(federation.history)))
+        self._report(Progress(len(federation.history)))
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         accuracy = record["mean"].get(self._view, {}).get("test", {}).get("mean")
-        self._tell(Progress(record["round"] + 1, accuracy))
+        self._report(Progress(record["round"] + 1, accuracy))
 
     def finish(self, result: Result) -> None:
-        """Whoever started the run notices."""
+        """Nothing to report: the caller of the run knows."""
 
 
 # ---- in this process -------------------------------------------------------------------------------------------------
@@ -116,9 +115,9 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str
     for described in experiments:
         out = described.out or ""
         try:
-            _advance(described, lambda progress, out=out: watcher.moved(out, progress))  # type: ignore[misc]
+            _finish_run(described, lambda progress, out=out: watcher.moved(out, progress))  # type: ignore[misc]
         except FAILURES as error:
-            failed[out] = _told(out, error)
+            failed[out] = _explain(out, error)
         watcher.ended(out, failed=out in failed)
     return failed
 
@@ -138,21 +137,21 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
         while waiting or running:
             while waiting and len(running) < jobs:
                 described = waiting.pop(0)
-                connection, process = _started(context, described)
+                connection, process = _start(context, described)
                 running[connection] = _Running(described.out or "", process)
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
                 one = running[ready]
-                said = _heard(ready, one.process)
-                if isinstance(said, Progress):
-                    watcher.moved(one.out, said)
+                message = _receive(ready, one.process)
+                if isinstance(message, Progress):
+                    watcher.moved(one.out, message)
                     continue
-                if said is not None:
-                    failed[one.out] = said.sentence
+                if message is not None:
+                    failed[one.out] = message.sentence
                 del running[ready]
                 ready.close()
                 one.process.join()
-                watcher.ended(one.out, failed=said is not None)
+                watcher.ended(one.out, failed=message is not None)
     finally:
         for one in running.values():
             one.process.kill()
@@ -160,56 +159,56 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
     return failed
 
 
-def _started(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
+def _start(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
-    # no daemon: those may not have worker processes of their own
+    # not a daemon, because a daemon may not start worker processes
     args = theirs, described, _data(described)
     process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
     with without_interrupts():
         process.start()
-    theirs.close()  # or the pipe would stay open when the process ends
+    theirs.close()  # otherwise the pipe stays open when the process ends
     return ours, process
 
 
 def _data(described: Experiment) -> dict[Key, Dataset]:
-    """The data of a run, decoded here once for all processes. What cannot be loaded here, the run itself tells."""
+    """Load the data of a run once for all processes. If this fails, the run itself reports the error."""
     try:
         return load_shared(described.data, image_size=described.image_size, seed=described.seed)
     except FAILURES:
         return {}
 
 
-def _heard(connection: Connection, process: BaseProcess) -> Progress | Failure | None:
-    """What a process says; None where it has done its work."""
+def _receive(connection: Connection, process: BaseProcess) -> Progress | Failure | None:
+    """Receive a message of a process. None: its run has finished."""
     try:
-        said: Progress | Failure | None = connection.recv()
+        message: Progress | Failure | None = connection.recv()
     except (EOFError, OSError):
         process.join()
         if process.exitcode == UNGUARDED:
             raise UserCodeError(SENTENCE) from None
-        return Failure(_how_it_ended(process))
-    return said
+        return Failure(_explain_exit(process))
+    return message
 
 
-def _how_it_ended(process: BaseProcess) -> str:
+def _explain_exit(process: BaseProcess) -> str:
     status = process.exitcode or 0
     if status == -signal.SIGKILL:
         return f"its process ({process.pid}) was killed, perhaps because memory ran out: use fewer --jobs."
     if status < 0:
-        return f"its process ({process.pid}) was ended by {signal.Signals(-status).name}."
-    return f"its process ({process.pid}) ended with status {status}: what it printed says why."
+        return f"its process ({process.pid}) was stopped by {signal.Signals(-status).name}."
+    return f"its process ({process.pid}) ended with status {status}. Its output says why."
 
 
 def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset]) -> None:
-    """What a process does. It ends with its parent: nobody listens then."""
+    """Run one experiment in a process. The process exits if its parent has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             with loaded_once(data):
-                _advance(described, connection.send)
-            said = None
+                _finish_run(described, connection.send)
+            failure = None
         except FAILURES as error:
-            said = Failure(_told(described.out or "", error))
-        connection.send(said)
+            failure = Failure(_explain(described.out or "", error))
+        connection.send(failure)
     except BrokenPipeError:
         os._exit(0)

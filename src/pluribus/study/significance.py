@@ -1,10 +1,10 @@
-"""Whether a difference between two methods is more than noise.
+"""Tests whether a difference between two methods is more than noise.
 
-Two methods ran on the same clients of the same seeds: what is compared is the difference per client and seed. Client 3
-of one seed is not client 3 of another, so clients lie within seeds; and clients of one seed share a server, so what
-happens to one of them happens to others too. A sign-flip test over all pairs does not know that, and finds too much
-where seeds differ. The interval does: it draws seeds anew, then clients within them. A difference counts as shown only
-where both agree.
+Both methods ran on the same clients with the same seeds, so the test uses the difference per client and seed. Client 3
+of one seed is not client 3 of another: clients are nested in seeds. Clients of one seed share a server, so their
+results are correlated. A sign-flip test over all pairs ignores this correlation, and finds too many differences if
+seeds differ. The interval respects it: the bootstrap draws seeds, then clients within each seed. A difference counts as
+shown only if both agree.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from scipy.stats import permutation_test
 from pluribus.draws import numpy_rng
 
 LEVEL = 0.05
-RESAMPLES = 9999  # sign flips are counted one by one where there are no more than this
+RESAMPLES = 9999  # up to this number, all sign flips are enumerated
 BETTER, WORSE, NOT_SHOWN = "better", "worse", "no difference shown"
 
 BySeed = Sequence[Sequence[float]]
@@ -26,30 +26,30 @@ BySeed = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A method's accuracy less that of the baseline, over clients and seeds."""
+    """A method's accuracy minus the baseline's, over clients and seeds."""
 
     mean: float
-    """Over seeds, of the mean over clients."""
+    """Mean over seeds of the mean over clients."""
     low: float
     high: float
-    """95 % interval."""
+    """Bounds of the 95 % interval."""
     p: float
-    """Of the sign-flip test, two-sided."""
+    """Two-sided p-value of the sign-flip test."""
     pairs: int
     seeds: int
 
     def verdict(self, p: float) -> str:
-        """In words, with the p-value as it is after correction for several methods."""
+        """The result in words, for a p-value that is corrected for several methods."""
         if p >= LEVEL or self.low <= 0 <= self.high:
             return NOT_SHOWN
         return BETTER if self.mean > 0 else WORSE
 
 
 def difference(by_seed: BySeed) -> Difference:
-    """From the differences of each seed's clients.
+    """Test the differences of the clients of each seed.
 
     >>> one = difference([[0.1, 0.2, 0.3]])
-    >>> round(one.mean, 3), one.p           # two of the eight ways to set three signs are as far from 0
+    >>> round(one.mean, 3), one.p           # 2 of the 8 sign patterns have a mean as far from 0
     (0.2, 0.25)
     """
     low, high = interval(by_seed)
@@ -64,9 +64,9 @@ def difference(by_seed: BySeed) -> Difference:
 
 
 def sign_flips(by_seed: BySeed) -> float:
-    """How often the mean is as far from 0 when each pair's sign is a coin's: if nothing differs, it might as well be.
+    """P-value: how often the mean is as far from 0 if the sign of each pair is random.
 
-    Exact for few pairs. Every seed counts alike, and within it every client.
+    It is exact for few pairs. All seeds have equal weight, and so have all clients of a seed.
     """
     shares = np.concatenate([np.asarray(values, dtype=float) / (len(values) * len(by_seed)) for values in by_seed])
     if len(shares) == 1:
@@ -88,9 +88,9 @@ def _sum(values: np.ndarray, axis: int) -> np.ndarray:
 
 
 def interval(by_seed: BySeed) -> tuple[float, float]:
-    """95 % of the means that come of drawing seeds with replacement, and then clients of each.
+    """Bootstrap interval of 95 %: seeds are drawn with replacement, then clients of each seed.
 
-    Of one seed only clients can be drawn: the interval then says nothing about other seeds.
+    With one seed only clients are drawn, so the interval says nothing about other seeds.
     """
     rng = numpy_rng("interval")
     total = np.zeros(RESAMPLES)
@@ -105,7 +105,7 @@ def interval(by_seed: BySeed) -> tuple[float, float]:
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
-    """P-values as they are where several differences are tested at once (Holm, 1979).
+    """Correct p-values for several tests (Holm, 1979).
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]

@@ -1,4 +1,4 @@
-"""Figures of several methods over the same seeds: what each run gave, what that amounts to, and how it is written."""
+"""Results of several methods over the same seeds: of every run, in total, and as tables and notes."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from pluribus.study.tables import Cell, Table, cells, markdown_of
 from pluribus.terminal import MOST_APART, human
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
-"""Why two rows are not tested against each other: other models were asked, a method was not run as it is used to and
-nobody asked for that, or figures per client are gone."""
-SAID_OF_VIEWS = "Different views: one model before training against another after it would be no comparison of methods."
+"""Why two rows are not tested against each other: their views differ, a training default of a method was replaced
+although the user did not ask for it, or the results per client were not kept."""
+SAID_OF_VIEWS = "Different views: a model before local training cannot be compared with a model after it."
 FOR_ONE = ", or for one method with --set {method}.{name}={value}"
 
-ENOUGH_SEEDS = 5  # docs/compare.md has how often a difference is found where there is none
+ENOUGH_SEEDS = 5  # docs/compare.md has the rates of false differences
 
 ACCURACIES = {"mean": "mean", "weighted": "weighted", "worst": "worst", "last": "last round"}
-"""Columns of the table of accuracies: as many as 80 characters have room for. JSON and CSV have `best` too."""
+"""Columns of the table of accuracies. More do not fit into 80 characters; JSON and CSV also have `best`."""
 
 
 @dataclass(frozen=True)
 class Run:
-    """A finished run, as its folder has it."""
+    """A finished run, read from its folder."""
 
     method: str
     seed: int
@@ -46,11 +46,10 @@ class Run:
     result: dict[str, Any]
     history: list[dict[str, Any]]
     wanted: str = "own"
-    """The view that is asked for."""
+    """The requested view."""
 
     @classmethod
     def read(cls, described: Experiment, view: str = "own") -> Run:
-        """What lies in the experiment's folder."""
         folder = Path(described.out or "")
         history = read_lines(folder / "metrics.jsonl")
         return cls(described.method, described.seed, folder, read_json(folder / "result.json"), history, view)
@@ -62,42 +61,42 @@ class Run:
 
     @property
     def view(self) -> str:
-        """Which model the figures ask."""
+        """The view of the results: the requested one, or the method's own if it lacks that one."""
         return shown(self.result["summary"], self.wanted)
 
     @property
     def accuracies(self) -> dict[str, float]:
-        """Test accuracies: over clients, selected on validation, and the mean over clients in the last round."""
+        """Test accuracies over clients, selected on validation. `last` is the mean in the last round."""
         last = self.over_clients(self.view, "last", "test")["mean"]
         return {**self.over_clients(self.view, "selected", "test"), "last": last}
 
-    def over_clients(self, view: str, moment: str, figure: str) -> dict[str, Any]:
-        """A figure over clients: `mean`, `weighted`, `worst` and `best`.
+    def over_clients(self, view: str, moment: str, metric: str) -> dict[str, Any]:
+        """A metric over clients: `mean`, `weighted`, `worst` and `best`.
 
-        Older runs did not keep the best. It is taken from what each client had, and left out where that is gone.
+        Older runs did not save `best`. It is computed from the results per client, if they were kept.
         """
-        found = dict(self.result["summary"][view][moment].get(figure, {}))
+        found = dict(self.result["summary"][view][moment].get(metric, {}))
         each = None if not found or "best" in found else self._each(view, moment)
         if each is not None:
-            values = {k: one.get(figure) for k, one in each.items()}
-            found["best"] = over_clients(values, Counter(), is_loss(figure))["best"]
+            values = {k: one.get(metric) for k, one in each.items()}
+            found["best"] = over_clients(values, Counter(), is_loss(metric))["best"]
         return found
 
     @property
     def by_view(self) -> dict[str, float]:
-        """Test accuracy, mean over clients, selected on validation, in every view that the method has."""
+        """Mean test accuracy over clients, selected on validation, in every view of the method."""
         return {view: moments["selected"]["test"]["mean"] for view, moments in self.result["summary"].items()}
 
     @property
     def by_client(self) -> dict[int, float] | None:
-        """Selected test accuracy of every client that has test data; None where those of the view were not kept."""
+        """Selected test accuracy of every client with test data. None: not kept for this view."""
         each = self._each(self.view, "selected")
         if each is None:
             return None
         return {k: accuracy for k, one in each.items() if (accuracy := one.get("test")) is not None}
 
     def _each(self, view: str, moment: str) -> Mapping[int, Figures] | None:
-        """The figures of every client; None where they were not kept."""
+        """The metrics of every client, or None if they were not kept."""
         clients = {int(k): client for k, client in self.result["clients"].items()}
         if view != self.headline:
             clients = {k: client.get("views", {}).get(view, {}) for k, client in clients.items()}
@@ -109,35 +108,34 @@ class Run:
 
     @property
     def steps(self) -> float | None:
-        """Gradient steps per client; None where nobody counted them."""
+        """Gradient steps per client, or None if they were not counted."""
         return (self.result.get("steps") or {}).get("per_client")
 
     def reached(self, target: float) -> tuple[int, int] | None:
-        """Rounds and bytes, up and down, until the mean test accuracy was first there; None: it never was."""
-        travelled = 0
+        """Rounds and bytes (up and down) until the mean test accuracy reached a target. None: it never did."""
+        traffic = 0
         for record in self.history:
-            travelled += record["bytes"]["up"] + record["bytes"]["down"]
+            traffic += record["bytes"]["up"] + record["bytes"]["down"]
             if record["mean"] and record["mean"][self.view]["test"]["mean"] >= target:
-                return record["round"] + 1, travelled
+                return record["round"] + 1, traffic
         return None
 
 
 @dataclass(frozen=True)
 class Spread:
-    """A figure over seeds."""
+    """Mean and standard deviation of a metric over seeds."""
 
     mean: float
     std: float | None
-    """Standard deviation of the sample; None of one seed."""
+    """Standard deviation of the sample. None: there is one seed."""
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Over seeds."""
         return cls(statistics.fmean(values), statistics.stdev(values) if len(values) > 1 else None)
 
     @classmethod
     def by_view(cls, runs: Sequence[Run]) -> dict[str, Spread]:
-        """The mean test accuracy in every view, over the seeds of a method."""
+        """Mean test accuracy in every view, over the seeds of a method."""
         return {view: cls.of([run.by_view[view] for run in runs]) for view in runs[0].by_view}
 
     def __str__(self) -> str:
@@ -146,88 +144,88 @@ class Spread:
 
 @dataclass(frozen=True)
 class Row:
-    """A method's figures. Bytes, seconds and what it took to the target are means over seeds."""
+    """The results of a method. Bytes, seconds, and rounds and bytes to the target are means over seeds."""
 
     method: str
     view: str
-    """Which model the accuracies ask."""
+    """The view of the accuracies."""
     accuracies: dict[str, Spread]
     by_view: dict[str, Spread]
-    """The mean in every view that the method has."""
+    """The mean in every view of the method."""
     rounds: int
     steps: float | None
-    """Gradient steps per client; None where nobody counted them."""
+    """Gradient steps per client, or None if they were not counted."""
     up: float
     down: float
     rounds_to_target: float | None
     bytes_to_target: float | None
-    """None where a seed never reached it."""
+    """None: not every seed reached the target."""
     reached: int
-    """Seeds that did."""
+    """Number of seeds that reached the target."""
     seconds: float
     parameters: float
-    """Trainable ones of a client, the mean over clients."""
+    """Trainable parameters of a client, mean over clients."""
 
 
 @dataclass(frozen=True)
 class Compared:
-    """A method against the baseline; without figures where the two cannot be tested against each other."""
+    """A method compared with the baseline. Without a test, `difference` and `p` are None."""
 
     method: str
     difference: Difference | None
     p: float | None
-    """After Holm's correction for all methods that were tested."""
+    """P-value after Holm's correction for all tested methods."""
     why: str = ""
-    """In a few words, why there is no test."""
+    """Short reason why there is no test."""
     steps: tuple[float, float] | None = None
-    """Gradient steps per client, of the method and of the baseline."""
+    """Gradient steps per client of the method and of the baseline."""
 
     @property
     def unequal(self) -> bool:
-        """Whether one of the two had so many more steps that the verdict is about that, too."""
+        """Whether the steps differ so much that they may explain the verdict."""
         return self.steps is not None and abs(self.steps[0] - self.steps[1]) > MOST_APART * self.steps[1]
 
     @property
     def marked(self) -> str:
-        """The verdict as tables show it, with a mark where steps differ."""
+        """The verdict for a table, with a mark if the steps differ."""
         return f"{self.verdict} †" if self.difference and self.unequal else self.verdict
 
     @property
     def verdict(self) -> str:
-        """In words."""
+        """The result of the test in words, or the reason why there is none."""
         if self.difference is None or self.p is None:
             return self.why
         return self.difference.verdict(self.p)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """As a row of a table."""
+        """The row of a table."""
         if self.difference is None or self.p is None:
             return (Cell(self.method), Cell("-"), Cell("-"), Cell("-"), Cell(self.why))
         one = self.difference
-        figures = f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", f"{self.p:.3f}"
+        texts = f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", f"{self.p:.3f}"
         return (
             Cell(self.method),
-            *map(Cell, figures[:2]),
-            Cell("<0.001" if self.p < 0.001 else figures[2]),
+            *map(Cell, texts[:2]),
+            Cell("<0.001" if self.p < 0.001 else texts[2]),
             Cell(self.marked),
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Its figures as plain values, None where there is no test."""
+        """Plain values by name. Without a test they are None."""
         names = [one.name for one in fields(Difference)]
-        told = {name: getattr(self.difference, name, None) for name in names}
+        values = {name: getattr(self.difference, name, None) for name in names}
         mine, base = self.steps or (None, None)
         counted = {"steps": mine, "steps_of_baseline": base, "unequal_steps": self.unequal}
-        return told | {"p_holm": self.p, "verdict": self.verdict} | counted
+        return values | {"p_holm": self.p, "verdict": self.verdict} | counted
 
 
 def compared(
     runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] | None = None
 ) -> list[Compared]:
-    """Everyone else against the baseline, with the seeds that both have; who shares none with it is left out.
+    """Compare every other method with the baseline, over the seeds that both have. Skip methods without such a seed.
 
-    `untested` says of whom there shall be no verdict, and why.
+    `untested` holds the methods that are not tested, and the reasons.
     """
     base, found = runs[baseline], dict[str, Difference | str]()
     for name in runs:
@@ -250,7 +248,7 @@ def compared(
 
 
 def mean_steps(runs: Sequence[Run]) -> float | None:
-    """Gradient steps per client, the mean over seeds; None where a run did not count them."""
+    """Gradient steps per client, mean over seeds, or None if a run did not count them."""
     known = [run.steps for run in runs if run.steps is not None]
     return statistics.fmean(known) if len(known) == len(runs) else None
 
@@ -260,7 +258,7 @@ def _both(mine: float | None, base: float | None) -> tuple[float, float] | None:
 
 
 def about_steps(differences: Sequence[Compared], baseline: str, remedy: str = "") -> Iterator[str]:
-    """What the mark at verdicts is about."""
+    """A note that explains the mark † in verdicts."""
     marked = [(one.method, *one.steps) for one in differences if one.steps and one.marked != one.verdict]
     if marked:
         each = ", ".join(f"{name} {mine:,.0f} ({_times(mine, base)})" for name, mine, base in marked)
@@ -281,7 +279,7 @@ def _not_kept(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
 
 
 def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
-    """By seed, the differences of its clients."""
+    """The differences of the clients, by seed."""
     bases = {run.seed: run.by_client or {} for run in baseline}
     by_seed = []
     for run in runs:
@@ -292,21 +290,21 @@ def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
 
 
 def chosen_text(runs: Iterable[Run]) -> str:
-    """How the rounds of the figures were chosen, in words."""
+    """Say in words how the rounds of the results were selected."""
     return selection_text(client["selected"]["val"] for run in runs for client in run.result["clients"].values())
 
 
 def corrected_for(differences: Sequence[Compared], what: str) -> str:
-    """How often p was corrected, in words."""
+    """Say in words for how many tests p was corrected."""
     tests = sum(one.difference is not None for one in differences)
     return f", corrected for {tests} {what} (Holm)" if tests > 1 else ""
 
 
 def too_few(seeds: int) -> str:
-    """What to know of differences over few seeds."""
+    """A note about differences over few seeds."""
     if seeds == 1:
-        return "With one seed only clients are drawn anew: a difference shown is one of this seed."
-    return f"{seeds} seeds are few: where much depends on the seed, noise is taken for a difference too often."
+        return "With one seed only clients are resampled: a difference holds for this seed only."
+    return f"{seeds} seeds are few: if results depend much on the seed, noise passes for a difference too often."
 
 
 def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
@@ -318,7 +316,7 @@ def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
 def about_defaults(
     overruled: Mapping[str, Mapping[str, Any]], experiments: Mapping[str, Experiment], for_one: str = ""
 ) -> list[str]:
-    """What to know of methods that were not run as they are used to, a sentence for each setting and value."""
+    """Notes about replaced defaults of methods: one sentence for each setting and value."""
     whose: dict[tuple[str, Any, Any], list[str]] = {}
     for method, settings in overruled.items():
         for name, own in settings.items():
@@ -332,7 +330,7 @@ def about_defaults(
 
 
 def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
-    """Differences to the baseline as a table."""
+    """Make the table of differences from the baseline."""
     headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
     return Table(headings, tuple(one.cells for one in differences))
 
@@ -340,25 +338,25 @@ def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Tabl
 def tables_of_views(
     headings: tuple[str, str], runs: Mapping[str, Sequence[Run]], with_cost: bool = False
 ) -> list[Table]:
-    """The mean accuracy in every view that a row has, where there are several; the one asked for comes first."""
+    """Make a table of the mean accuracy in every view, if there are several. The requested view comes first."""
     found = {name: Spread.by_view(some) for name, some in runs.items()}
-    there = dict.fromkeys(view for one in found.values() for view in one)
-    asked = {some[0].wanted for some in runs.values()}
-    views = sorted(there, key=lambda view: view not in asked)
+    known = dict.fromkeys(view for one in found.values() for view in one)
+    requested = {some[0].wanted for some in runs.values()}
+    views = sorted(known, key=lambda view: view not in requested)
     if len(views) == 1 and not with_cost:
         return []
     columns = []
     for view in views:
         means = [one[view].mean if view in one else None for one in found.values()]
-        columns.append(cells([_dashed(mean, "{:.3f}".format) for mean in means], means, _most(means)))
+        columns.append(cells([_format(mean, "{:.3f}".format) for mean in means], means, _most(means)))
     names, seen = [Cell(name) for name in found], [Cell(some[0].view) for some in runs.values()]
     cost = _costs(runs.values()) if with_cost else {}
     return [Table((*headings, *views, *cost), tuple(zip(names, seen, *columns, *cost.values(), strict=True)))]
 
 
 def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
-    """Columns of gradient steps per client, and of bytes both ways, means over seeds."""
-    columns = {"steps": [Cell(_dashed(mean_steps(runs), "{:,.0f}".format)) for runs in rows]}
+    """Columns of gradient steps per client and of bytes up and down, means over seeds."""
+    columns = {"steps": [Cell(_format(mean_steps(runs), "{:,.0f}".format)) for runs in rows]}
     for way in ("up", "down"):
         columns[way] = [Cell(human(statistics.fmean(run.result["bytes"][way] for run in runs))) for runs in rows]
     return columns
@@ -366,7 +364,7 @@ def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Figures of several methods over the same seeds, and which differences are more than noise.
+    """Results of several methods over the same seeds, and which differences are more than noise.
 
     >>> import pluribus                                                     # doctest: +SKIP
     >>> found = pluribus.compare(["local", "fedgh"], clients=8, seeds=3)    # doctest: +SKIP
@@ -374,30 +372,30 @@ class Comparison:
     """
 
     experiments: Mapping[str, Experiment]
-    """By method, of the first seed."""
+    """Experiment of the first seed, by method."""
     runs: Mapping[str, tuple[Run, ...]]
-    """By method, in the order of seeds."""
+    """Runs in the order of seeds, by method."""
     baseline: str
     target: float
     parameters: Mapping[str, float]
     folder: Path
     view: str = AFTER
-    """The one that was asked for."""
+    """The requested view."""
     equal_steps: bool = False
-    """Whether rows have as many rounds as give them the same number of gradient steps."""
+    """Whether the rounds were chosen so that all methods take the same number of gradient steps."""
     overruled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method, its own defaults of training that did not hold, though nobody asked for other values."""
+    """By method, its training defaults that were replaced although the user set no other value."""
     left_out: tuple[str, ...] = ()
-    """Methods of which a run failed."""
+    """Methods with a failed run."""
 
     @cached_property
     def rows(self) -> list[Row]:
-        """A row per method."""
+        """One row per method."""
         return [self._row(method, runs) for method, runs in self.runs.items()]
 
     def _row(self, method: str, runs: Sequence[Run]) -> Row:
         reached = [found for run in runs if (found := run.reached(self.target))]
-        rounds, travelled = (
+        rounds, traffic = (
             map(statistics.fmean, zip(*reached, strict=True)) if len(reached) == len(runs) else (None,) * 2
         )
         return Row(
@@ -410,7 +408,7 @@ class Comparison:
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
             down=statistics.fmean(run.result["bytes"]["down"] for run in runs),
             rounds_to_target=rounds,
-            bytes_to_target=travelled,
+            bytes_to_target=traffic,
             reached=len(reached),
             seconds=statistics.fmean(run.result["seconds"] for run in runs),
             parameters=self.parameters[method],
@@ -418,15 +416,15 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[Compared]:
-        """Every other method against the baseline."""
-        strange = self.runs if self.baseline in self.overruled else self.overruled
-        return compared(self.runs, self.baseline, dict.fromkeys(strange, OWN_DEFAULT))
+        """Every other method compared with the baseline."""
+        untested = self.runs if self.baseline in self.overruled else self.overruled
+        return compared(self.runs, self.baseline, dict.fromkeys(untested, OWN_DEFAULT))
 
     # ---- as text ---------------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> list[Table]:
-        """Accuracy, cost and what it took to the target; views and differences where there are several."""
+        """Tables of accuracy, views (if there are several), cost, rounds and bytes to the target, and differences."""
         differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
         return [
             self._accuracy(),
@@ -438,7 +436,7 @@ class Comparison:
 
     @property
     def _one_view(self) -> bool:
-        """Whether all rows ask the same model; if not, none of them is the best."""
+        """Whether all rows have the same view. If not, none of them is the best."""
         return len({row.view for row in self.rows}) == 1
 
     def _accuracy(self) -> Table:
@@ -453,7 +451,7 @@ class Comparison:
     def _cost(self) -> Table:
         rows = self.rows
         columns = [
-            [Cell(_dashed(row.steps, "{:,.0f}".format)) for row in rows],
+            [Cell(_format(row.steps, "{:,.0f}".format)) for row in rows],
             [Cell(human(row.up)) for row in rows],
             [Cell(human(row.down)) for row in rows],
             [Cell(f"{row.seconds:.1f}") for row in rows],
@@ -463,11 +461,11 @@ class Comparison:
 
     def _to_target(self) -> Table:
         rows = self.rows
-        rounds, travelled = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
+        rounds, traffic = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
         least = _least if self._one_view else lambda values: None
         columns = [
-            cells([_dashed(value, _rounds) for value in rounds], rounds, least(rounds)),
-            cells([_dashed(value, human) for value in travelled], travelled, least(travelled)),
+            cells([_format(value, _rounds) for value in rounds], rounds, least(rounds)),
+            cells([_format(value, human) for value in traffic], traffic, least(traffic)),
         ]
         return self._table(("method", f"rounds to {self.target:.3f}", "bytes to it"), columns)
 
@@ -477,16 +475,16 @@ class Comparison:
 
     @property
     def cautions(self) -> list[str]:
-        """What a reader must know before the figures."""
-        missing = f"Left out, because runs of theirs failed: {', '.join(self.left_out)}."
+        """What a reader must know before the results."""
+        missing = f"These methods are left out because their runs failed: {', '.join(self.left_out)}."
         return [missing] * bool(self.left_out) + about_defaults(self.overruled, self.experiments, FOR_ONE)
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the figures."""
-        return [*self._about_figures(), *self._about_training(), *self._about_differences(), *self._warnings()]
+        """What a reader must know about the results."""
+        return [*self._about_results(), *self._about_training(), *self._about_differences(), *self._warnings()]
 
-    def _about_figures(self) -> Iterator[str]:
+    def _about_results(self) -> Iterator[str]:
         seeds = [run.seed for run in next(iter(self.runs.values()))]
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         chosen = chosen_text(run for runs in self.runs.values() for run in runs)
@@ -494,10 +492,10 @@ class Comparison:
         if len(seeds) > 1:
             yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
         else:
-            yield f"One seed ({seeds[0]}): nothing here says how other seeds would turn out."
+            yield f"One seed ({seeds[0]}): other seeds may have other results."
         short = [f"{row.method} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]
         if short:
-            yield f"{self.target:.3f} was not reached with every seed: {', '.join(short)}."
+            yield f"Not every seed reached {self.target:.3f}: {', '.join(short)}."
 
     def _about_training(self) -> Iterator[str]:
         if self.equal_steps:
@@ -520,8 +518,8 @@ class Comparison:
             return
         corrected = corrected_for(self.differences, "methods")
         yield (
-            f"Differences are per client and seed, {tested[0].pairs} pairs. p: sign flips{corrected}. Interval: seeds "
-            f"drawn anew, then clients. Better or worse: p below {LEVEL} and an interval without 0."
+            f"Differences are per client and seed, {tested[0].pairs} pairs. p: sign-flip test{corrected}. Interval: "
+            f"bootstrap over seeds, then clients. Better or worse: p below {LEVEL} and an interval without 0."
         )
         remedy = "" if self.equal_steps else " --equal-steps gives every row the same number."
         yield from about_steps(self.differences, self.baseline, remedy)
@@ -530,30 +528,29 @@ class Comparison:
             yield too_few(seeds)
 
     def _warnings(self) -> Iterator[str]:
-        told: dict[str, list[str]] = {}
+        by_text: dict[str, list[str]] = {}
         for run in (run for runs in self.runs.values() for run in runs):
             for text in run.result["warnings"]:
-                told.setdefault(text, []).append(run.folder.name)
-        for text, where in told.items():
-            yield f"{where[0]}{f' and {len(where) - 1} more' if len(where) > 1 else ''}: {text}"
+                by_text.setdefault(text, []).append(run.folder.name)
+        for text, folders in by_text.items():
+            yield f"{folders[0]}{f' and {len(folders) - 1} more' if len(folders) > 1 else ''}: {text}"
 
     def table(self) -> None:
-        """Print it."""
         from pluribus.study.board import print_comparison
 
         print_comparison(self)
 
     def to_markdown(self) -> str:
-        """The tables and notes in Markdown."""
+        """Write the tables and notes in Markdown."""
         return markdown_of(self.tables, self.notes, self.cautions)
 
     def to_latex(self) -> str:
-        """The tables for LaTeX with the package booktabs; the notes are comments."""
+        """Write the tables for LaTeX with the package booktabs. The notes are comments."""
         cautions, notes = ("".join(f"% {text}\n" for text in texts) for texts in (self.cautions, self.notes))
         return cautions + "\n".join([*(table.to_latex() for table in self.tables), notes])
 
     def to_csv(self) -> str:
-        """A row per method, all figures unrounded."""
+        """Write one row per method with all metrics, unrounded."""
         against = {one.method: one for one in self.differences}
         text = io.StringIO()
         views = dict.fromkeys(view for row in self.rows for view in row.by_view)
@@ -565,7 +562,6 @@ class Comparison:
         return text.getvalue()
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
         one = next(iter(self.experiments.values()))
         return {
             "methods": list(self.runs),
@@ -590,7 +586,7 @@ class Comparison:
 
 
 def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
-    """The accuracies of a method; the best client's only where every run has it."""
+    """The accuracies of a method. `best` is included only if every run has it."""
     found = [run.accuracies for run in runs]
     names = [*ACCURACIES, *(["best"] if all(one.get("best") is not None for one in found) else [])]
     return {name: Spread.of([one[name] for one in found]) for name in names}
@@ -604,8 +600,8 @@ def _least(values: Sequence[float | None]) -> float | None:
     return min((value for value in values if value is not None), default=None)
 
 
-def _dashed(value: float | None, spelled: Callable[[float], str]) -> str:
-    return "-" if value is None else spelled(value)
+def _format(value: float | None, text: Callable[[float], str]) -> str:
+    return "-" if value is None else text(value)
 
 
 def _rounds(number: float) -> str:
@@ -613,13 +609,13 @@ def _rounds(number: float) -> str:
 
 
 def _flat(row: Row, views: Iterable[str], against: Compared | None) -> dict[str, Any]:
-    figures = asdict(row)
-    spreads, by_view = figures.pop("accuracies"), figures.pop("by_view")
-    flat = {"method": figures.pop("method")}
+    metrics = asdict(row)
+    spreads, by_view = metrics.pop("accuracies"), metrics.pop("by_view")
+    flat = {"method": metrics.pop("method")}
     for name, spread in {**spreads, **{view: by_view.get(view) for view in views}}.items():
         flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}
-    flat |= figures
-    told = against.to_json() if against else dict.fromkeys(Compared("", None, None).to_json())
-    del told["steps"]  # the row has them
+    flat |= metrics
+    values = against.to_json() if against else dict.fromkeys(Compared("", None, None).to_json())
+    del values["steps"]  # the row has them
     own = ("p_holm", "verdict", "steps_of_baseline", "unequal_steps")
-    return flat | {name if name in own else f"difference_{name}": value for name, value in told.items()}
+    return flat | {name if name in own else f"difference_{name}": value for name, value in values.items()}

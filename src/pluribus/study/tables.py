@@ -1,4 +1,4 @@
-"""A table of figures in the formats that people want it in: on a terminal, as Markdown, as LaTeX."""
+"""Tables of results, printed on a terminal or written as Markdown or LaTeX."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _LATEX = {
     "|": "$|$",
     "±": r"$\pm$",
     "†": r"$\dagger$",
-    "[": "{[}",  # at the beginning of a row it would be an option of the line above
+    "[": "{[}",  # at the start of a row, LaTeX reads it as an option of the previous line
     "]": "{]}",
     **{character: f"\\{character}" for character in "$&%#_"},
 }
@@ -30,7 +30,7 @@ _LATEX = {
 
 @dataclass(frozen=True)
 class Cell:
-    """A figure as it is shown; the best of its column stands out."""
+    """The text of a cell, and whether it is the best of its column."""
 
     text: str
     best: bool = False
@@ -38,13 +38,13 @@ class Cell:
 
 @dataclass(frozen=True)
 class Table:
-    """Rows of figures. The first column names the row, the others are aligned to the right."""
+    """Rows of cells. The first column names the row, the others are right-aligned."""
 
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
 
     def show(self, console: Console) -> None:
-        """Print it, the best in green."""
+        """Print the table, with the best cells in green."""
         table = RichTable(box=None, header_style="bold", pad_edge=True)
         for number, column in enumerate(self.columns):
             table.add_column(escape(column), justify="right" if number else "left")
@@ -53,7 +53,7 @@ class Table:
         console.print(table)
 
     def to_markdown(self) -> str:
-        """As a Markdown table, the best in bold."""
+        """Write a Markdown table, with the best cells in bold."""
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
         rows = [
             [f"**{markdown(cell.text)}**" if cell.best else markdown(cell.text) for cell in row] for row in self.rows
@@ -61,7 +61,7 @@ class Table:
         return "".join(_markdown_row(row) for row in (map(markdown, self.columns), ruler, *rows))
 
     def to_latex(self) -> str:
-        """As a tabular of the package booktabs, the best in bold."""
+        """Write a tabular for the package booktabs, with the best cells in bold."""
         rows = [
             [rf"\textbf{{{latex(cell.text)}}}" if cell.best else latex(cell.text) for cell in row] for row in self.rows
         ]
@@ -77,7 +77,7 @@ class Table:
 def show_all(
     heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console, cautions: Iterable[str] = ()
 ) -> None:
-    """Print tables below a heading, and what a reader must know of them; cautions stand above."""
+    """Print a heading, cautions, tables and notes."""
     from pluribus import __version__
 
     console.print(f"[bold]Pluribus {__version__}[/]   {escape(heading)}\n", soft_wrap=True)
@@ -90,7 +90,7 @@ def show_all(
 
 
 def show_cautions(cautions: Iterable[str], console: Console) -> None:
-    """Print what a reader must know before the figures."""
+    """Print what a reader must know before the results."""
     cautions = list(cautions)
     for text in cautions:
         console.print(Padding(escape(text), (0, 0, 0, 1)), style="yellow", highlight=False)
@@ -99,13 +99,13 @@ def show_cautions(cautions: Iterable[str], console: Console) -> None:
 
 
 def markdown_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterable[str] = ()) -> str:
-    """Tables in Markdown, their notes as a list below and cautions as one above."""
+    """Write cautions, tables and notes in Markdown. Cautions and notes are lists."""
     lists = ["".join(f"- {markdown(text)}\n" for text in texts) for texts in (cautions, notes)]
     return "\n".join([*filter(None, lists[:1]), *(table.to_markdown() for table in tables), lists[1]])
 
 
 def cells(texts: Sequence[str], values: Sequence[float | None], best: float | None) -> list[Cell]:
-    """A column of figures; those that equal the best one are marked, where there is something to choose from."""
+    """Make a column of cells. Mark the cells that equal the best value if there are at least two values."""
     known = [value for value in values if value is not None]
     return [Cell(text, len(known) > 1 and value == best) for text, value in zip(texts, values, strict=True)]
 
@@ -119,17 +119,17 @@ def _latex_row(row: Iterable[str]) -> str:
 
 
 def markdown(text: str) -> str:
-    """Text that Markdown leaves as it is.
+    """Escape text for Markdown.
 
     >>> print(markdown("my_method|a*b"))
     my\\_method\\|a\\*b
     """
     escaped = re.sub(r"([\\`*_\[\]|#])", r"\\\1", text)
-    return escaped.replace("<", "&lt;").replace(">", "&gt;")  # not every Markdown knows a backslash before these two
+    return escaped.replace("<", "&lt;").replace(">", "&gt;")  # not every Markdown accepts a backslash before these two
 
 
 def latex(text: str) -> str:
-    """Text that LaTeX leaves as it is; a minus sign is as long as one.
+    """Escape text for LaTeX. A minus before a number becomes a real minus sign.
 
     >>> print(latex("my_method 50 % -0.02"))
     my\\_method 50 \\% $-$0.02

@@ -1,7 +1,7 @@
-"""A fair search for settings: every method gets as many trials of as many rounds, and only validation data decides.
+"""A fair search for settings: all methods get the same number of trials and rounds, and validation data decides.
 
-OUT/METHOD/trial-3/        an ordinary run folder per trial
-OUT/METHOD/trials.jsonl    what was tried, and what came of it
+OUT/METHOD/trial-3/        one ordinary run folder per trial
+OUT/METHOD/trials.jsonl    the settings and result of every trial
 OUT/METHOD/best.toml       the best settings, for pluribus run --config
 """
 
@@ -46,7 +46,7 @@ SPACE = "lr=1e-3:1e-1:log"
 
 @dataclass(frozen=True)
 class Range:
-    """Values to try: between two bounds, perhaps evenly on a logarithmic scale, or a choice of words."""
+    """Values to try: an interval, on a linear or logarithmic scale, or a choice of words."""
 
     low: float = 0.0
     high: float = 0.0
@@ -55,7 +55,7 @@ class Range:
 
     @classmethod
     def of(cls, name: str, text: str) -> Range:
-        """From `1e-3:1e-1:log`, `1:5` or `class|client`."""
+        """Parse `1e-3:1e-1:log`, `1:5` or `class|client`."""
         if "|" in text:
             return cls(choices=tuple(text.split("|")))
         low, _, rest = text.partition(":")
@@ -69,7 +69,7 @@ class Range:
         return found
 
     def suggest(self, trial: Trial, name: str, whole: bool) -> Any:
-        """The value to try next."""
+        """Ask Optuna for the next value."""
         if self.choices:
             return trial.suggest_categorical(name, self.choices)
         if whole:
@@ -83,24 +83,23 @@ class Tuned:
 
     method: str
     accuracy: float
-    """On validation data: the mean over clients, in the round that each of them selects."""
+    """Validation accuracy: the mean over clients, each in the round that it selects."""
     view: str
-    """Which model was asked."""
+    """The view that was evaluated."""
     settings: dict[str, Any]
-    """What was searched for."""
+    """The best value of every setting that was searched."""
     command: str
     file: Path
     trials: list[dict[str, Any]]
     cautions: list[str]
-    """What was not searched for, and is not as the method is used to."""
+    """Defaults of the method that were replaced and not searched."""
 
     def to_json(self) -> dict[str, Any]:
-        """As plain values."""
         return asdict(self) | {"file": str(self.file)}
 
 
 def parse_space(text: str) -> dict[str, Range]:
-    """Ranges by name, from `lr=1e-3:1e-1:log,server_lr=0.01:1`.
+    """Parse ranges by name from `lr=1e-3:1e-1:log,server_lr=0.01:1`.
 
     >>> parse_space("lr=0.1:1")["lr"].high
     1.0
@@ -128,12 +127,12 @@ def tune(
     progress: bool = True,
     **settings: Any,
 ) -> list[Tuned]:
-    """Search for the best settings of each method, with so many trials each, on validation data.
+    """Search for the best settings of each method on validation data, with `trials` trials per method.
 
-    Names of the space are training settings, which are searched for every method, or hyper-parameters, which are
-    searched for the methods that have them. What a trial tries follows from the seed and from the trials before, so a
-    search that was stopped goes on as if it had not been. `view` is the model that is asked: `after` local training or
-    `before` it, where a method has that view, or its `own`.
+    A name in `space` is a training setting, which is searched for every method, or a hyper-parameter, which is searched
+    for the methods that have it. The seed and the earlier trials determine the next trial, so a stopped search resumes
+    with the same trials. `view` is the model that is evaluated: `after` local training, `before` it, or each method's
+    `own`. A method that lacks the view is evaluated in its own.
     """
     _need_optuna()
     check_guarded()
@@ -145,15 +144,15 @@ def tune(
     _check_known(parse_space(space), described)
     first = described[name_of_any(methods[0])]
     if not first.val_fraction:
-        raise RangeError("a search is decided by validation data: --val-fraction must be above 0.")
+        raise RangeError("a search needs validation data: --val-fraction must be above 0.")
     folder = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-tune-{Path(first.data).stem}")
     for one in described.values():
-        assemble(one)  # what is wrong with a later method should not show after the first was searched
+        assemble(one)  # a mistake in a later method must show before the first search
     for name, one in described.items():
         _check_search(folder / name, one, space, view)
-    strange = overruled_by(described, config, own or {}, [*settings, *parse_space(space)])
+    overridden = overruled_by(described, config, own or {}, [*settings, *parse_space(space)])
     return [
-        _search(folder / name, one, ranges[name], trials, view, strange.get(name, {}), progress)
+        _search(folder / name, one, ranges[name], trials, view, overridden.get(name, {}), progress)
         for name, one in described.items()
     ]
 
@@ -180,7 +179,7 @@ def _check_known(space: Mapping[str, Range], described: Mapping[str, Experiment]
 
 
 def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
-    """A search that is there already must be this one."""
+    """Refuse an existing search that has other settings."""
     path = folder / "search.json"
     settings = {k: v for k, v in described.settings().items() if v is not None}
     wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
@@ -201,44 +200,44 @@ def _search(
     space: Mapping[str, Range],
     trials: int,
     view: str,
-    strange: Mapping[str, Any],
+    overridden: Mapping[str, Any],
     progress: bool,
 ) -> Tuned:
     view = shown(described.build_method().views, view)
     tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
     for count in range(len(tried), trials):
-        settings = _next(described, space, tried)
-        path, wanted = folder / f"trial-{count}", _with(described, settings)
-        one = {"trial": count, "settings": settings, "accuracy": _tried(path, wanted, view, progress)}
+        settings = _propose(described, space, tried)
+        path, wanted = folder / f"trial-{count}", _apply(described, settings)
+        one = {"trial": count, "settings": settings, "accuracy": _run_trial(path, wanted, view, progress)}
         append_lines(folder / "trials.jsonl", [one])
         tried.append(one)
     best = max(tried, key=lambda one: float(one["accuracy"]))
-    found = _with(described, best["settings"])
+    found = _apply(described, best["settings"])
     write_text(folder / "best.toml", to_toml(found.settings()))
-    cautions = about_defaults({found.method: strange}, {found.method: found}, FOR_ONE)
+    cautions = about_defaults({found.method: overridden}, {found.method: found}, FOR_ONE)
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
     return Tuned(
         described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried, cautions
     )
 
 
-def _next(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What to try after these trials. Its draws have a key, so there is no sampler to be saved."""
+def _propose(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Settings of the next trial. Its random draws depend on a key, so no sampler must be saved."""
     import optuna
 
     key = number(described.seed, "tune", described.method, len(tried)) % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=key))
     for one in tried:
         fixed = optuna.trial.FixedTrial(one["settings"])
-        _suggested(described, space, fixed)  # fills its distributions
+        _suggest(described, space, fixed)  # fills fixed.distributions
         done = optuna.trial.create_trial(
             params=fixed.params, distributions=fixed.distributions, value=float(one["accuracy"])
         )
         study.add_trial(done)
-    return _suggested(described, space, study.ask())
+    return _suggest(described, space, study.ask())
 
 
-def _suggested(described: Experiment, space: Mapping[str, Range], trial: Any) -> dict[str, Any]:
+def _suggest(described: Experiment, space: Mapping[str, Range], trial: Any) -> dict[str, Any]:
     now = vars(described) | hyperparameters(described.build_method())
     return {name: values.suggest(trial, name, isinstance(now[name], int)) for name, values in space.items()}
 
@@ -249,8 +248,8 @@ def _with(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
 
 
-def _tried(path: Path, described: Experiment, view: str, progress: bool) -> float:
-    """Validation accuracy of a trial; 0 where training diverged. Test data has no say."""
+def _run_trial(path: Path, described: Experiment, view: str, progress: bool) -> float:
+    """Run or resume a trial. Return its validation accuracy, or 0 if training diverged. Test data is not used."""
     try:
         if (path / "config.toml").exists():
             result = resume(path, progress=progress)

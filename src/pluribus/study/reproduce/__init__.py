@@ -1,1 +1,1 @@
-"""What `pluribus reproduce` runs: tables of papers, a TOML file each, and ours beside the paper's figures."""
+"""Tables of papers for `pluribus reproduce`: one TOML file each, and the comparison of our results with them."""

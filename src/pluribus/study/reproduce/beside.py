@@ -1,4 +1,4 @@
-"""Ours beside the paper's figures."""
+"""Compares our results with the numbers that a paper prints."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from pluribus.study.tables import Cell, Table, markdown_of, show_all
 
 @dataclass(frozen=True)
 class Pair:
-    """A figure of ours over seeds, and the paper's."""
+    """Our result over seeds, and the number in the paper."""
 
     ours: Spread
     seeds: int
@@ -45,12 +45,12 @@ class Pair:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's; None where the paper has none."""
+        """Our mean minus the paper's number, or None if the paper has no number."""
         return None if self.paper.value is None else self.ours.mean - self.paper.value
 
     @property
     def beyond_noise(self) -> bool:
-        """Whether the paper's figure lies outside 95 % of what further runs of ours would give (Student's t)."""
+        """Whether the paper's number is outside the 95 % prediction interval of our runs (Student's t)."""
         if self.difference is None or self.ours.std is None:
             return False
         from scipy.stats import t
@@ -60,23 +60,23 @@ class Pair:
 
     @property
     def cells(self) -> list[Cell]:
-        """Ours, the paper's, the difference."""
-        mean, std, apart = self.ours.mean, self.ours.std, self.difference
+        """Cells for our result, the paper's number and the difference."""
+        mean, std, gap = self.ours.mean, self.ours.std, self.difference
         ours = f"{mean:.2f}" if std is None else f"{mean:.2f} ± {std:.2f}"
-        shown = "-" if apart is None else f"{apart:+.2f}{'*' if self.beyond_noise else ''}"
+        shown = "-" if gap is None else f"{gap:+.2f}{'*' if self.beyond_noise else ''}"
         return [Cell(ours), Cell(self.paper.text), Cell(shown)]
 
 
 @dataclass(frozen=True)
 class Beside:
-    """A table of a paper with what our runs gave. Rows without a run are left out."""
+    """A table of a paper with the results of our runs. Rows without a run are left out."""
 
     table: PaperTable
     rounds: int
     runs: Mapping[str, tuple[Finished, ...]]
-    """By row, in the order of seeds."""
+    """Runs in the order of seeds, by row."""
     view: str = AFTER
-    """The one in which rows are tested against each other, where they have it."""
+    """The view in which rows are tested against each other, if they have it."""
 
     @classmethod
     def of(
@@ -87,7 +87,7 @@ class Beside:
         rounds: int | None,
         view: str = AFTER,
     ) -> Beside:
-        """What runs say about some rows: those of so many rounds, or of the most that there are."""
+        """Select the runs of some rows with this number of rounds. None: the largest number found."""
         found = list(found)
         by_row = {row.name: of_row(table, row, found) for row in rows}
         most = max((one.rounds for runs in by_row.values() for one in runs), default=table.rounds)
@@ -97,20 +97,20 @@ class Beside:
 
     @cached_property
     def pairs(self) -> dict[str, dict[str, Pair]]:
-        """By row and column."""
+        """Our result and the paper's number, by row and column."""
         return {row.name: dict(self._pairs(row)) for row in self.table.rows if row.name in self.runs}
 
     def _pairs(self, row: PaperRow) -> Iterator[tuple[str, Pair]]:
         for column, name in self.table.figures.items():
             values = [figure(name, one) for one in self.runs[row.name]]
             known = [value for value in values if value is not None]
-            if len(known) == len(values):  # a target that a seed never reached has no mean
+            if len(known) == len(values):  # if a seed never reached a target, there is no mean
                 printed = row.figures.get(column, Printed("-"))
                 yield column, Pair(Spread.of(known), len(known), printed, self.table.paper_runs)
 
     @cached_property
     def differences(self) -> list[Compared]:
-        """Rows against the baseline, by the selected test accuracy per client and seed."""
+        """Rows compared with the baseline by the selected test accuracy per client and seed."""
         return compared(self._viewed, self.table.baseline) if self.table.baseline in self.runs else []
 
     @cached_property
@@ -121,7 +121,7 @@ class Beside:
 
     @property
     def heading(self) -> str:
-        """What this is, and whether it is all of it."""
+        """Title and number of rounds, with the paper's number if ours is smaller."""
         length = f"{self.rounds:,} rounds"
         if self.rounds != self.table.rounds:
             whose = "the paper's " if self.table.printed else ""
@@ -130,10 +130,10 @@ class Beside:
 
     @property
     def tables(self) -> list[Table]:
-        """Figures, and differences between rows where there are any."""
-        return [self._figures(list(self.table.figures)), *self._against()]
+        """The table of results, and tables of differences and views if rows were compared."""
+        return [self._results(list(self.table.figures)), *self._against()]
 
-    def _figures(self, columns: list[str]) -> Table:
+    def _results(self, columns: list[str]) -> Table:
         headings = ["", "seeds"]
         for column in columns:
             headings += [column, "paper", "difference"] if self.table.prints(column) else [column]
@@ -157,10 +157,10 @@ class Beside:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know of the figures."""
-        return [*self._about_figures(), *self._about_differences(), *self.table.notes]
+        """What a reader must know about the results."""
+        return [*self._about_results(), *self._about_differences(), *self.table.notes]
 
-    def _about_figures(self) -> Iterator[str]:
+    def _about_results(self) -> Iterator[str]:
         columns = ", ".join(f"{column} is '{name}'" for column, name in self.table.figures.items())
         yield f"Ours: {columns}." if self.table.printed else f"{columns}."
         yield f"±: standard deviation over seeds.{self._about_paper()}"
@@ -178,15 +178,15 @@ class Beside:
         if not self.table.printed:
             return ""
         of = "one run" if self.table.paper_runs == 1 else f"the mean of {self.table.paper_runs} runs"
-        return f" *: the paper's figure, taken as {of}, lies outside 95 % of what further runs of ours would give."
+        return f" *: the paper's number, taken as {of}, is outside the 95 % prediction interval of our runs."
 
     def _about_views(self) -> Iterator[str]:
-        """Where a column asks for a view that a row lacks, its own stands there."""
+        """Name the rows that lack the view of a column and show their own view instead."""
         for column, name in self.table.figures.items():
             lacking = {row: runs[0].run.headline for row, runs in self.runs.items() if not has_view(name, runs[0])}
             if lacking:
                 own = ", ".join(f"{row} ({view})" for row, view in lacking.items())
-                yield f"{column}: these rows have no such view, and show their own: {own}."
+                yield f"{column}: these rows lack this view and show their own: {own}."
 
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:
@@ -195,30 +195,32 @@ class Beside:
         chosen = chosen_text(run for runs in self._viewed.values() for run in runs)
         when = views_text({name: runs[0].view for name, runs in self._viewed.items()})
         yield (
-            f"Differences between rows are of the test accuracy {chosen}, {when}, per client and seed "
-            f"that both rows have. p: sign flips{corrected}. Interval: seeds drawn anew, then clients. Better or "
-            f"worse: p below {LEVEL} and an interval without 0."
+            f"Differences between rows: test accuracy {chosen}, {when}, per client and seed that both rows have. "
+            f"p: sign-flip test{corrected}. Interval: bootstrap over seeds, then clients. Better or worse: p below "
+            f"{LEVEL} and an interval without 0."
         )
         yield from about_steps(self.differences, self.table.baseline)
         if any(one.why == DIFFERENT_VIEWS for one in self.differences):
             yield SAID_OF_VIEWS
-        if gone := [one.method for one in self.differences if one.why == NOT_KEPT]:
-            yield f"{NOT_KEPT.capitalize()}: figures per client in this view, of {', '.join(gone)} or of the baseline."
+        if missing := [one.method for one in self.differences if one.why == NOT_KEPT]:
+            names = ", ".join(missing)
+            yield f"{NOT_KEPT.capitalize()}: results per client in this view, of {names} or of the baseline."
         fewest = min((one.difference.seeds for one in self.differences if one.difference), default=ENOUGH_SEEDS)
         if fewest < ENOUGH_SEEDS:
             yield too_few(fewest)
 
     def show(self, console: Console | None = None) -> None:
-        """Print it."""
-        tables = (*(self._figures([column]) for column in self.table.figures), *self._against())  # not too wide
+        tables = (
+            *(self._results([column]) for column in self.table.figures),
+            *self._against(),
+        )  # a table per column fits the width
         show_all(self.heading, tables, self.notes, console or Console(highlight=False))
 
     def to_markdown(self) -> str:
-        """The tables and notes in Markdown."""
+        """Write the tables and notes in Markdown."""
         return markdown_of(self.tables, self.notes)
 
     def to_json(self) -> dict[str, Any]:
-        """Everything as plain values."""
         return {
             "table": self.table.name,
             "title": self.table.title,
@@ -249,7 +251,7 @@ class Beside:
 
 
 def of_row(table: PaperTable, row: PaperRow, found: Iterable[Finished]) -> list[Finished]:
-    """Runs with a row's settings, whatever their rounds."""
+    """Runs with the settings of a row and any number of rounds, in the order of seeds."""
     wanted = decisive(table.experiment(row)) | {"rounds": None}
     mine = [one for one in found if {**one.settings, "rounds": None} == wanted]
     return sorted(mine, key=lambda one: one.run.seed)

@@ -1,7 +1,7 @@
-"""Runs what is missing of a paper's table, keeps a summary, and puts ours beside the paper's figures.
+"""Runs the missing runs of a paper's table, saves a summary, and compares our results with the paper's numbers.
 
-OUT/METHOD-SETTINGS-SEED/    an ordinary run folder each; tables that share a row share its runs
-OUT/NAME.json                what stays of a table's runs
+OUT/METHOD-SETTINGS-SEED/    one ordinary run folder per run; tables that share a row share its runs
+OUT/NAME.json                the summary of a table's runs
 """
 
 from __future__ import annotations
@@ -43,12 +43,12 @@ def reproduce(
     device: str = "auto",
     progress: bool = True,
 ) -> Beside:
-    """Run what is missing of a table, and put ours beside the paper's figures.
+    """Run the missing runs of a table, and compare our results with the paper's numbers.
 
-    What lies in `out` or in a summary beside `save` (OUT/NAME.json) is not run again. Seeds are 0, 1 and so on; fewer
-    `rounds` than the paper has make another table, which says so. Rows are tested against each other in one `view`:
-    `after` local training or `before` it, where a method has that view, or each method's `own`. A run whose summary
-    lacks figures per client in that view is looked for in `out`, and run again if it is not there.
+    Runs in `out`, or in a summary in the folder of `save` (default: OUT/NAME.json), are not repeated. Seeds are 0, 1
+    and so on. With fewer `rounds` than the paper, the heading says so. Rows are tested against each other in one
+    `view`: `after` local training, `before` it, or each method's `own`. A method that lacks the view shows its own. If
+    a summary lacks results per client in that view, the run is read from `out`, or repeated if it is not there.
     """
     check_guarded()
     check_view(view)
@@ -65,7 +65,9 @@ def reproduce(
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
     kept = summary.read(file.parent) if file.parent.is_dir() else {}
-    known = {key: one for key, one in kept.items() if one.has(reach, view)}  # other tables ask for less
+    known = {
+        key: one for key, one in kept.items() if one.has(reach, view)
+    }  # summaries of other tables may lack a target or a view
     if missing := list({summary.key(one): one for one in grid if summary.key(one) not in known}.values()):
         known |= _run(missing, folder, jobs, progress, reach)
     mine = [one for row in table.rows for one in of_row(table, row, known.values())]
@@ -75,17 +77,17 @@ def reproduce(
 
 def shown(
     table: str | PaperTable,
-    place: str | Path,
+    path: str | Path,
     *,
     seeds: int | None = None,
     rounds: int | None = None,
     only: Sequence[str] = (),
     view: View = AFTER,
 ) -> Beside:
-    """The same from summaries, without running anything."""
+    """Compare the results in saved summaries with the paper's numbers, without running anything."""
     check_view(view)
     table = paper.find(table) if isinstance(table, str) else table
-    found = [one for one in summary.read(Path(place)).values() if seeds is None or one.run.seed < seeds]
+    found = [one for one in summary.read(Path(path)).values() if seeds is None or one.run.seed < seeds]
     return Beside.of(table, table.chosen(only), found, rounds, view)
 
 
@@ -95,13 +97,13 @@ def _run(
     grid = [dataclasses.replace(one, out=str(folder / summary.label(one))) for one in missing]
     for one in grid:
         check_settings(one)
-    device = _checked(grid)
+    device = _check(grid)
     finish(grid, folder, jobs or default_jobs(grid[0]), progress)
     return {summary.key(one): summary.collected(one, reach, device) for one in grid}
 
 
-def _checked(grid: Sequence[Experiment]) -> str:
-    """Put one run of each kind together, so that what is wrong shows at once; says what they will run on."""
+def _check(grid: Sequence[Experiment]) -> str:
+    """Assemble one run of each row, so that mistakes show at once. Return the name of the device."""
     firsts = {summary.key(dataclasses.replace(one, seed=0)): one for one in reversed(grid)}
     for one in firsts.values():
         parts = assemble(one)

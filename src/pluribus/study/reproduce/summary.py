@@ -1,7 +1,7 @@
-"""What stays of finished runs when their folders are gone: settings, figures, bytes, seconds and where they ran.
+"""Summaries of finished runs, which remain when run folders are deleted: settings, results, bytes, time and device.
 
-Runs are known by what decides their figures. Machines do not, so runs of several machines may lie in one file, and runs
-that several tables share need not be run twice.
+A run is identified by the settings that decide its results. Machines do not change results, so one file may hold runs
+of several machines, and tables may share runs.
 """
 
 from __future__ import annotations
@@ -26,67 +26,66 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class Finished:
-    """A run that came to its end."""
+    """A finished run."""
 
     settings: Mapping[str, Any]
-    """Those that decide its figures."""
+    """The settings that decide its results."""
     run: Run
     reached: Mapping[str, Sequence[int] | None]
-    """Rounds and bytes until the mean test accuracy was first there, by accuracy."""
+    """Rounds and bytes until the mean test accuracy reached a target, by target."""
     device: str
     pluribus: str
 
     @property
     def key(self) -> Key:
-        """What it is known by."""
-        return _spelled(self.settings), self.run.seed
+        """Identifies the run."""
+        return _to_key(self.settings), self.run.seed
 
     @property
     def rounds(self) -> int:
-        """How long it was."""
         return int(self.settings["rounds"])
 
     @property
     def all_rounds(self) -> int:
-        """With the rounds of warm-up before."""
+        """Rounds with the warm-up rounds."""
         return experiment(**self.settings).all_rounds()
 
     def has(self, targets: Iterable[str], view: str) -> bool:
-        """Whether what was kept says when these accuracies were reached, and how each client fared in a view."""
+        """Whether the summary holds these targets, and the accuracy of each client in a view."""
         return self.reached.keys() >= set(targets) and replace(self.run, wanted=view).by_client is not None
 
     def to_json(self) -> dict[str, Any]:
-        """Without its settings, which other seeds share."""
-        told = {"seed": self.run.seed, **{name: self.run.result[name] for name in KEPT}}
-        told |= {"steps": self.run.result["steps"]} if self.run.result.get("steps") else {}
-        told |= {"reached": dict(self.reached), "device": self.device, "pluribus": self.pluribus}
-        return {name: _rounded(value) for name, value in told.items()}
+        """Plain values without the settings, which other seeds share."""
+        values = {"seed": self.run.seed, **{name: self.run.result[name] for name in KEPT}}
+        values |= {"steps": self.run.result["steps"]} if self.run.result.get("steps") else {}
+        values |= {"reached": dict(self.reached), "device": self.device, "pluribus": self.pluribus}
+        return {name: _round(value) for name, value in values.items()}
 
 
 def decisive(described: Experiment) -> dict[str, Any]:
-    """The settings that decide a run's figures, but for its seed."""
+    """The settings that decide a run's results, without the seed."""
     others = ("seed", *SETTINGS["execution"])
     told = {name: value for name, value in described.settings().items() if name not in others}
     return {name: value for name, value in told.items() if value is not None}
 
 
 def key(described: Experiment) -> Key:
-    """What the run of an experiment is known by."""
-    return _spelled(decisive(described)), described.seed
+    """Identifies the run of an experiment."""
+    return _to_key(decisive(described)), described.seed
 
 
-def _spelled(settings: Mapping[str, Any]) -> str:
+def _to_key(settings: Mapping[str, Any]) -> str:
     return json.dumps(settings, sort_keys=True)
 
 
 def label(described: Experiment) -> str:
-    """A name for the run of an experiment: equal for equal keys."""
+    """Folder name for the run of an experiment. Equal keys have equal names."""
     digest = hashlib.sha256(key(described)[0].encode()).hexdigest()
     return f"{described.method}-{digest[:8]}-{described.seed}"
 
 
 def collected(described: Experiment, targets: Iterable[str], device: str) -> Finished:
-    """What stays of the run in an experiment's folder."""
+    """Summarize the run in an experiment's folder."""
     from pluribus import __version__
 
     run = Run.read(described)
@@ -102,17 +101,17 @@ def collected(described: Experiment, targets: Iterable[str], device: str) -> Fin
 
 
 def _client(client: Mapping[str, Any], others: Mapping[str, Chosen]) -> dict[str, Any]:
-    """A client's selected figures, in the headline's view and in the others that there are."""
+    """A client's selected metrics in all views. Those of the headline's view come first."""
     kept = {name: client[name] for name in ("model", "selected", "selected_round")}
     views = {view: {"selected": one.selected, "selected_round": one.selected_round} for view, one in others.items()}
     return kept | ({"views": views} if views else {})
 
 
 def write(path: Path, name: str, found: Iterable[Finished]) -> None:
-    """A file with a line per run, below the settings that runs share."""
+    """Write a file with one line per run. Runs with the same settings form a group."""
     shared: dict[str, list[Finished]] = {}
     for one in found:
-        shared.setdefault(_spelled(one.settings), []).append(one)
+        shared.setdefault(_to_key(one.settings), []).append(one)
     groups = []
     for settings, runs in shared.items():
         lines = ",\n  ".join(to_json(one.to_json()) for one in sorted(runs, key=lambda one: one.run.seed))
@@ -120,21 +119,21 @@ def write(path: Path, name: str, found: Iterable[Finished]) -> None:
     write_text(path, f'{{"table": {json.dumps(name)}, "groups": [\n' + ",\n".join(groups) + "]}\n")
 
 
-def read(place: Path) -> dict[Key, Finished]:
-    """The runs of a file, or of all summaries in a folder. One that several files have counts once."""
-    if not place.exists():
-        raise FileAccessError(f"cannot read {place}: there is no such file or folder.")
-    if place.is_dir():
-        told = [(path, read_json(path)) for path in sorted(place.glob("*.json"))]
-        files = [(path, written) for path, written in told if _is_summary(written)]
+def read(path: Path) -> dict[Key, Finished]:
+    """Read the runs of a file, or of all summaries in a folder. A run that is in several files is read once."""
+    if not path.exists():
+        raise FileAccessError(f"cannot read {path}: there is no such file or folder.")
+    if path.is_dir():
+        contents = [(file, read_json(file)) for file in sorted(path.glob("*.json"))]
+        files = [(file, written) for file, written in contents if _is_summary(written)]
     else:
-        files = [(place, read_json(place))]
+        files = [(path, read_json(path))]
         if not _is_summary(files[0][1]):
-            raise DamagedFileError(f"{place} is no summary of runs: pluribus reproduce writes one.")
+            raise DamagedFileError(f"{path} is not a summary of runs. pluribus reproduce writes one.")
     found: dict[Key, Finished] = {}
-    for one in (one for path, written in files for one in _runs(path, written)):
-        there = found.get(one.key, one)  # one table may have asked for accuracies that another did not
-        found[one.key] = replace(one, reached={**there.reached, **one.reached})
+    for one in (one for file, written in files for one in _runs(file, written)):
+        known = found.get(one.key, one)  # files of different tables may hold different targets
+        found[one.key] = replace(one, reached={**known.reached, **one.reached})
     return found
 
 
@@ -146,16 +145,16 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
     try:
         for group in written["groups"]:
             described = experiment(**group["settings"])
-            for told in group["runs"]:
-                result = {name: told[name] for name in KEPT} | {"steps": told.get("steps")}
-                run = Run(described.method, told["seed"], path, result, [])
-                # what settings there are may have grown since
-                yield Finished(decisive(described), run, told["reached"], told["device"], told["pluribus"])
+            for entry in group["runs"]:
+                result = {name: entry[name] for name in KEPT} | {"steps": entry.get("steps")}
+                run = Run(described.method, entry["seed"], path, result, [])
+                # decisive() adds the settings that are new since the file was written
+                yield Finished(decisive(described), run, entry["reached"], entry["device"], entry["pluribus"])
     except (KeyError, TypeError) as error:
-        raise DamagedFileError(f"{path} is damaged: what it says of a run lacks {error}.") from error
+        raise DamagedFileError(f"{path} is damaged: a run lacks {error}.") from error
 
 
-def _rounded(value: Any) -> Any:
+def _round(value: Any) -> Any:
     if isinstance(value, dict):
-        return {key: _rounded(item) for key, item in value.items()}
+        return {key: _round(item) for key, item in value.items()}
     return round(value, DIGITS) if isinstance(value, float) else value
