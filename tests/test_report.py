@@ -265,7 +265,7 @@ def test_a_run_that_goes_on_and_one_that_was_stopped() -> None:
     folder = copy_of(ran())
     (folder / "result.json").unlink()
     held = RunFolder.open(folder)
-    assert read_runs([folder])[0].state == "going on"
+    assert read_runs([folder])[0].state == "running"
     held.close()
     run = read_runs([folder])[0]
     assert run.state == "stopped"
@@ -316,7 +316,7 @@ def test_a_run_without_its_data_is_shown_with_what_there_is() -> None:
     assert "/nowhere.npz" in runs[0].problems[0]
     (partition,) = section_of(runs, "partition").plots
     assert partition.y_names == list("0123456789")
-    assert "not known, the experiment cannot be set up here" in page(runs, sections(runs))
+    assert "unknown: the experiment cannot be assembled on this machine" in page(runs, sections(runs))
 
 
 def test_folders_are_looked_into_and_named_by_what_differs(tmp_path: Path) -> None:

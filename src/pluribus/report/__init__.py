@@ -1,11 +1,11 @@
-"""Reports: run folders as one web page that needs nothing from elsewhere, and as figures for papers.
+"""Reports about run folders: one self-contained web page, and figures for papers.
 
-numbers.py        run folders -> plain numbers
+numbers.py        run folders -> numbers
 embeddings.py     the features of their models
 plots.py          numbers -> what each plot shows
 page.py           plots -> one HTML page
 figures.py        plots -> PNG and PDF files
-watch.py          the page of a run that goes on
+watch.py          the page of a running run
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ def write_report(
     figures: str | Path | None = None,
     embeddings: How = "pca",
 ) -> list[Path]:
-    """Write a page about these runs, and perhaps their figures as files; returns all files that were written.
+    """Write a page about some runs, and the figures as files if a folder is given. Return the paths of all files.
 
-    `runs` are run folders, or folders that hold some.
+    `runs` are run folders, or folders that contain run folders.
 
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
@@ -50,7 +50,7 @@ def write_report(
 
 
 def check_packages(*names: str) -> None:
-    """Refuse where a package of the extra is missing."""
+    """Raise an error if a package of the extra is missing."""
     from importlib.util import find_spec
 
     if missing := [name for name in names if find_spec(name) is None]:

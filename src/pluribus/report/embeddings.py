@@ -1,4 +1,4 @@
-"""What the models of a run make of test images: their features, brought down to two dimensions."""
+"""Features of test images in the models of a run, reduced to two dimensions."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from pluribus.storage.reopen import open_run
 
 How = Literal["tsne", "pca", "none"]
 
-MOST_IMAGES = 300  # for each client
+MOST_IMAGES = 300  # per client
 MOST_CLIENTS = 4
-FEWEST = 3  # points that make a picture
+FEWEST = 3  # points of a plot
 
 
 @dataclass(frozen=True)
 class Embedding:
-    """Points in the plane, and what they are."""
+    """Points in the plane, with their labels."""
 
     name: str
     says: str
@@ -34,48 +34,48 @@ class Embedding:
     labels: list[int]
     classes: tuple[str, ...]
     where: list[str]
-    """Of each point, whose image it is and whose model saw it."""
+    """For each point, the test set and the client whose model computed it."""
 
 
 def embed(runs: Sequence[Run], how: How) -> tuple[list[Embedding], str]:
-    """Features of every run that has a checkpoint, and why there are none of the others."""
+    """Compute the features of every run with a checkpoint. Return them, and why other runs have none."""
     if how == "none":
-        return [], "Features were not asked for: --embeddings pca or tsne shows them."
+        return [], "Features are switched off. --embeddings pca or tsne shows them."
     found: list[Embedding] = []
     reasons: list[str] = []
     for run in runs:
         try:
-            found += _of_run(run, how)
+            found += _embed_run(run, how)
         except PluribusError as error:
             reasons.append(f"No features of {run.name}: {error}")
     return found, " ".join(reasons)
 
 
-def _of_run(run: Run, how: How) -> Iterator[Embedding]:
+def _embed_run(run: Run, how: How) -> Iterator[Embedding]:
     with open_run(run.path) as (parts, folder):
         latest = folder.checkpoint.latest
         if latest is None:
             raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")
         host = make_host(parts, folder.checkpoint.client)
         seen = [_features(host, latest, k) for k in range(min(parts.task.clients, MOST_CLIENTS))]
-    says = _sentence(parts, how)
+    says = _caption(parts, how)
     if parts.task.width is not None and len(seen) > 1:
-        yield from _picture(f"{run.name}, together", says, seen, parts, how)
+        yield from _embed(f"{run.name}, together", says, seen, parts, how)
     for k, one in enumerate(seen):
-        yield from _picture(f"{run.name}, client {run.client(k)}", says, [one], parts, how)
+        yield from _embed(f"{run.name}, client {run.client(k)}", says, [one], parts, how)
 
 
-def _sentence(parts: Assembly, how: How) -> str:
-    whose = "all domains' test images" if parts.task.exams else "its own test images"
-    axes = "the two principal components (PCA)" if how == "pca" else "t-SNE, where only neighbourhoods mean something"
+def _caption(parts: Assembly, how: How) -> str:
+    whose = "the test images of all domains" if parts.task.exams else "the client's own test images"
+    axes = "PCA to two principal components" if how == "pca" else "t-SNE, in which only neighborhoods have a meaning"
     return (
-        f"What a client's model, as the last checkpoint has it, makes of {whose} (at most {MOST_IMAGES}): the features "
-        f"before its head, by {axes}. Colours are classes. The first {MOST_CLIENTS} clients are shown; together means "
-        "that the features of all of these are in one picture, each client's from its own model."
+        f"Features of {whose} (at most {MOST_IMAGES}) before the head of a client's model in the last checkpoint, "
+        f"reduced by {axes}. Colors are classes. The first {MOST_CLIENTS} clients are shown; the plot `together` has "
+        "the features of all of them, each from the client's own model."
     )
 
 
-Seen = tuple[torch.Tensor, torch.Tensor, list[str]]  # features, labels, where
+Seen = tuple[torch.Tensor, torch.Tensor, list[str]]  # features, labels, sources
 
 
 def _features(host: Host, t: int, k: int) -> Seen:
@@ -88,21 +88,21 @@ def _features(host: Host, t: int, k: int) -> Seen:
 
 
 def _sets(client: Client) -> dict[str, Data]:
-    """The test sets of all domains, or the client's own; evenly spaced rows where that is too many."""
+    """The test sets of all domains, or the client's own. Large sets are reduced to evenly spaced rows."""
     tests = {name: exam["test"] for name, exam in client.exams.items()} or {"own": client.data["test"]}
     most = MOST_IMAGES // len(tests)
     return {name: Data(data.store, data.rows[:: -(-len(data) // most) or 1]) for name, data in tests.items()}
 
 
-def _picture(name: str, says: str, seen: Sequence[Seen], parts: Assembly, how: How) -> Iterator[Embedding]:
+def _embed(name: str, says: str, seen: Sequence[Seen], parts: Assembly, how: How) -> Iterator[Embedding]:
     features = torch.cat([one[0] for one in seen]).numpy()
     labels = torch.cat([one[1] for one in seen]).tolist()
     if len(features) < FEWEST:
         return
     if not np.isfinite(features).all():
-        raise CheckpointError("they are not finite, training has diverged.")
+        raise CheckpointError("they are not finite because training diverged.")
     points = [(x, y) for x, y in (_pca(features) if how == "pca" else _tsne(features)).round(4).tolist()]
-    where = [place for one in seen for place in one[2]]
+    where = [source for one in seen for source in one[2]]
     yield Embedding(name, says, points, labels, parts.task.names, where)
 
 

@@ -1,4 +1,4 @@
-"""The plots of a report as PNG and PDF files, for papers."""
+"""Draws the plots of a report as PNG and PDF files for papers."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ KINDS = ("png", "pdf")
 MARKERS = ["o", "D", "s", "P", "^", "X"]
 DASHES = ["-", "--", "-.", (0, (8, 3))]
 WIDTH, HEIGHT, ROW = 5.0, 3.2, 0.2  # inches
-LARGEST = 200.0  # points of area of the largest circle
+LARGEST = 200.0  # area of the largest circle in square points
 MOST_IN_LEGEND = 20
 
 
 def write_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
-    """Every plot in two formats; returns the files."""
+    """Write every plot as PNG and PDF. Return the paths."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         return [path for name, plot in _names(sections) for path in _write(plot, folder / name)]
@@ -34,7 +34,7 @@ def write_figures(sections: Sequence[Section], folder: Path) -> list[Path]:
 
 
 def _names(sections: Sequence[Section]) -> Iterator[tuple[str, Plot]]:
-    """A file name for each plot, whatever runs are called."""
+    """A valid and distinct file name for each plot."""
     for section in sections:
         taken = set[str]()
         for number, plot in enumerate(section.plots):
@@ -55,7 +55,7 @@ def _write(plot: Plot, path: Path) -> Iterator[Path]:
 
 
 def draw(plot: Plot) -> Figure:
-    """A plot on white paper."""
+    """Draw a plot on a white background."""
     figure = Figure(figsize=(WIDTH, max(HEIGHT, ROW * len(plot.y_names) + 0.6)))
     axes = figure.add_subplot()
     bars = [one for one in plot.series if one.kind == "bars"]
@@ -67,64 +67,66 @@ def draw(plot: Plot) -> Figure:
             _stack(axes, one, heights)
         else:
             _points(axes, one, plot)
-    _dress(axes, plot)
+    _style_axes(axes, plot)
     return figure
 
 
-def _text(text: str) -> str:
-    """A dollar would begin a formula."""
+def _escape(text: str) -> str:
+    """Escape a dollar sign, which starts a formula in Matplotlib."""
     return text.replace("$", r"\$")
 
 
-def _look(one: Series) -> dict[str, Any]:
-    return {"color": PALETTE["light"][one.colour % len(PALETTE["light"])], "label": _text(one.name)}
+def _style(one: Series) -> dict[str, Any]:
+    return {"color": PALETTE["light"][one.colour % len(PALETTE["light"])], "label": _escape(one.name)}
 
 
 def _points(axes: Axes, one: Series, plot: Plot) -> None:
     turn = one.colour // len(PALETTE["light"])
     if one.kind == "line":
         dash = ":" if one.faint else DASHES[turn % len(DASHES)]
-        axes.plot(_floats(one.x), _floats(one.y), linestyle=dash, linewidth=1.4, **_look(one))
+        axes.plot(_floats(one.x), _floats(one.y), linestyle=dash, linewidth=1.4, **_style(one))
         return
     largest = max((size for other in plot.series for size in other.sizes), default=1.0)
     sizes = [LARGEST * size / largest for size in one.sizes] or 18.0
     fill = (
-        {"facecolors": "none", "edgecolors": _look(one)["color"], "label": _text(one.name)} if one.faint else _look(one)
+        {"facecolors": "none", "edgecolors": _style(one)["color"], "label": _escape(one.name)}
+        if one.faint
+        else _style(one)
     )
     axes.scatter(_floats(one.x), _floats(one.y), s=sizes, marker=MARKERS[turn % len(MARKERS)], alpha=0.85, **fill)
 
 
 def _bars(axes: Axes, one: Series, number: int, of: int) -> None:
     height = 0.8 / of
-    places = _floats(one.y) - 0.4 + height * (number + 0.5)
-    axes.barh(places, _floats(one.x), height, **_hatched(one))
+    positions = _floats(one.y) - 0.4 + height * (number + 0.5)
+    axes.barh(positions, _floats(one.x), height, **_bar_style(one))
 
 
 def _stack(axes: Axes, one: Series, heights: dict[float, float]) -> None:
     xs, ys = _floats(one.x), _floats(one.y)
-    axes.bar(xs, ys, 0.9, bottom=[heights.get(x, 0.0) for x in xs], **_hatched(one))
+    axes.bar(xs, ys, 0.9, bottom=[heights.get(x, 0.0) for x in xs], **_bar_style(one))
     for x, y in zip(xs, ys, strict=True):
         heights[x] = heights.get(x, 0.0) + y
 
 
-def _hatched(one: Series) -> dict[str, Any]:
-    return _look(one) | ({"hatch": "////", "edgecolor": "white"} if one.faint else {})
+def _bar_style(one: Series) -> dict[str, Any]:
+    return _style(one) | ({"hatch": "////", "edgecolor": "white"} if one.faint else {})
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], float)
 
 
-def _dress(axes: Axes, plot: Plot) -> None:
-    axes.set_xlabel(_text(plot.x))
-    axes.set_ylabel(_text(plot.y))
+def _style_axes(axes: Axes, plot: Plot) -> None:
+    axes.set_xlabel(_escape(plot.x))
+    axes.set_ylabel(_escape(plot.y))
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     for axis, names in ((axes.xaxis, plot.x_names), (axes.yaxis, plot.y_names)):
         if names:
             shown = range(0, len(names), -(-len(names) // MOST_TICKS))
-            axis.set_ticks(list(shown), [_text(names[at]) for at in shown])
+            axis.set_ticks(list(shown), [_escape(names[at]) for at in shown])
     if plot.y_names:
         axes.set_ylim(len(plot.y_names) - 0.4, -0.6)
     if plot.bytes:

@@ -1,7 +1,7 @@
-"""Run folders as plain numbers: what a report shows, with no word about how it is drawn.
+"""Reads run folders into plain numbers for a report.
 
-A run may be going on, or have been stopped: nothing here takes its lock or writes to it. What is missing or damaged is
-left out, and `Run.problems` has a sentence that names the file.
+A run may be running or stopped: nothing here takes its lock or writes to it. Missing or damaged data is left out, and
+`Run.problems` has a sentence that names the file.
 """
 
 from __future__ import annotations
@@ -27,16 +27,15 @@ from pluribus.models import assign
 from pluribus.storage.files import read_json, to_json
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
-"""What reading a file raises that holds something else than a run writes."""
+"""Errors of reading a file whose contents are damaged."""
 
 T = TypeVar("T")
-Held = tuple[list[list[int]], str]  # rows per client and class, and what tells this partition from others
+Held = tuple[list[list[int]], str]  # rows per client and class, and the digest of the partition
 Traffic = dict[tuple[str, str], Counter[int]]  # (direction, tensor) -> round -> bytes
 
 
 class Parameters(NamedTuple):
-    """How large the clients of an architecture are: all numbers of model and state that could be trained, and those
-    that the method does train."""
+    """Parameters of the clients of an architecture: all in model and state, and those that the method trains."""
 
     model: str
     clients: int
@@ -45,34 +44,34 @@ class Parameters(NamedTuple):
 
 
 class Facts(NamedTuple):
-    """What a run folder does not hold, but its experiment knows."""
+    """Facts that are not in a run folder and come from its experiment."""
 
     classes: tuple[str, ...]
     parameters: tuple[Parameters, ...]
 
 
-Known = dict[str, Facts | str]  # by experiment, whatever the seed; a sentence says why they cannot be had
+Known = dict[str, Facts | str]  # by experiment, for all seeds; a string says why there are none
 
 
 @dataclass(frozen=True)
 class Run:
-    """One run, as far as it has come."""
+    """A run, finished or not."""
 
     path: Path
     experiment: Experiment
     state: str
-    """`finished`, `going on` or `stopped`."""
+    """`finished`, `running` or `stopped`."""
     history: list[dict[str, Any]]
     view: str
     """The view of the headline."""
     chosen: Mapping[int, Chosen]
     traffic: Traffic
     counts: list[list[int]]
-    """Rows per client and class; empty where nobody knows, as in a federation of real hosts."""
+    """Rows per client and class. Empty: unknown, as in a federation of real sites."""
     partition: str
-    """Equal where clients hold the very same rows."""
+    """Digest of the partition. It is equal if clients hold the same rows."""
     models: tuple[str, ...]
-    """By client."""
+    """Models by client."""
     classes: tuple[str, ...]
     parameters: tuple[Parameters, ...]
     config: str
@@ -80,7 +79,7 @@ class Run:
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     name: str = ""
-    """What it is called beside the other runs of a report."""
+    """Name of the run in a report, different from those of the other runs."""
 
     @property
     def accuracy(self) -> Figures:
@@ -88,7 +87,7 @@ class Run:
         return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
 
     def cumulated(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
-        """Round by round, the sum of something so far."""
+        """Cumulative sum of a value, by round."""
         total, sums = 0.0, []
         for record in self.history:
             total += of(record)
@@ -96,42 +95,42 @@ class Run:
         return sums
 
     def client(self, k: int) -> str:
-        """A client's name in a plot: its number and its model."""
+        """Label of a client in a plot: its number and model."""
         return f"{k} {self.models[k]}" if k < len(self.models) else str(k)
 
     def class_name(self, number: int) -> str:
-        """A class's name, or its number where the data set is not at hand."""
+        """Name of a class, or its number if the data set is not available."""
         return self.classes[number] if number < len(self.classes) else str(number)
 
 
 def selection_of(runs: Iterable[Run]) -> str:
-    """How the rounds of the accuracies of some runs were chosen, in words."""
+    """Say in words how the rounds of the accuracies were selected."""
     return selection_text(one.selected.get("val") for run in runs for one in run.chosen.values())
 
 
-def read_runs(places: Iterable[str | Path], known: Known | None = None) -> list[Run]:
-    """The runs in these folders and below them, each with a name of its own."""
+def read_runs(paths: Iterable[str | Path], known: Known | None = None) -> list[Run]:
+    """Read the runs in some folders and below them, and give each a distinct name."""
     known = {} if known is None else known
-    folders = dict.fromkeys(folder for place in places for folder in run_folders(Path(place)))
+    folders = dict.fromkeys(folder for path in paths for folder in run_folders(Path(path)))
     if not folders:
-        raise MissingSettingError("which run? Give the folder of a run, or a folder that holds some.")
-    return _named([_read(folder, known) for folder in folders])
+        raise MissingSettingError("give at least one run folder, or a folder that contains run folders.")
+    return _name_runs([_read(folder, known) for folder in folders])
 
 
-def run_folders(place: Path) -> list[Path]:
-    """The folder itself if it is one of a run, or else all run folders below it."""
-    if not place.is_dir():
-        raise FileAccessError(f"there is no folder {place}: give the folder of a run.")
-    if (place / "config.toml").exists():
-        return [place]
-    found = [path.parent for path in sorted(place.glob("**/config.toml"))]
+def run_folders(path: Path) -> list[Path]:
+    """The folder itself if it is a run folder, otherwise all run folders below it."""
+    if not path.is_dir():
+        raise FileAccessError(f"there is no folder {path}. Give a run folder.")
+    if (path / "config.toml").exists():
+        return [path]
+    found = [file.parent for file in sorted(path.glob("**/config.toml"))]
     if not found:
-        raise FileAccessError(f"{place} holds no run: neither it nor a folder below it has a config.toml.")
+        raise FileAccessError(f"{path} contains no run: neither it nor a folder below it has a config.toml.")
     return found
 
 
-def _named(runs: list[Run]) -> list[Run]:
-    """The shortest kind of name that tells them apart."""
+def _name_runs(runs: list[Run]) -> list[Run]:
+    """Name runs by the shortest kind of name that is distinct for all."""
     kinds: list[Callable[[Run], str]] = [
         lambda run: run.experiment.method,
         lambda run: f"{run.experiment.method}, seed {run.experiment.seed}",
@@ -147,13 +146,13 @@ def _named(runs: list[Run]) -> list[Run]:
 
 @dataclass
 class _Folder:
-    """A folder that is being read, and what was wrong with it."""
+    """A folder that is read, and the problems found in it."""
 
     path: Path
     problems: list[str] = field(default_factory=list)
 
     def lines(self, name: str, take: Callable[[Any], None]) -> None:
-        """Every line of a file of JSON, up to the first that is damaged; one that is still being written is no harm."""
+        """Read the lines of a JSON file up to the first damaged one. Ignore a last line without its newline."""
         path = self.path / name
         try:
             text = path.read_text(encoding="utf-8", errors="replace")
@@ -167,11 +166,11 @@ class _Folder:
             try:
                 take(json.loads(line))
             except DAMAGE:
-                self.problems.append(f"{path} is damaged in line {number}: it and what follows are left out.")
+                self.problems.append(f"{path} is damaged in line {number}: this line and all after it are left out.")
                 return
 
-    def guarded(self, name: str, read: Callable[[], T], otherwise: T) -> T:
-        """What a file says, or something else if it cannot be had."""
+    def read(self, name: str, read: Callable[[], T], otherwise: T) -> T:
+        """Read a file. If that fails, record the problem and return `otherwise`."""
         try:
             return read()
         except PluribusError as error:
@@ -190,35 +189,35 @@ def _read(path: Path, known: Known) -> Run:
     history: list[dict[str, Any]] = []
     folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
     if finished and not history:
-        folder.problems.append(f"{path / 'metrics.jsonl'} holds no round.")
+        folder.problems.append(f"{path / 'metrics.jsonl'} contains no round.")
     view = next((view for record in history for view in record["mean"]), "after")
     traffic: Traffic = {}
     folder.lines("traffic.jsonl", _Ledger(traffic).take)
     unknown: Held = [], str(path)
-    counts, digest = folder.guarded("partition.json", lambda: _partition(path / "partition.json"), unknown)
+    counts, digest = folder.read("partition.json", lambda: _partition(path / "partition.json"), unknown)
     facts = _facts(described, folder, known)
     return Run(
         path=path,
         experiment=described,
-        state="finished" if finished else "going on" if in_use(path) else "stopped",
+        state="finished" if finished else "running" if in_use(path) else "stopped",
         history=history,
         view=view,
-        chosen=folder.guarded("metrics.jsonl", lambda: choose(history, view), {}),
+        chosen=folder.read("metrics.jsonl", lambda: choose(history, view), {}),
         traffic=traffic,
         counts=counts,
         partition=digest,
-        models=folder.guarded("config.toml", lambda: assign(described.models, described.clients), ()),
+        models=folder.read("config.toml", lambda: assign(described.models, described.clients), ()),
         classes=facts.classes,
         parameters=facts.parameters,
         config=(path / "config.toml").read_text(encoding="utf-8"),
         commands=_commands(path, described, bool(counts), finished),
-        warnings=folder.guarded("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
+        warnings=folder.read("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
         problems=tuple(folder.problems),
     )
 
 
 def _record(line: Mapping[str, Any]) -> dict[str, Any]:
-    """A round, every part of it in the type that it must have."""
+    """Convert a line to the record of a round. Every value gets its type, or raises."""
     return {
         "round": int(line["round"]),
         "seconds": float(line["seconds"]),
@@ -242,13 +241,13 @@ def _number(value: Any) -> float | None:
 
 @dataclass
 class _Ledger:
-    """Sums what travelled, line by line."""
+    """Adds up bytes, line by line."""
 
     sums: Traffic
     layouts: list[dict[str, int]] = field(default_factory=list)
 
     def take(self, line: Mapping[str, Any]) -> None:
-        """A layout, or a transfer that has one."""
+        """Read a layout, or a transfer that refers to one."""
         if "tensors" in line:
             self.layouts.append({name: int(size) for name, size in line["tensors"].items()})
             return
@@ -259,7 +258,7 @@ class _Ledger:
 
 def _partition(path: Path) -> Held:
     if not path.exists():
-        return [], str(path)  # a federation of real hosts: nobody knows
+        return [], str(path)  # a federation of real sites has none
     try:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except DataError as error:
@@ -284,27 +283,29 @@ def in_use(path: Path) -> bool:
 
 
 def _commands(path: Path, described: Experiment, simulated: bool, finished: bool) -> tuple[str, ...]:
-    """How to run it again, and how to go on with it."""
+    """Commands that resume the run and repeat it."""
     if not simulated:
         return (f"pluribus serve {shlex.quote(described.method)} --config federation.toml",)
     words = [] if finished else [["pluribus", "resume", str(path)]]
     words.append(["pluribus", "run", "--config", str(path / "config.toml")])
-    with contextlib.suppress(PluribusError):  # a method of the user's own that is not at hand
+    with contextlib.suppress(PluribusError):  # a method of the user that cannot be imported here
         words.append(["pluribus", "run", described.method, *flags(described)])
     return tuple(shlex.join(command) for command in words)
 
 
-# ---- what the experiment knows ---------------------------------------------------------------------------------------
+# ---- facts of the experiment -----------------------------------------------------------------------------------------
 
 
 def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
-    """Looked up once for all seeds: a model has the same size for each."""
+    """Find the facts of an experiment, once for all seeds: a model has the same size for each."""
     key = to_json({name: str(value) for name, value in vars(described).items() if name not in ("seed", "out")})
     if key not in known:
         try:
-            known[key] = _found(described)
+            known[key] = _find_facts(described)
         except PluribusError as error:
-            known[key] = f"class names and numbers of parameters are missing, the experiment cannot be set up: {error}"
+            known[key] = (
+                f"class names and numbers of parameters are missing because the experiment cannot be assembled: {error}"
+            )
     found = known[key]
     if isinstance(found, Facts):
         return found
@@ -312,13 +313,13 @@ def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
     return Facts((), ())
 
 
-def _found(described: Experiment) -> Facts:
+def _find_facts(described: Experiment) -> Facts:
     parts = assemble(replace(described, device="cpu", workers=1))
     host = make_host(parts, lambda k: None)
     models = Counter(assign(described.models, described.clients))
     sizes = {model: _sizes(host.client(k)) for model, k in parts.cards.architectures().items()}
     rows = tuple(Parameters(model, models[model], *sizes[model]) for model in sizes)
-    return Facts(_distinct(parts.task.names), rows)
+    return Facts(_make_distinct(parts.task.names), rows)
 
 
 def _sizes(client: Client) -> tuple[int, int]:
@@ -326,7 +327,7 @@ def _sizes(client: Client) -> tuple[int, int]:
     return sum({id(p): p.numel() for p in everything}.values()), client.trained_size()
 
 
-def _distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Names that tell classes apart even where a data set gives two of them one name."""
-    twice = Counter(names)
-    return tuple(name if twice[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))
+def _make_distinct(names: Sequence[str]) -> tuple[str, ...]:
+    """Make class names distinct: a data set may give two classes the same name."""
+    counts = Counter(names)
+    return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))

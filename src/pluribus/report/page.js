@@ -1,22 +1,22 @@
 "use strict";
-// Draws the plots of a report, anew when the colour scheme changes and, on a live page, when a round has been added.
+// Draws the plots of a report. Redraws them when the color scheme changes and, on a live page, when a round is done.
 
 const dark = matchMedia("(prefers-color-scheme: dark)");
 const live = document.getElementById("live");
-const EVERY = 2000; // milliseconds between two questions to the server
-const shown = {}; // by section, the name of the plot on show
-let told = document.getElementById("data").textContent;
-let content = JSON.parse(told);
+const EVERY = 2000; // milliseconds between two requests to the server
+const shown = {}; // name of the visible plot, by section
+let received = document.getElementById("data").textContent;
+let content = JSON.parse(received);
 
-function colours() {
+function readColors() {
   const style = getComputedStyle(document.documentElement);
-  const named = (name) => style.getPropertyValue("--" + name).trim();
+  const read = (name) => style.getPropertyValue("--" + name).trim();
   const palette = content.palette[dark.matches ? "dark" : "light"];
-  return { palette, text: named("text"), line: named("line"), card: named("card") };
+  return { palette, text: read("text"), line: read("line"), card: read("card") };
 }
 
-function painted({ colour, ...trace }, { palette, card }) {
-  const color = palette[colour];
+function paint({ color: index, ...trace }, { palette, card }) {
+  const color = palette[index];
   const edge = trace.type === "bar" ? { width: 0 } : { width: trace.mode === "markers" ? 1 : 0, color: card };
   if ((trace.marker.symbol || "").endsWith("-open")) edge.color = color;
   const marker = { ...trace.marker, color, line: edge };
@@ -24,7 +24,7 @@ function painted({ colour, ...trace }, { palette, card }) {
   return { ...trace, marker, line: { ...trace.line, color } };
 }
 
-function arranged(layout, key, { text, line, card }) {
+function styleLayout(layout, key, { text, line, card }) {
   const axis = (one) => ({ ...one, gridcolor: line, linecolor: line, fixedrange: matchMedia("(pointer: coarse)").matches });
   return {
     ...layout,
@@ -37,26 +37,26 @@ function arranged(layout, key, { text, line, card }) {
     legend: { orientation: "h", yref: "container", y: 0, yanchor: "bottom", x: 0 },
     margin: { l: 8, r: 8, t: 8, b: 8 },
     hovermode: "closest",
-    uirevision: key, // what a person has switched off or zoomed into stays so
+    uirevision: key, // keeps the zoom and the hidden lines of the user
   };
 }
 
 function draw(section) {
-  const place = document.getElementById(section.key);
+  const card = document.getElementById(section.key);
   const plot = section.plots.find((one) => one.name === shown[section.key]) || section.plots[0];
-  place.hidden = !plot && !section.says;
-  place.querySelector(".says").textContent = section.says;
-  const picture = place.querySelector(".plot");
-  picture.hidden = !plot;
-  choices(section, place.querySelector(".choices"), plot);
+  card.hidden = !plot && !section.says;
+  card.querySelector(".says").textContent = section.says;
+  const box = card.querySelector(".plot");
+  box.hidden = !plot;
+  drawChoices(section, card.querySelector(".choices"), plot);
   if (!plot) return;
-  const scheme = colours();
+  const scheme = readColors();
   const config = { responsive: true, displaylogo: false, displayModeBar: false };
-  const traces = plot.data.map((trace) => painted(trace, scheme));
-  Plotly.react(picture, traces, arranged(plot.layout, section.key + plot.name, scheme), config);
+  const traces = plot.data.map((trace) => paint(trace, scheme));
+  Plotly.react(box, traces, styleLayout(plot.layout, section.key + plot.name, scheme), config);
 }
 
-function choices(section, field, plot) {
+function drawChoices(section, field, plot) {
   const names = section.plots.map((one) => one.name);
   field.hidden = names.length < 2;
   if (field.dataset.names === JSON.stringify(names)) return;
@@ -65,10 +65,10 @@ function choices(section, field, plot) {
     shown[section.key] = name;
     draw(content.sections.find((one) => one.key === section.key));
   };
-  field.replaceChildren(...(names.length > 4 ? [menu(names, plot, choose)] : buttons(section.key, names, plot, choose)));
+  field.replaceChildren(...(names.length > 4 ? [makeMenu(names, plot, choose)] : makeButtons(section.key, names, plot, choose)));
 }
 
-function menu(names, plot, choose) {
+function makeMenu(names, plot, choose) {
   const select = document.createElement("select");
   select.append(...names.map((name) => new Option(name, name, false, name === plot.name)));
   select.setAttribute("aria-label", "which plot");
@@ -76,7 +76,7 @@ function menu(names, plot, choose) {
   return select;
 }
 
-function buttons(key, names, plot, choose) {
+function makeButtons(key, names, plot, choose) {
   return names.map((name) => {
     const label = document.createElement("label");
     const input = Object.assign(document.createElement("input"), { type: "radio", name: key, value: name });
@@ -91,24 +91,24 @@ function drawAll() {
   content.sections.forEach(draw);
 }
 
-async function ask() {
+async function update() {
   try {
     const answer = await fetch("data.json", { cache: "no-store" });
     const text = await answer.text();
     if (!answer.ok) throw new Error(text);
-    if (text !== told) {
-      told = text;
+    if (text !== received) {
+      received = text;
       content = JSON.parse(text);
-      document.getElementById("summary").innerHTML = content.summary; // escaped where it was made
+      document.getElementById("summary").innerHTML = content.summary; // the server has escaped it
       drawAll();
     }
     live.textContent = content.finished ? "the run has finished" : "live";
   } catch (error) {
-    live.textContent = `no news: ${error.message}`;
+    live.textContent = `no update: ${error.message}`;
   }
-  if (!content.finished) setTimeout(ask, EVERY);
+  if (!content.finished) setTimeout(update, EVERY);
 }
 
 drawAll();
 dark.addEventListener("change", drawAll);
-if (live) ask();
+if (live) update();

@@ -1,7 +1,7 @@
-"""One HTML page about runs. It holds all that it needs: nothing is loaded from elsewhere, and nothing could be.
+"""One self-contained HTML page about runs. Its content security policy forbids it to load anything else.
 
-Whatever comes from a run folder is text: Jinja escapes it in the page, `_label` in plots, and `_inline` in the JSON
-between. The page's policy names its scripts by their hashes, so a script that came in by any other way would not run.
+Everything from a run folder is text: Jinja escapes it in the page, `_label` in plots, and `_inline` in the embedded
+JSON. The policy lists the scripts by their hashes, so an injected script does not run.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from pluribus.report.plots import Plot, Section, Series
 from pluribus.storage.files import to_json
 from pluribus.terminal import human
 
-# Okabe and Ito's colours, which people with any colour vision can tell apart; on a dark page the same hues, lighter.
+# Colors of Okabe and Ito, distinct for people with any color vision; on a dark page, lighter colors of the same hues.
 PALETTE = {
     "light": ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#6b6b6b"],
     "dark": ["#4ea6e0", "#ff8a4c", "#2fc79c", "#e8a3c8", "#f2bf4d", "#9ad4f7", "#b5b5b5"],
 }
 SYMBOLS = ["circle", "diamond", "square", "cross", "triangle-up", "x"]
 DASHES = ["solid", "dash", "dashdot", "longdash"]
-LONGEST = 24  # characters of a name on an axis
+LONGEST = 24  # characters of a label on an axis
 MOST_TICKS = 40
-ROW = 22  # pixels of a named row
+ROW = 22  # pixels of a row with a label
 HEIGHT = 400
-LARGEST = 30  # pixels across the largest circle
+LARGEST = 30  # diameter of the largest circle in pixels
 
 
 def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
-    """The page; one that is live asks its server for what is new."""
+    """Render the page. A live page asks its server for updates."""
     return _template().render(
         _values(runs)
         | {
@@ -53,7 +53,7 @@ def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
-    """What changes while a run goes on, as plain values."""
+    """The part of the page that changes during a run, as plain values."""
     template = _template()
     summary = "".join(template.blocks["summary"](template.new_context(_values(runs))))
     return {
@@ -69,10 +69,10 @@ def _values(runs: Sequence[Run]) -> dict[str, Any]:
 
     title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     about = {"title": title, "version": __version__, "selection": selection_of(runs)}
-    return about | {"runs": runs, "human": human, "number": _rounded}
+    return about | {"runs": runs, "human": human, "number": _format}
 
 
-def _rounded(value: float | None) -> str:
+def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
@@ -111,7 +111,7 @@ def _hash(source: str) -> str:
 
 
 def _inline(value: Any) -> str:
-    """JSON that cannot end the element it stands in."""
+    """Write JSON that cannot close the HTML element around it."""
     return to_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
@@ -127,7 +127,7 @@ def _section(section: Section) -> dict[str, Any]:
 
 
 def _label(text: str) -> str:
-    """Plotly takes tags in labels for markup."""
+    """Escape a label, because Plotly interprets tags as markup."""
     return html.escape(text, quote=False)
 
 
@@ -137,7 +137,7 @@ def _traces(plot: Plot) -> list[dict[str, Any]]:
 
 
 def _trace(one: Series, largest: float) -> dict[str, Any]:
-    """A trace; `colour` is a number that the page puts a colour for, light or dark."""
+    """A trace of Plotly. `color` is an index into the light or dark palette, which the page resolves."""
     turn = one.colour // len(PALETTE["light"])
     common: dict[str, Any] = {
         "name": _label(one.name),
@@ -146,7 +146,7 @@ def _trace(one: Series, largest: float) -> dict[str, Any]:
         "text": [_label(text) for text in one.text],
         "hovertemplate": "%{text}<extra></extra>",
         "textposition": "none" if one.kind in ("bars", "stack") else None,
-        "colour": one.colour % len(PALETTE["light"]),
+        "color": one.colour % len(PALETTE["light"]),
     }
     if one.kind == "line":
         dash = "dot" if one.faint else DASHES[turn % len(DASHES)]
@@ -187,10 +187,10 @@ def _axis(title: str, names: Sequence[str], of_bytes: bool) -> dict[str, Any]:
     if names:
         every = math.ceil(len(names) / MOST_TICKS)
         shown = range(0, len(names), every)
-        ticks = {"tickvals": list(shown), "ticktext": [_label(_short(names[at])) for at in shown]}
+        ticks = {"tickvals": list(shown), "ticktext": [_label(_shorten(names[at])) for at in shown]}
         return axis | {"tickmode": "array", **ticks}
     return axis | ({"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if of_bytes else {})
 
 
-def _short(name: str) -> str:
+def _shorten(name: str) -> str:
     return name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…"

@@ -1,4 +1,4 @@
-"""What each plot of a report shows, as series of numbers. Two back ends draw them: a web page, and files for papers."""
+"""The plots of a report as series of numbers. Two back ends draw them: a web page, and files for papers."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, selection_of
 from pluribus.terminal import human
 
-FEW = 3  # runs whose worst clients fit beside their means
-SPREAD = 0.4  # of a row, over which the runs of one client are spread
-MOST_CLIENTS = 100  # in the plot of every client's accuracy
-MOST_BARS = 36  # of tensors, of all runs together
+FEW = 3  # with up to so many runs, a plot shows means and worst clients
+SPREAD = 0.4  # share of a row, over which the runs of a client are spread
+MOST_CLIENTS = 100  # in the plot of accuracies per client
+MOST_BARS = 36  # of tensors, for all runs together
 MOST_NAMED = 8  # runs in a sentence
-MOST_LAYERS = 6  # of a stack, for each direction
+MOST_LAYERS = 6  # of a stack, per direction
 
 
 Kind = Literal["line", "dots", "bars", "stack"]
-Point = tuple[float, float, str]  # x, y, and what there is to say about it
+Point = tuple[float, float, str]  # x, y, text
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that share a colour and an entry of the legend."""
+    """Points with the same color and one entry in the legend."""
 
     name: str
     x: Sequence[float | None]
     y: Sequence[float | None]
     colour: int
-    """A number into the palette; the mark or the dashes tell apart what has the same colour."""
+    """Index into the palette. Series with the same color differ by marker or dashes."""
     kind: Kind = "line"
     text: Sequence[str] = ()
-    """What there is to say about each point."""
+    """Text of each point, shown on hover."""
     sizes: Sequence[float] = ()
-    """Areas of the dots; all alike where there are none."""
+    """Areas of the dots. Empty: all dots have the same size."""
     faint: bool = False
-    """Dotted, or pale: beside what matters more."""
+    """Whether the series is secondary and is drawn dotted, hollow or hatched."""
 
 
-def _made(name: str, points: Sequence[Point], colour: int, kind: Kind, faint: bool = False) -> Series:
-    xs, ys, text = [x for x, _, _ in points], [y for _, y, _ in points], [said for _, _, said in points]
-    return Series(name, xs, ys, colour, kind, text, faint=faint)
+def _make_series(name: str, points: Sequence[Point], colour: int, kind: Kind, faint: bool = False) -> Series:
+    xs, ys, texts = [x for x, _, _ in points], [y for _, y, _ in points], [text for _, _, text in points]
+    return Series(name, xs, ys, colour, kind, texts, faint=faint)
 
 
 @dataclass(frozen=True)
 class Plot:
-    """One picture. Where an axis has names, numbers on it are positions in that list; the first is at the top."""
+    """One plot. If an axis has names, its numbers are positions in that list, and the first is at the top."""
 
     name: str
     x: str
@@ -58,25 +58,25 @@ class Plot:
     x_names: list[str] = field(default_factory=list)
     y_names: list[str] = field(default_factory=list)
     bytes: Literal["", "x", "y"] = ""
-    """The axis that counts bytes."""
+    """The axis in bytes, if any."""
     square: bool = False
-    """Neither axis has a unit."""
+    """Whether the axes have no units."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """Pictures of one thing, of which one is shown at a time."""
+    """Plots of one topic. The page shows one of them at a time."""
 
     key: str
     title: str
     says: str
     plots: list[Plot]
     missing: str
-    """What to say if there is no picture; empty: nothing, as few runs have one."""
+    """Text if there is no plot. Empty: the section is hidden."""
 
 
 def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: str = "") -> list[Section]:
-    """Everything that there is to see of these runs."""
+    """All sections of a report about some runs."""
     return [
         accuracy(runs),
         per_client(runs),
@@ -111,10 +111,10 @@ def accuracy(runs: Sequence[Run]) -> Section:
     views = " and ".join(dict.fromkeys(view_text(run.view) for run in runs))
     lines = "Lines are the mean over clients."
     if few:
-        lines = "Solid lines are the mean over clients, dotted lines the client that is worst in that round."
+        lines = "Solid lines are the mean over clients, dotted lines are the worst client of each round."
     says = (
         f"Test accuracy {views}, each client on its own test data. {lines} "
-        "The names below the plot switch lines on and off."
+        "Click a name below the plot to hide or show its line."
     )
     drawn = [plot for plot in plots if plot.series]
     return Section("accuracy", "Accuracy", says, drawn, "No round has been evaluated yet.")
@@ -131,8 +131,8 @@ def _accuracy(run: Run, colour: int, axis: Axis, over: str) -> Iterator[Series]:
     return _line(run, name, colour, axis, lambda one: _mean(one, run.view, "test", over), faint=over == "worst")
 
 
-def _mean(record: Record, view: str, figure: str, over: str) -> float | None:
-    value: float | None = record["mean"].get(view, {}).get(figure, {}).get(over)
+def _mean(record: Record, view: str, metric: str, over: str) -> float | None:
+    value: float | None = record["mean"].get(view, {}).get(metric, {}).get(over)
     return value
 
 
@@ -144,11 +144,11 @@ def _line(
     of: Callable[[Record], float | None],
     faint: bool = False,
 ) -> Iterator[Series]:
-    """A line through the rounds that have a value; none where no round has."""
+    """A line through the rounds that have a value, if there is any."""
     rounds = zip(axis(run), run.history, strict=True)
     points = [(x, y, f"{name}: {y:.4g} in round {one['round'] + 1}") for x, one in rounds if (y := of(one)) is not None]
     if points:
-        yield _made(name, points, colour, "line", faint)
+        yield _make_series(name, points, colour, "line", faint)
 
 
 def losses(runs: Sequence[Run]) -> Section:
@@ -159,8 +159,7 @@ def losses(runs: Sequence[Run]) -> Section:
     }
     says = (
         "The test loss is the cross-entropy on each client's own test data, mean over clients: the loss of the task "
-        "itself, whatever else a method minimises. The training loss is what clients minimised, with all terms that "
-        "the method adds to it, so it compares runs of one method only."
+        "itself. The training loss includes all terms that the method adds, so it compares runs of one method only."
     )
     plots = [_against_rounds(runs, name, of) for name, of in shown.items()]
     return Section("loss", "Loss", says, [plot for plot in plots if plot.series], "No loss has been recorded yet.")
@@ -173,7 +172,7 @@ def _against_rounds(runs: Sequence[Run], name: str, of: Callable[[Run], Callable
 
 
 def notes(runs: Sequence[Run]) -> Section:
-    """Numbers that a method's server notes in each round."""
+    """Numbers that the server of a method records in each round."""
 
     def noted(name: str) -> Callable[[Run], Callable[[Record], float | None]]:
         return lambda run: lambda one: _plain(one["notes"].get(name))
@@ -186,7 +185,7 @@ def notes(runs: Sequence[Run]) -> Section:
         if _plain(value) is not None
     )
     plots = [_against_rounds(runs, name, noted(name)) for name in names]
-    says = "Numbers that the method's server notes in each round; the page of the method says what they are."
+    says = "Numbers that the server of a method records in each round. The documentation of the method explains them."
     return Section("notes", "Notes of the server", says, plots, "")
 
 
@@ -198,54 +197,56 @@ def _plain(value: Any) -> float | None:
 
 
 def _on_same_data(runs: Sequence[Run]) -> list[list[tuple[int, Run]]]:
-    """Runs whose clients hold the same rows, together, each with its colour."""
+    """Groups of runs whose clients hold the same rows. Each run has the index of its color."""
     groups: dict[str, list[tuple[int, Run]]] = {}
     for number, run in enumerate(runs):
         groups.setdefault(run.partition, []).append((number, run))
     return list(groups.values())
 
 
-def _called(group: Sequence[tuple[int, Run]]) -> str:
+def _join_names(group: Sequence[tuple[int, Run]]) -> str:
     return ", ".join(run.name for _, run in group)
 
 
 def per_client(runs: Sequence[Run]) -> Section:
     """Every client's accuracy, worst first."""
-    groups = [[(n, run) for n, run in group if _tested(run)] for group in _on_same_data(runs)]
+    groups = [[(n, run) for n, run in group if _test_accuracies(run)] for group in _on_same_data(runs)]
     plots = [_clients(group) for group in groups if group]
-    worst = "; ".join(_worst(run) for run in runs[:MOST_NAMED] if _tested(run))
+    worst = "; ".join(_worst(run) for run in runs[:MOST_NAMED] if _test_accuracies(run))
     says = (
-        f"Test accuracy of each client, {selection_of(runs)}, sorted by the first run: the worst client is "
-        f"at the top. Clients go by their number and their model. The worst: {worst}."
+        f"Test accuracy of each client, {selection_of(runs)}, sorted by the first run, with the worst client "
+        f"at the top. A client is labeled with its number and model. The worst: {worst}."
     )
     return Section("clients", "Clients", says, plots, "No client has been evaluated yet.")
 
 
-def _tested(run: Run) -> dict[int, float]:
+def _test_accuracies(run: Run) -> dict[int, float]:
     """Test accuracy by client, worst first."""
     known = {k: value for k, one in run.chosen.items() if (value := one.selected.get("test")) is not None}
     return dict(sorted(known.items(), key=lambda pair: pair[1]))
 
 
 def _worst(run: Run) -> str:
-    k, value = next(iter(_tested(run).items()))
+    k, value = next(iter(_test_accuracies(run).items()))
     return f"client {run.client(k)} with {value:.3f} ({run.name})"
 
 
 def _clients(group: Sequence[tuple[int, Run]]) -> Plot:
-    order = list(dict.fromkeys(k for _, run in group for k in _tested(run)))[:MOST_CLIENTS]
+    order = list(dict.fromkeys(k for _, run in group for k in _test_accuracies(run)))[:MOST_CLIENTS]
     position = {k: at for at, k in enumerate(order)}
     series = []
     for at, (number, run) in enumerate(group):
-        aside = SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0  # equal values would hide each other
+        aside = (
+            SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0
+        )  # otherwise equal values hide each other
         points = [
             (value, position[k] + aside, f"{run.name}, client {run.client(k)}: {value:.3f}{_holds(run, k)}")
-            for k, value in _tested(run).items()
+            for k, value in _test_accuracies(run).items()
             if k in position
         ]
-        series.append(_made(run.name, points, number, "dots"))
+        series.append(_make_series(run.name, points, number, "dots"))
     first = group[0][1]
-    return Plot(_called(group), "test accuracy", "client", series, y_names=[first.client(k) for k in order])
+    return Plot(_join_names(group), "test accuracy", "client", series, y_names=[first.client(k) for k in order])
 
 
 def _holds(run: Run, k: int) -> str:
@@ -256,12 +257,10 @@ def _holds(run: Run, k: int) -> str:
 
 
 def partition(runs: Sequence[Run]) -> Section:
-    """Who holds which class, as circles."""
+    """Rows of each class at each client, as circles."""
     plots = [_bubbles(group) for group in _on_same_data(runs) if group[0][1].counts]
-    says = "Who holds which class. The area of a circle is the number of rows that a client holds of a class."
-    missing = (
-        "Nobody knows who holds what: there is no partition.json, as in a federation of real sites, or it is damaged."
-    )
+    says = "Classes of each client. The area of a circle is the number of rows of a class that a client holds."
+    missing = "The partition is unknown: partition.json is missing, as in a federation of real sites, or it is damaged."
     return Section("partition", "Data of each client", says, plots, missing)
 
 
@@ -272,7 +271,7 @@ def _bubbles(group: Sequence[tuple[int, Run]]) -> Plot:
     xs, ys, sizes = [k for k, _, _ in held], [c for _, c, _ in held], [float(count) for _, _, count in held]
     classes = [run.class_name(number) for number in range(max(map(len, run.counts)))]
     dots = Series("rows", xs, ys, 0, "dots", text, sizes)
-    return Plot(_called(group), "client", "class", [dots], [str(k) for k in range(len(run.counts))], classes)
+    return Plot(_join_names(group), "client", "class", [dots], [str(k) for k in range(len(run.counts))], classes)
 
 
 # ---- communication ---------------------------------------------------------------------------------------------------
@@ -282,18 +281,18 @@ OTHERS = "others"
 
 
 def traffic(runs: Sequence[Run]) -> Section:
-    """Bytes by tensor, in all and per round."""
-    talking = [run for run in runs if any(way in WAYS for way, _ in run.traffic)]
-    plots = [_in_all(talking), *map(_per_round, talking)] if talking else []
+    """Bytes by tensor, in total and per round."""
+    sending = [run for run in runs if any(way in WAYS for way, _ in run.traffic)]
+    plots = [_in_total(sending), *map(_per_round, sending)] if sending else []
     says = (
-        "Bytes as they were serialised, by tensor, all clients together; (header) is what a message needs to describe "
-        "itself. Downloads that were made only to measure are left out."
+        "Serialized bytes of all clients by tensor; (header) is the header of a message. Downloads for evaluation "
+        "only are left out."
     )
-    return Section("traffic", "Communication", says, plots, "Nothing has travelled.")
+    return Section("traffic", "Communication", says, plots, "Nothing has been sent.")
 
 
 def _shares(run: Run, way: str, named: Sequence[str]) -> dict[str, Counter[int]]:
-    """Bytes per round by tensor; what is not named goes together."""
+    """Bytes per round by tensor. Tensors that are not in `named` are added up."""
     shares: dict[str, Counter[int]] = {}
     for (one, tensor), rounds in run.traffic.items():
         if one == way:
@@ -302,7 +301,7 @@ def _shares(run: Run, way: str, named: Sequence[str]) -> dict[str, Counter[int]]
 
 
 def _largest(run: Run, ways: Sequence[str], most: int) -> list[str]:
-    """The tensors of which most bytes travelled."""
+    """The tensors with the most bytes."""
     sums: Counter[str] = Counter()
     for (way, tensor), rounds in run.traffic.items():
         if way in ways:
@@ -310,7 +309,7 @@ def _largest(run: Run, ways: Sequence[str], most: int) -> list[str]:
     return [tensor for tensor, _ in sums.most_common(most)]
 
 
-def _in_all(runs: Sequence[Run]) -> Plot:
+def _in_total(runs: Sequence[Run]) -> Plot:
     rows: list[str] = []
     bars: dict[str, list[Point]] = {way: [] for way in WAYS}
     for run in runs:
@@ -321,7 +320,9 @@ def _in_all(runs: Sequence[Run]) -> Plot:
             for way, size in sizes.items():
                 bars[way].append((size, len(rows), f"{run.name}, {way}: {human(size)} of {tensor}"))
             rows += [f"{run.name}: {tensor}" if len(runs) > 1 else tensor] if sizes else []
-    series = [_made(way, bars[way], number, "bars", way == "down") for number, way in enumerate(WAYS) if bars[way]]
+    series = [
+        _make_series(way, bars[way], number, "bars", way == "down") for number, way in enumerate(WAYS) if bars[way]
+    ]
     return Plot("in all", "bytes", "", series, y_names=rows, bytes="x")
 
 
@@ -332,11 +333,11 @@ def _per_round(run: Run) -> Plot:
         for tensor, rounds in sorted(shares.items(), key=lambda pair: -sum(pair[1].values())):
             name = f"{way}: {tensor}"
             points = [(t + 1, rounds[t], f"{name}, {human(rounds[t])} in round {t + 1}") for t in sorted(rounds)]
-            series.append(_made(name, points, len(series), "stack", way == "down"))
+            series.append(_make_series(name, points, len(series), "stack", way == "down"))
     return Plot(f"{run.name}, per round", "round", "bytes", series, bytes="y")
 
 
-# ---- what models see, what layers they take --------------------------------------------------------------------------
+# ---- features and layers ---------------------------------------------------------------------------------------------
 
 
 def embeddings(embedded: Sequence[Embedding], why_not: str = "") -> Section:
@@ -352,40 +353,40 @@ def _points(one: Embedding) -> list[Series]:
         mine = [at for at, label in enumerate(one.labels) if label == number]
         if mine:
             points = [(*one.points[at], f"class {name}, {one.where[at]}") for at in mine]
-            series.append(_made(name, points, number, "dots"))
+            series.append(_make_series(name, points, number, "dots"))
     return series
 
 
 def decisions(runs: Sequence[Run]) -> Section:
-    """Which layer of the global model each client took, round by round."""
-    plots = [_layers(run) for run in runs if any(_decided(one) for one in run.history)]
+    """The layer of the global model that each client took in each round."""
+    plots = [_layers(run) for run in runs if any(_layer_decisions(one) for one in run.history)]
     says = (
-        "For each client and round, the client's own layer that gives way to one of the global model, because that one "
-        "promises the largest gain of knowledge (FedFree, Section 3.5); none where no layer promises any."
+        "For each client and round, the layer that a layer of the global model replaces, because it has the largest "
+        "expected gain of knowledge (FedFree, Section 3.5); none if no layer has a gain."
     )
     return Section("layers", "Layer decisions", says, plots, "")
 
 
-def _decided(record: Record) -> dict[int, Any]:
-    said = record["notes"].get("layers")
-    return {int(k): one for k, one in said.items() if str(k).isdecimal()} if isinstance(said, dict) else {}
+def _layer_decisions(record: Record) -> dict[int, Any]:
+    layers = record["notes"].get("layers")
+    return {int(k): one for k, one in layers.items() if str(k).isdecimal()} if isinstance(layers, dict) else {}
 
 
 def _layers(run: Run) -> Plot:
     found: dict[str, list[tuple[int, int, str]]] = {}
     for record in run.history:
-        for k, one in _decided(record).items():
+        for k, one in _layer_decisions(record).items():
             t, client = record["round"] + 1, f"round {record['round'] + 1}, client {run.client(k)}"
             if isinstance(one, dict):
                 gain = _plain(one.get("gain"))
-                told = f"{client}: {one.get('layer')} from {one.get('global')}" + (f", gain {gain:.3g}" if gain else "")
-                found.setdefault(str(one.get("layer")), []).append((t, k, told))
+                text = f"{client}: {one.get('layer')} from {one.get('global')}" + (f", gain {gain:.3g}" if gain else "")
+                found.setdefault(str(one.get("layer")), []).append((t, k, text))
             else:
                 found.setdefault("none", []).append((t, k, f"{client}: none"))
     clients = sorted({k for decided in found.values() for _, k, _ in decided})
-    place = {k: at for at, k in enumerate(clients)}
+    position = {k: at for at, k in enumerate(clients)}
     series: list[Series] = []
     for name, decided in sorted(found.items(), key=lambda pair: (pair[0] == "none", -len(pair[1]))):
-        points = [(t, place[k], told) for t, k, told in decided]
-        series.append(_made(name, points, len(series), "dots", faint=name == "none"))
+        points = [(t, position[k], text) for t, k, text in decided]
+        series.append(_make_series(name, points, len(series), "dots", faint=name == "none"))
     return Plot(run.name, "round", "client", series, y_names=[run.client(k) for k in clients])

@@ -1,4 +1,4 @@
-"""The page of a run that goes on: a small web server for this machine alone."""
+"""The live page of a run: a small web server for this machine only."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from pluribus.report import check_packages
 from pluribus.storage.files import to_json
 
 LOOPBACK = "127.0.0.1"
-WHY_NO_FEATURES = "Features are not shown while a run is watched: pluribus report shows them when it has ended."
+WHY_NO_FEATURES = "Features are not shown during a run. pluribus report shows them when it has finished."
 
 
 def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print) -> None:
-    """Serve the page until Ctrl-C. Port 0 is any that is free."""
+    """Serve the page until Ctrl-C. Port 0: choose a free port."""
     check_packages("jinja2", "plotly")
     with server_of(Path(run), port) as server:
-        tell(f"{address(server)}   Ctrl-C ends it")
+        tell(f"{address(server)}   Ctrl-C stops it")
         try:
             server.serve_forever()
         except KeyboardInterrupt:
@@ -30,18 +30,18 @@ def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print) -
 
 
 def address(server: Watching) -> str:
-    """Where the page is."""
+    """URL of the page."""
     return f"http://{LOOPBACK}:{server.server_port}/"
 
 
 def server_of(run: Path, port: int = 0) -> Watching:
-    """A server that listens, and serves once it is told to."""
+    """Create a server that listens. `serve_forever` starts to answer."""
     pages = Pages(run)
-    pages.page()  # a mistake is told now, not in a browser
+    pages.page()  # so that a mistake shows now, not in the browser
     try:
         return Watching(pages, port)
     except OverflowError:
-        raise RangeError(f"--port must lie in 0..65535, not {port}.") from None
+        raise RangeError(f"--port must be in 0..65535, not {port}.") from None
     except OSError as error:
         raise DeviceError(
             f"cannot listen on {LOOPBACK}:{port}: {error.strerror}. Leave out --port for a free one."
@@ -49,30 +49,29 @@ def server_of(run: Path, port: int = 0) -> Watching:
 
 
 class Pages:
-    """The page and its data, made anew when the files of the run have changed."""
+    """The page and its data, updated when the files of the run change."""
 
     def __init__(self, run: Path) -> None:
         self._run = run
         self._known: Any = {}
-        self._made: tuple[Any, str] | None = None
+        self._cached: tuple[Any, str] | None = None
         self._lock = Lock()
 
     def page(self) -> str:
-        """The whole page."""
         from pluribus.report.page import page
 
         with self._lock:
             return page(*self._read(), live=True)
 
     def data(self) -> str:
-        """What changes, as JSON."""
+        """The changing part of the page, as JSON."""
         from pluribus.report.page import content
 
         with self._lock:
             stamp = self._stamp()
-            if self._made is None or self._made[0] != stamp:
-                self._made = stamp, to_json(content(*self._read()))
-            return self._made[1]
+            if self._cached is None or self._cached[0] != stamp:
+                self._cached = stamp, to_json(content(*self._read()))
+            return self._cached[1]
 
     def _read(self) -> tuple[Any, Any]:
         from pluribus.report.numbers import read_runs
@@ -92,12 +91,12 @@ class Pages:
 def _facts(file: Path) -> Any:
     try:
         return file.stat()
-    except OSError:  # renamed since it was listed
+    except OSError:  # the file was renamed in between
         return None
 
 
 class Watching(ThreadingHTTPServer):
-    """Listens to this machine alone."""
+    """HTTP server for this machine only."""
 
     daemon_threads = True
 
@@ -110,18 +109,17 @@ class _Handler(BaseHTTPRequestHandler):
     server: Watching
 
     def do_GET(self) -> None:
-        """The page, or its data."""
         hosts = [f"{name}:{self.server.server_port}" for name in (LOOPBACK, "localhost")]
-        if self.headers.get("Host") not in hosts:  # some page's name that was made to point here
-            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This server is for this machine alone.")
+        if self.headers.get("Host") not in hosts:  # a foreign name that resolves to this address
+            self._answer(HTTPStatus.FORBIDDEN, "text/plain", "This server is for this machine only.")
         elif self.path == "/":
-            self._made("text/html", self.server.pages.page)
+            self._serve("text/html", self.server.pages.page)
         elif self.path == "/data.json":
-            self._made("application/json", self.server.pages.data)
+            self._serve("application/json", self.server.pages.data)
         else:
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "There is only one page here.")
+            self._answer(HTTPStatus.NOT_FOUND, "text/plain", "This server has only one page.")
 
-    def _made(self, kind: str, make: Callable[[], str]) -> None:
+    def _serve(self, kind: str, make: Callable[[], str]) -> None:
         try:
             self._answer(HTTPStatus.OK, kind, make())
         except PluribusError as error:
@@ -134,9 +132,9 @@ class _Handler(BaseHTTPRequestHandler):
         self.send_header("Content-Length", str(len(body)))
         self.send_header("Cache-Control", "no-store")
         self.send_header("X-Content-Type-Options", "nosniff")
-        with contextlib.suppress(ConnectionError):  # a browser that went away in between
+        with contextlib.suppress(ConnectionError):  # the browser has disconnected
             self.end_headers()
             self.wfile.write(body)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are nobody's concern."""
+        """Do not log requests."""

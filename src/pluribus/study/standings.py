@@ -308,7 +308,7 @@ def too_few(seeds: int) -> str:
 
 
 def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
-    """A method's own defaults of training that do not hold in an experiment, but for those that someone has given."""
+    """Training defaults of a method that an experiment replaces, without the settings that the user has given."""
     own, now = find(described.method).defaults, vars(described)
     return {name: own[name] for name in TRAINING if name in own and name not in given and own[name] != now[name]}
 

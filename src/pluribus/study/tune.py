@@ -166,7 +166,7 @@ def _need_optuna() -> None:
 
 
 def _ranges(space: Mapping[str, Range], described: Experiment) -> dict[str, Range]:
-    """Those of the method."""
+    """The ranges that concern the method."""
     has = [*TRAINING, *hyperparameters(described.build_method())]
     return {name: values for name, values in space.items() if name in has}
 
@@ -242,7 +242,7 @@ def _suggest(described: Experiment, space: Mapping[str, Range], trial: Any) -> d
     return {name: values.suggest(trial, name, isinstance(now[name], int)) for name, values in space.items()}
 
 
-def _with(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
+def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     training = {name: value for name, value in settings.items() if name in TRAINING}
     hyper = {name: value for name, value in settings.items() if name not in TRAINING}
     return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
