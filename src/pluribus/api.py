@@ -81,9 +81,7 @@ def load_result(path: str | Path) -> Result:
     """Load the result of a finished run. This needs neither its data nor the code of its method."""
     folder, config = Path(path), Path(path) / "config.toml"
     if not (folder / RESULT).exists():
-        raise FileAccessError(
-            f"{path} holds no finished run: it has no {RESULT}. Finish it with: pluribus resume {path}"
-        )
+        raise FileAccessError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
     if config.exists():
         written = read_toml(config)
         hyper = written.pop("hyper", {})
