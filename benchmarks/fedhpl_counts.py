@@ -26,12 +26,12 @@ from pluribus.assembly import Assembly, assemble, bytes_per_round
 from pluribus.data import Dataset
 from pluribus.experiment import experiment
 from pluribus.method import Traffic, find
+from pluribus.methods._border import Border
 from pluribus.methods._generator import Generator
+from pluribus.methods._prompt_generator import Generator as PromptGenerator
 from pluribus.methods._reports import MOST_LOGITS
 from pluribus.methods.fedhpl import FedHPL
-from pluribus.methods.pfedpg import Generator as PromptGenerator
 from pluribus.methods.pfedpg import PFedPG
-from pluribus.methods.pfedpt import Border
 from pluribus.models import TwoPartModel, build
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Client
-from pluribus.message import Message, Rows
+from pluribus.message import Message
 from pluribus.method import register
-from pluribus.methods.fd import ClassLogits
+from pluribus.methods._class_logits import ClassLogits
 from pluribus.ops import distance_to_rows, row_means
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -58,15 +58,12 @@ class FedHe(ClassLogits):
         if self.mode == "sync":
             super().aggregate(server, uploads)
             return
-        for upload in uploads.values():
-            self._count_in(server, upload.rows("logits"))
-
-    def _count_in(self, server: Server, sent: Rows) -> None:
-        """A running mean over all uploads; from time to time what it is worth shrinks to one report."""
         state = server.state
-        state.sums += sent.value
-        state.reports += sent.held
-        state.uploads += 1
-        if state.uploads % (VOTES * server.task.clients) == 0:
-            state.sums = state.sums / state.reports.clamp(min=1)[:, None]
-            state.reports = state.reports.clamp(max=1)
+        for upload in uploads.values():  # into a running mean; from time to time all of it shrinks to one report
+            sent = upload.rows("logits")
+            state.sums += sent.value
+            state.reports += sent.held
+            state.uploads += 1
+            if state.uploads % (VOTES * server.task.clients) == 0:
+                state.sums = state.sums / state.reports.clamp(min=1)[:, None]
+                state.reports = state.reports.clamp(max=1)

@@ -14,7 +14,7 @@ from pluribus.client import Batch, Client
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Sizes, Traffic, register
 from pluribus.methods import _lowrank as lowrank
-from pluribus.methods.fml import Auxiliary
+from pluribus.methods._auxiliary import Auxiliary
 from pluribus.ops import Weighting, client_weights, kl, weighted_mean
 from pluribus.optim import Opt
 from pluribus.server import Server

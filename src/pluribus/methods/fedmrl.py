@@ -13,7 +13,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError
 from pluribus.message import Message
 from pluribus.method import register
-from pluribus.methods.fml import Auxiliary
+from pluribus.methods._auxiliary import Auxiliary
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, averaged
 from pluribus.optim import Opt

@@ -6,49 +6,14 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Field, Message, Rows, Wire
-from pluribus.method import Method, Need, register
-from pluribus.ops import Tally, distance_to_rows, nearest, rows_mean
+from pluribus.method import register
+from pluribus.methods._prototypes import Prototypes
+from pluribus.ops import Tally, rows_mean
 from pluribus.server import Server
-from pluribus.settings import setting
 from pluribus.task import Card, Task
-
-
-@dataclass(frozen=True)
-class Prototypes(Method):
-    """What FedProto and FedTGP do on clients: features are pulled to their class's prototype, the nearest one wins."""
-
-    up = "mean feature of each held class"
-    down = "prototype of each known class"
-    needs = frozenset({Need.SAME_WIDTH})
-    views = ("before", "after")  # the trained features with the newest prototypes, and with the client's own head
-
-    pull: float = setting(1.0, at_least=0, symbol="lambda")
-    """Weight of the distance to the prototypes."""
-
-    def schema(self, task: Task, card: Card) -> Wire:
-        prototypes = {"prototypes": Field((task.classes, card.width), form="rows")}
-        return Wire(down=prototypes, up=prototypes)
-
-    def loss(self, client: Client, batch: Batch) -> Tensor:
-        return self.pulled(client, client.features(batch.x), batch.y)
-
-    def pulled(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy, and lambda times the distance of features to the prototype of their class, where known."""
-        distance = distance_to_rows(z, client.got.rows("prototypes"), y)
-        return F.cross_entropy(client.model.head(z), y) + self.pull * distance
-
-    def predict(self, client: Client, x: Tensor) -> Tensor:
-        """By the nearest prototype; by the head while none is known."""
-        z, prototypes = client.features(x), client.got.rows("prototypes")
-        return torch.where(prototypes.held.any(), nearest(z, prototypes), client.model.head(z))
-
-    def predict_after(self, client: Client, x: Tensor) -> Tensor:
-        """By the client's own head."""
-        return client.model(x)  # type: ignore[no-any-return]
 
 
 @register("fedproto")

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from pluribus.client import Client
 from pluribus.message import Message, Rows
 from pluribus.method import register
-from pluribus.methods.fedproto import Prototypes
+from pluribus.methods._prototypes import Prototypes
 from pluribus.ops import class_means, onehot, rows_mean
 from pluribus.optim import Rule
 from pluribus.server import Server

@@ -2,42 +2,18 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
 from pluribus.message import Message
 from pluribus.method import register
+from pluribus.methods._border import Border
 from pluribus.methods.fedavg import FedAvg
 from pluribus.optim import Opt, Rule
 from pluribus.settings import setting
 from pluribus.task import Cards, Task
-
-SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
-
-
-class Border(nn.Module):
-    """x + delta: delta (c, H, W) is learnt in a border of some pixels and zero inside it."""
-
-    def __init__(self, shape: tuple[int, int, int], width: int) -> None:
-        super().__init__()
-        channels, height, across = shape
-        self.inside = height - 2 * width, across - 2 * width
-        self.rows = nn.Parameter(SPREAD * torch.randn(channels, 2 * width, across))
-        self.sides = nn.Parameter(SPREAD * torch.randn(channels, self.inside[0], 2 * width))
-
-    def delta(self) -> Tensor:
-        """The prompt as an image."""
-        top, bottom = self.rows.chunk(2, 1)
-        left, right = self.sides.chunk(2, 2)
-        inside = left.new_zeros(len(left), *self.inside)
-        return torch.cat([top, torch.cat([left, inside, right], 2), bottom], 1)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Every image with the same prompt."""
-        return x + self.delta()
 
 
 @register("pfedpt")

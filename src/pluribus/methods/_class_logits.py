@@ -1,0 +1,67 @@
+"""What FD and FedHe share: mean logits per class go up, and their mean over clients comes down."""
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from pluribus.client import Batch, Client
+from pluribus.message import Field, Message, Wire
+from pluribus.method import Method
+from pluribus.ops import Tally, row_means
+from pluribus.server import Server
+from pluribus.task import Card, Task
+
+
+class ClassLogits(Method):
+    """What FD and FedHE share: mean logits per class go up, their mean over clients comes down.
+
+    The server keeps a sum and a number of reports per class; a class has a global logit once it has a report.
+    """
+
+    up = "mean logit of each held class"
+    down = "global logit of each known class"
+
+    def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
+        """What the global logits add to the loss, with its weight."""
+        raise NotImplementedError
+
+    def output(self, logits: Tensor) -> Tensor:
+        """What is averaged of a sample: its logits unless the paper says otherwise."""
+        return logits
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        logits = {"logits": Field((task.classes, task.classes), form="rows")}
+        return Wire(down=logits, up=logits)
+
+    def prepare(self, client: Client) -> None:
+        client.state.seen = Tally(client.task.classes, client.task.classes)
+
+    def local_update(self, client: Client) -> Message:
+        client.state.seen.reset()
+        self.train(client)
+        return Message({"logits": client.state.seen.means()})
+
+    def train(self, client: Client) -> None:
+        """The local training of a round."""
+        client.fit(self.step)
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        logits = client.model(batch.x)
+        client.state.seen.add(batch.y, self.output(logits))  # as the model stands before the step, in train mode
+        return F.cross_entropy(logits, batch.y) + self.distillation(client, logits, batch.y)
+
+    def setup(self, server: Server) -> None:
+        server.state.sums = torch.zeros(server.task.classes, server.task.classes)
+        server.state.reports = torch.zeros(server.task.classes)
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message({"logits": row_means(server.state.sums, server.state.reports)})
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        """The mean over those who report a class; a class that nobody reports this time keeps its last one."""
+        state, sent = server.state, [upload.rows("logits") for upload in uploads.values()]
+        reports = torch.stack([rows.held for rows in sent]).sum(0).float()
+        state.sums = torch.where(reports[:, None] > 0, torch.stack([rows.value for rows in sent]).sum(0), state.sums)
+        state.reports = torch.where(reports > 0, reports, state.reports)
