@@ -1,6 +1,7 @@
 """Single layers of different networks: which ones correspond, what they compute, how they are merged and inserted.
 
-Pure functions of tensors and shapes. Tensors are *dense* where they are compared: a grouped convolution is written as
+A `Pair` says which layers of a client and of the global model correspond; all else are functions of tensors and shapes,
+but for a `GlobalLayer`, which learns. Tensors are *dense* where they are compared: a grouped convolution is written as
 the plain one that computes the same, and the weight of a normalisation as one vector.
 """
 
@@ -123,7 +124,7 @@ def match(mine: Sequence[Layer], theirs: Sequence[Layer]) -> dict[int, int]:
 
 
 def _rank(at: int, layers: Sequence[Layer]) -> tuple[int, int]:
-    """The how-manieth of how many layers of its kind."""
+    """Index among the layers of its kind, and their number."""
     kind = layers[at].kind
     return sum(layer.kind == kind for layer in layers[:at]), sum(layer.kind == kind for layer in layers)
 

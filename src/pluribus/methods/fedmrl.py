@@ -48,7 +48,7 @@ class FedMRL(Auxiliary):
     def check(self, task: Task, cards: Cards) -> None:
         super().check(task, cards)
         width = self.auxiliary_shape(task).width
-        narrowest = min(cards.values(), key=lambda card: card.width)
+        narrowest = min(cards.firsts(), key=lambda card: card.width)
         if width > narrowest.width:
             raise MismatchError(
                 f"fedmrl cuts the small model's {width} features out of a client's own, but client {narrowest.id} "
