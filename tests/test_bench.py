@@ -300,7 +300,7 @@ def test_a_flag_that_is_none_is_refused(terminal: Terminal, flag: str) -> None:
 
 def test_help_says_what_the_ratio_means(terminal: Terminal) -> None:
     told = " ".join(terminal("bench", "fedgh", "--help").out.split())
-    assert "whatever the method does beyond a step of cross-entropy" in told
+    assert "cost of the framework" in told
     assert "--no-bare" in told
     assert "T: number of rounds. At least 1. (default: 5)" in told
 
