@@ -29,8 +29,8 @@ from pluribus.sites.flower.programs import free_port
 from pluribus.sites.flower.wire import serve
 from pluribus.sites.join import Node
 from pluribus.sites.keys import make_keys
-from pluribus.sites.party import Party
-from pluribus.sites.trainer import Desk, means_of
+from pluribus.sites.responder import Responder
+from pluribus.sites.trainer import RequestHandler, means_of
 from pluribus.storage.files import read_lines
 from pluribus.storage.toml import to_toml
 
@@ -155,7 +155,7 @@ class Puppet:
         """`changes`: what becomes of the true answer in a round."""
         site = read_site(network.folder / f"{name}.toml")
         self._changes = changes
-        self._desk = Desk(Party(means_of(site)))
+        self._handler = RequestHandler(Responder(means_of(site)))
         self._place = tempfile.TemporaryDirectory(prefix="pluribus-")
         place = Path(self._place.name) / "worker"
         key = site.keys / f"{name}.key"
@@ -163,7 +163,7 @@ class Puppet:
         self._over = False
         self.asked = -1
         """The round that it has been asked to work in."""
-        threading.Thread(target=serve, args=(place, self._answer, lambda: self._desk.over), daemon=True).start()
+        threading.Thread(target=serve, args=(place, self._answer, lambda: self._handler.over), daemon=True).start()
         self._watcher = threading.Thread(target=self._watch)  # programs end with the thread that started them
         self._watcher.start()
 
@@ -183,7 +183,7 @@ class Puppet:
 
     def _answer(self, blob: bytes) -> bytes:
         head = unseal(blob).head
-        answer = self._desk.answer(blob)
+        answer = self._handler.answer(blob)
         if head["verb"] != "work":
             return answer
         self.asked = head["t"]

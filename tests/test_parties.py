@@ -49,9 +49,9 @@ from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
 from pluribus.sites.federate import federation, greet, settled
 from pluribus.sites.holdings import OWN, Public, relabelled
-from pluribus.sites.party import Means, Party
 from pluribus.sites.remote import Missing, Transport
-from pluribus.sites.trainer import Desk, means_of
+from pluribus.sites.responder import Means, Responder
+from pluribus.sites.trainer import RequestHandler, means_of
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Card
@@ -100,24 +100,24 @@ def public_of(parts: Assembly) -> Public | None:
     return Public(some(parts, torch.cat([data.rows for data in public.values()])), owner)
 
 
-def party_of(parts: Assembly, given: Public | None, k: int, folder: Path) -> Party:
+def responder_of(parts: Assembly, given: Public | None, k: int, folder: Path) -> Responder:
     """A site that has the images which the simulation gives to client k, and nothing else."""
     own = {name: some(parts, parts.data.rows(k)[name]) for name in ("train", "val", "test")}
-    return Party(Means(own, given, parts.cards[k].model, folder / str(k), torch.device("cpu")))
+    return Responder(Means(own, given, parts.cards[k].model, folder / str(k), torch.device("cpu")))
 
 
 class Direct:
-    """Carries blobs to parties in this process; what a party refuses is its answer."""
+    """Carries blobs to responders in this process. A refusal is an answer too."""
 
-    def __init__(self, parties: Mapping[int, Party]) -> None:
-        self.parties = dict(parties)
+    def __init__(self, responders: Mapping[int, Responder]) -> None:
+        self.responders = dict(responders)
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes | Missing]:
         return {k: self.carry(k, blob) for k, blob in requests.items()}
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
         try:
-            return self.parties[k].answer(blob)
+            return self.responders[k].answer(blob)
         except PluribusError as error:
             return seal({"refused": str(error)}, {})
 
@@ -125,8 +125,8 @@ class Direct:
 def states(transport: Direct) -> dict[str, torch.Tensor]:
     return {
         f"{k} {name}": value.clone()
-        for k, party in transport.parties.items()
-        for name, value in party._at_hand(k).client(k).tensors().items()
+        for k, responder in transport.responders.items()
+        for name, value in responder._at_hand(k).client(k).tensors().items()
     }
 
 
@@ -145,7 +145,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **RUNS[method])
     simulated = pluribus.run(parts.experiment, progress=False)
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     folder = RunFolder.create(new_folder(), "sites")
     result = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60).run()
     assert result.bytes == simulated.bytes
@@ -158,7 +158,7 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["fedh2l", "fedmd", "local"])
 def test_a_server_knows_the_task_of_a_simulation_and_no_rows(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **RUNS[method])
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     folder = RunFolder.create(new_folder(), "sites")
     made = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60)
     assert made.parts.task == parts.task
@@ -175,7 +175,7 @@ def test_the_server_says_which_model_is_the_smallest(method: str, tmp_path: Path
     parts, agreement, given = agreed(method, models="cnn-16,mlp-128-64,mlp-64", rounds=1)
     simulated = pluribus.run(parts.experiment, progress=False)
     offer = dataclasses.replace(agreement, hyper={**agreement.hyper, "aux_model": None})
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     facts = greet(offer, NAMES, transport, seconds=0)
     assert settled(offer, facts, NAMES).hyper["aux_model"] == "mlp-64"
     folder = RunFolder.create(new_folder(), "sites")
@@ -208,7 +208,7 @@ def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
 def started(method: str, folder: Path, transport: Direct | None = None, **settings: Any) -> tuple[Federation, Direct]:
     """A federation of fresh sites, or of those given."""
     parts, agreement, given = agreed(method, **RUNS[method] | settings)
-    transport = transport or Direct({k: party_of(parts, given, k, folder) for k in NAMES})
+    transport = transport or Direct({k: responder_of(parts, given, k, folder) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")
     return federated(parts.experiment, agreement, NAMES, transport, run, seconds=60), transport
 
@@ -223,14 +223,14 @@ class Forgetful(Direct):
     """Every site is a new process for every request: all it knows is what lies in its folder."""
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
-        self.parties[k] = Party(self.parties[k]._means)
+        self.responders[k] = Responder(self.responders[k]._means)
         return super().carry(k, blob)
 
 
 @pytest.mark.parametrize("method", ["fedfree", "fedh2l", "fedmd"])
 def test_a_site_is_what_lies_in_its_folder(method: str, tmp_path: Path) -> None:
     parts, _, given = agreed(method, **RUNS[method])
-    made, transport = started(method, tmp_path, Forgetful({k: party_of(parts, given, k, tmp_path) for k in NAMES}))
+    made, transport = started(method, tmp_path, Forgetful({k: responder_of(parts, given, k, tmp_path) for k in NAMES}))
     assert numbers(made.run()) == straight(method)[0]
     assert differing(straight(method)[1], states(transport)) == []
 
@@ -247,7 +247,9 @@ class Stuttering(Direct):
 
 def test_what_is_asked_twice_is_done_once(tmp_path: Path) -> None:
     parts, _, given = agreed("fedfree", **RUNS["fedfree"])
-    made, transport = started("fedfree", tmp_path, Stuttering({k: party_of(parts, given, k, tmp_path) for k in NAMES}))
+    made, transport = started(
+        "fedfree", tmp_path, Stuttering({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    )
     assert numbers(made.run()) == straight("fedfree")[0]
     assert differing(straight("fedfree")[1], states(transport)) == []
 
@@ -259,8 +261,8 @@ class CrashedError(Exception):
 class Crashing(Direct):
     """Sites die in the middle of writing, again and again, and come back."""
 
-    def __init__(self, parties: Mapping[int, Party], monkeypatch: pytest.MonkeyPatch) -> None:
-        super().__init__(parties)
+    def __init__(self, responders: Mapping[int, Responder], monkeypatch: pytest.MonkeyPatch) -> None:
+        super().__init__(responders)
         self._patch = monkeypatch
         self.crashes = 0
 
@@ -271,7 +273,7 @@ class Crashing(Direct):
                 return super().carry(k, blob)
             except CrashedError:
                 self.crashes += 1
-        self.parties[k] = Party(self.parties[k]._means)
+        self.responders[k] = Responder(self.responders[k]._means)
         return super().carry(k, blob)
 
     @staticmethod
@@ -287,7 +289,7 @@ def selections(result: Result, k: int) -> int:
 
 def test_a_crash_before_the_rename_is_as_if_nothing_was_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     parts, _, given = agreed("fedh2l", **RUNS["fedh2l"])
-    crashing = Crashing({k: party_of(parts, given, k, tmp_path) for k in NAMES}, monkeypatch)
+    crashing = Crashing({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, monkeypatch)
     made, transport = started("fedh2l", tmp_path, crashing)
     result = made.run()
     assert numbers(result) == straight("fedh2l")[0]
@@ -300,7 +302,7 @@ def test_a_server_that_falls_back_finds_its_sites_as_they_were(method: str, tmp_
     """It is stopped after three rounds, of which it has saved two."""
     settings = {"rounds": 4, "checkpoint_every": 2}
     parts, agreement, given = agreed(method, **RUNS[method] | settings)
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     folder = RunFolder.create(new_folder(), "sites")
     with pytest.raises(StoppedError):
         federated(parts.experiment, agreement, NAMES, transport, folder, 60, [StopAfter(2)]).run()
@@ -316,15 +318,15 @@ def request(agreement: Agreement, /, **head: Any) -> bytes:
 def test_what_could_not_be_saved_was_not_done(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The disk is full for a moment; the site lives on and is asked again."""
     parts, agreement, _ = agreed("local", momentum=0.9)
-    lucky, unlucky = (party_of(parts, None, 0, tmp_path / name) for name in ("lucky", "unlucky"))
+    lucky, unlucky = (responder_of(parts, None, 0, tmp_path / name) for name in ("lucky", "unlucky"))
     for t in range(2):
         with monkeypatch.context() as patch:
             patch.setattr("pluribus.storage.files.sync", full_disk)
             with refused(FileAccessError, "No space left"):
                 unlucky.answer(request(agreement, t=t))
-        for party in (lucky, unlucky):
-            party.answer(request(agreement, t=t))
-    expected, found = (states(Direct({0: party})) for party in (lucky, unlucky))
+        for responder in (lucky, unlucky):
+            responder.answer(request(agreement, t=t))
+    expected, found = (states(Direct({0: responder})) for responder in (lucky, unlucky))
     assert differing(expected, found) == []
 
 
@@ -334,20 +336,20 @@ def full_disk(path: Path) -> None:
 
 def test_a_site_never_falls_back_beyond_what_it_kept(tmp_path: Path) -> None:
     parts, agreement, _ = agreed("local", rounds=10)
-    party = party_of(parts, None, 0, tmp_path)
+    responder = responder_of(parts, None, 0, tmp_path)
     for t in range(10):
-        party.answer(request(agreement, t=t))
-    party.answer(request(agreement, t=7, again=True))  # it kept rounds 2 to 9, and now 2 to 7
+        responder.answer(request(agreement, t=t))
+    responder.answer(request(agreement, t=7, again=True))  # it kept rounds 2 to 9, and now 2 to 7
     with refused(AgreementError, "round 0"):
-        party.answer(request(agreement, t=0))
+        responder.answer(request(agreement, t=0))
 
 
 def test_a_folder_of_another_model_is_not_taken_for_this_one(tmp_path: Path) -> None:
     parts, agreement, _ = agreed("local")
-    party = party_of(parts, None, 0, tmp_path)
-    assert party._means.model == "mlp-64"
-    party.answer(request(agreement))
-    other = Party(dataclasses.replace(party._means, model="cnn-16"))
+    responder = responder_of(parts, None, 0, tmp_path)
+    assert responder._means.model == "mlp-64"
+    responder.answer(request(agreement))
+    other = Responder(dataclasses.replace(responder._means, model="cnn-16"))
     with refused(OtherRunError, tmp_path / "0" / "run"):
         other.answer(request(agreement, t=1))
 
@@ -358,8 +360,8 @@ def test_a_folder_of_another_model_is_not_taken_for_this_one(tmp_path: Path) -> 
 class Lying(Direct):
     """One site answers the work of round 1 in its own way."""
 
-    def __init__(self, parties: Mapping[int, Party], lie: Callable[[bytes], bytes | Missing]) -> None:
-        super().__init__(parties)
+    def __init__(self, responders: Mapping[int, Responder], lie: Callable[[bytes], bytes | Missing]) -> None:
+        super().__init__(responders)
         self._lie = lie
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
@@ -393,7 +395,7 @@ LIES: dict[str, tuple[Any, ...]] = {
 def test_a_site_that_lies_is_a_site_that_did_not_answer(name: str, tmp_path: Path) -> None:
     lie, *facts = LIES[name]
     parts, _, given = agreed("fedgh")
-    lying = Lying({k: party_of(parts, given, k, tmp_path) for k in NAMES}, lie)
+    lying = Lying({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, lie)
     result = started("fedgh", tmp_path, lying)[0].run()
     assert [(record["present"], record["answered"]) for record in result.history] == [(3, 3), (3, 2), (3, 3)]
     (told,) = result.warnings
@@ -422,7 +424,7 @@ ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}
 )
 def test_figures_are_believed_only_if_they_can_be(said: dict[str, Any], facts: list[Any], tmp_path: Path) -> None:
     parts, _, given = agreed("fedgh")
-    lying = Liar({k: party_of(parts, given, k, tmp_path) for k in NAMES}, "evaluate", lambda head: said)
+    lying = Liar({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "evaluate", lambda head: said)
     result = started("fedgh", tmp_path, lying)[0].run()
     assert all(list(record["clients"]) == ["0", "2"] for record in result.history)
     assert len(result.warnings) == 3
@@ -432,8 +434,8 @@ def test_figures_are_believed_only_if_they_can_be(said: dict[str, Any], facts: l
 @pytest.mark.parametrize("steps", [None, -1, 1.5, True, "7", 2**40])
 def test_steps_are_believed_only_if_they_can_be(steps: Any, tmp_path: Path) -> None:
     parts, _, given = agreed("fedgh")
-    parties = {k: party_of(parts, given, k, tmp_path) for k in NAMES}
-    result = started("fedgh", tmp_path, Liar(parties, "work", lambda head: head | {"steps": steps}))[0].run()
+    responders = {k: responder_of(parts, given, k, tmp_path) for k in NAMES}
+    result = started("fedgh", tmp_path, Liar(responders, "work", lambda head: head | {"steps": steps}))[0].run()
     assert [list(record["steps"]) for record in result.history] == [["0", "2"]] * 3
     assert_facts(result.warnings[0], "site south", "round 0", "steps", steps)
 
@@ -441,8 +443,8 @@ def test_steps_are_believed_only_if_they_can_be(steps: Any, tmp_path: Path) -> N
 def test_nobody_works_longer_than_a_round_may_last(tmp_path: Path) -> None:
     parts, _, given = agreed("fedgh")
     boast = {"compute": 1e308, "communication": 1e308, "loss": True}
-    parties = {k: party_of(parts, given, k, tmp_path) for k in NAMES}
-    result = started("fedgh", tmp_path, Liar(parties, "work", lambda head: head | boast))[0].run()
+    responders = {k: responder_of(parts, given, k, tmp_path) for k in NAMES}
+    result = started("fedgh", tmp_path, Liar(responders, "work", lambda head: head | boast))[0].run()
     assert result.warnings == []
     assert all(0 < record["spans"]["compute"] <= record["seconds"] for record in result.history)
 
@@ -451,9 +453,9 @@ class Liar(Direct):
     """Site south answers one verb with a head of its own making, always."""
 
     def __init__(
-        self, parties: Mapping[int, Party], verb: str, lie: Callable[[dict[str, Any]], dict[str, Any]]
+        self, responders: Mapping[int, Responder], verb: str, lie: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> None:
-        super().__init__(parties)
+        super().__init__(responders)
         self._verb, self._lie = verb, lie
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
@@ -494,7 +496,7 @@ def test_a_site_that_lies_of_itself_is_one_sentence_at_the_start(
     lie: dict[str, Any], kind: Kind, facts: list[Any], tmp_path: Path
 ) -> None:
     parts, _, given = agreed("fedgh")
-    lying = Liar({k: party_of(parts, given, k, tmp_path) for k in NAMES}, "hello", lambda head: head | lie)
+    lying = Liar({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "hello", lambda head: head | lie)
     with refused(kind, "site south", *facts):
         started("fedgh", tmp_path, lying)
     assert "antigravity" not in sys.modules
@@ -502,7 +504,7 @@ def test_a_site_that_lies_of_itself_is_one_sentence_at_the_start(
 
 def test_a_site_that_is_not_there_at_the_start(tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedgh")
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     transport.exchange = lambda requests, seconds: {0: transport.carry(0, requests[0])}  # type: ignore[method-assign]
     with refused(WorkerError, "site south", "0 s", "no answer"):
         federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
@@ -510,7 +512,7 @@ def test_a_site_that_is_not_there_at_the_start(tmp_path: Path) -> None:
 
 def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedgh")
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     transport.exchange = lambda requests, seconds: dict.fromkeys(requests, b"noise")  # type: ignore[method-assign]
     with refused(UnreadableMessageError, "site north"):
         federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
@@ -531,7 +533,7 @@ def test_what_does_not_fit_is_one_sentence_at_the_start(
     change: dict[str, Any], facts: list[str], tmp_path: Path
 ) -> None:
     parts, agreement, given = agreed("fedgh")
-    transport = Direct({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     other = dataclasses.replace(agreement, **change)
     with refused(AgreementError, "site north", *facts):
         federated(parts.experiment, other, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
@@ -544,7 +546,7 @@ def test_a_site_may_lack_classes(tmp_path: Path) -> None:
     few = {name: chosen(dataset, ("7", "3", "0")) for name, dataset in own.items()}
     renamed = {name: relabelled(dataset, agreement.classes) for name, dataset in few.items()}
     answers = [
-        unseal(Party(Means(sets, None, "mlp-64", tmp_path / which, torch.device("cpu"))).answer(request(agreement)))
+        unseal(Responder(Means(sets, None, "mlp-64", tmp_path / which, torch.device("cpu"))).answer(request(agreement)))
         for which, sets in (("few", few), ("renamed", renamed))
     ]
     assert answers[0].parts == answers[1].parts
@@ -561,12 +563,12 @@ def test_a_site_may_hold_a_single_class(tmp_path: Path) -> None:
     where = Path("keys"), "mlp-64", tmp_path / "state", str(tmp_path / "images")
     site = SiteFile("north", "localhost:1", *where, image_size=8, device="cpu")
     agreement = dataclasses.replace(agreed("fedgh")[1], shape=(3, 8, 8))
-    party, task = Party(means_of(site)), agreement.task()
+    responder, task = Responder(means_of(site)), agreement.task()
     card = Card(0, "mlp-64", 14, 64, ())
     (wire,) = agreement.build_method().wires(task, card)
-    up = decode(unseal(party.answer(request(agreement))).parts["up"], wire.up, "a test")
+    up = decode(unseal(responder.answer(request(agreement))).parts["up"], wire.up, "a test")
     assert up.rows("means").held.nonzero().flatten().tolist() == [7]
-    measured = unseal(party.answer(request(agreement, verb="evaluate"))).head["figures"]["after"]
+    measured = unseal(responder.answer(request(agreement, verb="evaluate"))).head["figures"]["after"]
     assert 0 <= measured["test"] <= 1
 
 
@@ -578,22 +580,22 @@ def chosen(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 
 def test_a_server_does_not_choose_what_a_site_imports(tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedgh")
-    party = party_of(parts, given, 0, tmp_path)
+    responder = responder_of(parts, given, 0, tmp_path)
     other = dataclasses.replace(agreement, method="antigravity.Method")
     head = {"verb": "enrol", "client": 0, "agreement": other.facts()}
     with refused(UnknownNameError, "'antigravity.Method'"):
-        party.answer(seal(head, {}))
+        responder.answer(seal(head, {}))
     assert "antigravity" not in sys.modules
 
 
 @pytest.mark.parametrize(("method", "setting"), [("fml", "aux_model"), ("fedfree", "global_model")])
 def test_nor_by_a_hyper_parameter_that_names_a_model(method: str, setting: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method)
-    party = party_of(parts, given, 0, tmp_path)
+    responder = responder_of(parts, given, 0, tmp_path)
     other = dataclasses.replace(agreement, hyper=dict(agreement.hyper) | {setting: "antigravity.fly"})
     head = {"verb": "work", "client": 0, "t": 0, "stage": 0, "agreement": other.facts()}
     with refused(AgreementError, "'antigravity.fly'"):
-        party.answer(seal(head, {}))
+        responder.answer(seal(head, {}))
     assert "antigravity" not in sys.modules
 
 
@@ -658,15 +660,15 @@ def _files(folder: Path) -> dict[Path, bytes]:
 @pytest.mark.parametrize("name", [*NONSENSE, *NO_AGREEMENT])
 def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> None:
     parts, agreement, _ = agreed("local")
-    party = party_of(parts, None, 0, tmp_path / "sites")
-    answer = Desk(party).answer
+    responder = responder_of(parts, None, 0, tmp_path / "sites")
+    answer = RequestHandler(responder).answer
     done = answer(request(agreement))
     known = _files(tmp_path)
     change, *facts = (NONSENSE | NO_AGREEMENT)[name]
     head = change if name in NONSENSE else {"agreement": agreement.facts() | change}
     nonsense = request(agreement, **{"t": 1} | head)
     with refused(KINDS.get(name, SchemaError), *facts) as caught:
-        party.answer(nonsense)
+        responder.answer(nonsense)
     assert unseal(answer(nonsense)).head["refused"] == str(caught.value)
     assert _files(tmp_path) == known
     assert answer(request(agreement)) == done
@@ -674,14 +676,14 @@ def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> No
 
 def test_rounds_of_warm_up_are_rounds_too(tmp_path: Path) -> None:
     parts, agreement, _ = agreed("fedl2g-l", warmup=2, rounds=1)
-    site, desk = make_host(parts), Desk(party_of(parts, None, 0, tmp_path))
+    site, handler = make_host(parts), RequestHandler(responder_of(parts, None, 0, tmp_path))
     method, server = parts.method, Server(parts.task, parts.cards)
     method.setup(server)
     down = encode(method.download(server, 0), site.wires(0)[0].down, "server")
 
     def asked(t: int) -> dict[str, Any]:
         head = {"verb": "work", "client": 0, "t": t, "stage": 0, "agreement": agreement.facts()}
-        return unseal(desk.answer(seal(head, {"down": down}))).head
+        return unseal(handler.answer(seal(head, {"down": down}))).head
 
     assert [asked(t).get("loss") is None for t in range(3)] == [True, True, False]
     assert_facts(asked(3)["refused"], "'t'", 3, "range")
@@ -690,7 +692,11 @@ def test_rounds_of_warm_up_are_rounds_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(("verb", "known"), [("work", False), ("hello", True)])
 def test_a_peer_knows_no_work(verb: str, known: bool, tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedh2l", **RUNS["fedh2l"])
-    said = unseal(Desk(party_of(parts, given, 0, tmp_path)).answer(request(public_known(agreement, given), verb=verb)))
+    said = unseal(
+        RequestHandler(responder_of(parts, given, 0, tmp_path)).answer(
+            request(public_known(agreement, given), verb=verb)
+        )
+    )
     assert ("refused" not in said.head) is known
     if not known:
         assert_facts(said.head["refused"], "fedh2l", "'work'")
@@ -719,7 +725,7 @@ def public_known(agreement: Agreement, given: Public | None) -> Agreement:
 )
 def test_teachers_that_cannot_be(teachers: Any, parts: dict[str, bytes], facts: list[str], tmp_path: Path) -> None:
     simulated, agreement, given = agreed("fedh2l", **RUNS["fedh2l"])
-    answer = Desk(party_of(simulated, given, 0, tmp_path)).answer
+    answer = RequestHandler(responder_of(simulated, given, 0, tmp_path)).answer
     known = public_known(agreement, given).facts()
     head = {"verb": "learn", "client": 0, "t": 0, "agreement": known, "teachers": teachers}
     assert_facts(unseal(answer(seal(head, parts))).head["refused"], *facts)
@@ -741,7 +747,7 @@ class Short(Direct):
 def test_students_of_a_short_lesson_say_so(pairs: bool, tmp_path: Path) -> None:
     """Alone it is too short for its public images; beside others it does not go with theirs."""
     parts, agreement, given = agreed("fedh2l", **RUNS["fedh2l"], pairs=pairs)
-    short = Short({k: party_of(parts, given, k, tmp_path) for k in NAMES})
+    short = Short({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")
     result = federated(parts.experiment, agreement, NAMES, short, run, seconds=60).run()
     assert result.warnings
@@ -753,7 +759,7 @@ def test_a_worker_outlives_a_mistake_of_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     parts, agreement, _ = agreed("local")
-    answer = Desk(party_of(parts, None, 0, tmp_path)).answer
+    answer = RequestHandler(responder_of(parts, None, 0, tmp_path)).answer
     with monkeypatch.context() as patch:
         patch.setattr("pluribus.host.Host.answer", lambda *args: {}["a key that is not there"])
         refusal = unseal(answer(request(agreement))).head["refused"]
@@ -863,7 +869,7 @@ def test_names_of_classes_are_compared_however_they_are_spelled(tmp_path: Path) 
 
     def answer(first: str, which: str) -> Any:
         sets = {name: dataclasses.replace(one, classes=(first, *one.classes[1:])) for name, one in own.items()}
-        return unseal(Party(Means(sets, None, "mlp-64", tmp_path / which, CPU)).answer(request(spelled)))
+        return unseal(Responder(Means(sets, None, "mlp-64", tmp_path / which, CPU)).answer(request(spelled)))
 
     assert answer("\u00e9", "composed").parts == answer("e\u0301", "decomposed").parts
     with refused(AgreementError, "label", "\u00c9"):
@@ -892,7 +898,7 @@ def test_all_sites_have_the_same_public_images(
     parts, agreement, _ = agreed("fedmd", **RUNS["fedmd"])
     brought = {0: north, 1: south, 2: north}
     given = {k: None if one is None else Public(one) for k, one in brought.items()}
-    transport = Direct({k: party_of(parts, given[k], k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given[k], k, tmp_path) for k in NAMES})
     with refused(kind, *facts):
         federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
 
@@ -900,7 +906,7 @@ def test_all_sites_have_the_same_public_images(
 @pytest.mark.parametrize("method", ["fedmd", "fedh2l"])
 def test_fewer_public_images_than_clients(method: str, tmp_path: Path) -> None:
     parts, agreement, _ = agreed(method, **RUNS[method])
-    transport = Direct({k: party_of(parts, Public(images(2)), k, tmp_path) for k in NAMES})
+    transport = Direct({k: responder_of(parts, Public(images(2)), k, tmp_path) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")
     result = federated(parts.experiment, agreement, NAMES, transport, run, seconds=60).run()
     assert result.warnings == []

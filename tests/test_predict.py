@@ -43,7 +43,7 @@ from pluribus.storage.folder import RunFolder
 from refusals import refused
 from terminal import Terminal
 from test_conformance import fitting
-from test_parties import NAMES, RUNS, Direct, agreed, federated, party_of
+from test_parties import NAMES, RUNS, Direct, agreed, federated, responder_of
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}
@@ -171,7 +171,7 @@ def sites(method: str) -> tuple[Assembly, Result, Path]:
     """A federation of real sites that ran to its end, and where the sites' state lies, by number."""
     parts, agreement, given = agreed(method, **{"rounds": 2} | SITES[method])
     folder = Path(new_folder())
-    transport = Direct({k: party_of(parts, given, k, folder) for k in NAMES})
+    transport = Direct({k: responder_of(parts, given, k, folder) for k in NAMES})
     run = RunFolder.create(new_folder(), "sites")
     return parts, federated(parts.experiment, agreement, NAMES, transport, run, seconds=60).run(), folder
 

@@ -20,7 +20,7 @@ from pluribus.experiment import experiment
 from pluribus.result import Result
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
-from pluribus.sites.flower.link import Door, Link
+from pluribus.sites.flower.link import Endpoint, Link
 from pluribus.sites.keys import site_keys
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
@@ -107,9 +107,9 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     network = Network(tmp_path_factory.mktemp("sites"), parts_of("fedh2l"), NAMES)
     keys, place = network.folder / "keys", network.folder / "link"
     place.mkdir()
-    door = Door(network.address, keys / "server" / "server.pem", keys / "server" / "server.key", 10**6)
+    endpoint = Endpoint(network.address, keys / "server" / "server.pem", keys / "server" / "server.key", 10**6)
     try:
-        with Link(place, door, site_keys(keys / "sites.toml"), NAMES) as link:
+        with Link(place, endpoint, site_keys(keys / "sites.toml"), NAMES) as link:
             joined = [network.join(name) for name in NAMES.values()]
             yield Sites(network, link, greet(offer("fedh2l"), NAMES, link, 240))
             dismiss(offer("fedgh"), NAMES, link)

@@ -42,7 +42,7 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
     _address(site)
     flower("flower-supernode")
     with _lock(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
-        worker = Worker(file, site, Path(scratch) / "worker")
+        worker = SiteProcess(file, site, Path(scratch) / "worker")
         node = Node(site, ca, key, Path(scratch) / "worker", tell)
         try:
             worker.start()  # first: mistakes in data or model are found without a server
@@ -59,7 +59,7 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
             worker.stop()
 
 
-class Worker:
+class SiteProcess:
     """The process with data and model. It exits when the server ends the federation."""
 
     def __init__(self, file: Path, site: SiteFile, socket: Path) -> None:
@@ -130,8 +130,8 @@ class Node:
         keys = ["--root-certificates", self._ca, "--auth-supernode-private-key", self._key]
         addresses = ["--superlink", self._site.server, "--host", "127.0.0.1", "--port", str(free_port())]
         config = ["--node-config", f'socket="{self._socket}"']
-        nursery = [*module("pluribus.sites.flower.nursery"), self._socket.parent, "flower-supernode"]
-        return Program([*nursery, *keys, *addresses, *config], self._home, log)
+        forkserver = [*module("pluribus.sites.flower.forkserver"), self._socket.parent, "flower-supernode"]
+        return Program([*forkserver, *keys, *addresses, *config], self._home, log)
 
     def _report_end(self, now: float) -> None:
         assert self._program is not None

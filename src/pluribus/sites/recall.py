@@ -20,7 +20,7 @@ from pluribus.host import MOMENTA, Host, Tensors
 from pluribus.method import Method
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.holdings import OWN
-from pluribus.sites.party import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
+from pluribus.sites.responder import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.storage.checkpoint import put_back
 from pluribus.storage.reopen import Round
 

@@ -19,7 +19,7 @@ from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import LOOK, FederationFile, made_of, names_of
 from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
 from pluribus.sites.flower.gate import bind
-from pluribus.sites.flower.link import Door, Link
+from pluribus.sites.flower.link import Endpoint, Link
 from pluribus.sites.keys import check_certificate, site_keys
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, check_unchanged
@@ -41,13 +41,13 @@ def serve(
     >>> serve("fedgh", "federation.toml")     # doctest: +SKIP
     """
     file, described = read_federation(Path(config), method)
-    keys, door = _read_keys(file), _make_door(file)
+    keys, endpoint = _read_keys(file), _make_endpoint(file)
     folder = _open_folder(Path(out or file.out).absolute(), described, Path(config))  # Flower needs absolute paths
     try:
         path, names = folder.path / "link", dict(enumerate(file.sites))
         path.mkdir(exist_ok=True)
         saved = _read_agreement(path / "agreement.json", file, described)
-        with Link(path, door, keys, names) as link:
+        with Link(path, endpoint, keys, names) as link:
             tell(f"listening on {file.listen} for {', '.join(file.sites)}")
             agreement, facts = saved or _agree(
                 path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
@@ -82,14 +82,14 @@ def _read_keys(file: FederationFile) -> dict[str, str]:
     return {site: keys[site] for site in file.sites}
 
 
-def _make_door(file: FederationFile) -> Door:
+def _make_endpoint(file: FederationFile) -> Endpoint:
     certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
     check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
     try:
         bind(file.listen).close()  # an early check: the gate binds only after the SuperLink has started
     except ConfigError as error:
         raise type(error)(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
-    return Door(file.listen, certificate, key, file.largest_message * MEGABYTE)
+    return Endpoint(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 
 def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:

@@ -27,7 +27,7 @@ from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.flower.programs import be_called
 from pluribus.sites.flower.wire import serve
 from pluribus.sites.holdings import Public
-from pluribus.sites.party import Means, Party
+from pluribus.sites.responder import Means, Responder
 
 
 def means_of(site: SiteFile) -> Means:
@@ -82,11 +82,11 @@ def _print_notes(path: str | None, dataset: Dataset) -> None:
         _print(f"note: {path}: {sentence}")
 
 
-class Desk:
+class RequestHandler:
     """Answers each request and prints a line about it. An error becomes the answer: the worker keeps running."""
 
-    def __init__(self, party: Party) -> None:
-        self._party = party
+    def __init__(self, responder: Responder) -> None:
+        self._responder = responder
         self.over = False
         """Whether the server has ended the federation."""
 
@@ -94,7 +94,7 @@ class Desk:
         started = time.monotonic()
         try:
             head = unseal(blob).head
-            answer = self._party.answer(blob)
+            answer = self._responder.answer(blob)
             self.over = head.get("verb") == "finish"
             _print(f"{_describe(head)}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
@@ -123,8 +123,8 @@ def main(arguments: list[str]) -> int:
         site = read_site(path)
         if site.threads is not None:
             torch.set_num_threads(site.threads)
-        desk = Desk(Party(means_of(site)))
-        serve(socket, desk.answer, lambda: desk.over)
+        handler = RequestHandler(Responder(means_of(site)))
+        serve(socket, handler.answer, lambda: handler.over)
         return 0
     except PluribusError as error:
         print(f"error: {error}", file=sys.stderr)

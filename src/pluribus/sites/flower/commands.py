@@ -11,7 +11,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from pluribus.sites.flower.nursery import fork, program
+from pluribus.sites.flower.forkserver import fork, program
 
 
 def main() -> None:

@@ -35,7 +35,7 @@ INNER_DAYS = 365
 
 
 @dataclass(frozen=True)
-class Door:
+class Endpoint:
     """The address that sites connect to, and its certificate."""
 
     listen: str
@@ -48,9 +48,9 @@ class Door:
 class Link:
     """Sends requests to the sites and returns their answers. Only sites with a known public key can connect."""
 
-    def __init__(self, folder: Path, door: Door, keys: Mapping[str, str], names: Mapping[int, str]) -> None:
+    def __init__(self, folder: Path, endpoint: Endpoint, keys: Mapping[str, str], names: Mapping[int, str]) -> None:
         self._folder = folder
-        self._door = door
+        self._endpoint = endpoint
         self._keys = keys
         self._names = names
         self._nodes: dict[str, int] = {}  # site -> its node id in Flower
@@ -125,13 +125,13 @@ class Link:
             tls = ["--ssl-ca-certfile", ca, "--ssl-certfile", inner / "server" / "server.pem"]
             tls += ["--ssl-keyfile", inner / "server" / "server.key", "--enable-supernode-auth"]
             address = ["--host", LOOPBACK, "--port", str(self._port), "--database", self._database]
-            nursery = [*module("pluribus.sites.flower.nursery"), self._scratch.name, "flower-superlink"]
-            self._programs[name] = Program([*nursery, *tls, *address], self._home, log)
+            forkserver = [*module("pluribus.sites.flower.forkserver"), self._scratch.name, "flower-superlink"]
+            self._programs[name] = Program([*forkserver, *tls, *address], self._home, log)
             self._wait_for_port()
         else:
-            door, to = self._door, f"{LOOPBACK}:{self._port}"
-            tls = ["--certificate", door.certificate, "--key", door.key, "--ca", ca, "--largest", str(door.largest)]
-            command = [*module("pluribus.sites.flower.gate"), "--listen", door.listen, "--to", to, *tls]
+            own, to = self._endpoint, f"{LOOPBACK}:{self._port}"
+            tls = ["--certificate", own.certificate, "--key", own.key, "--ca", ca, "--largest", str(own.largest)]
+            command = [*module("pluribus.sites.flower.gate"), "--listen", own.listen, "--to", to, *tls]
             gate = self._programs[name] = Program(command, self._home, log)
             while "listening on" not in gate.last_words():
                 if gate.ended() is not None:

@@ -4,7 +4,7 @@ Flower starts a process for every message, and each process would need two secon
 finds its programs by name on the PATH. So the first folder on the PATH holds scripts with these names. A script writes
 its arguments to a pipe, and the process that reads the pipe forks.
 
-python -m pluribus.sites.flower.nursery FOLDER flower-supernode [flags of the program]
+python -m pluribus.sites.flower.forkserver FOLDER flower-supernode [flags of the program]
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ PATIENCE = 60  # seconds; only a test that fails waits so long
 # A process with a program `tell`, which it imports nothing for, and whose only child is the one that forks.
 HOST = """
 import json, os, pathlib, signal, subprocess, sys, time
-from pluribus.sites.flower.nursery import fork_by_name
+from pluribus.sites.flower.forkserver import fork_by_name
 
 def tell():
     name = pathlib.Path("/proc/self/comm").read_text().strip()

@@ -59,7 +59,7 @@ class Means:
     device: torch.device
 
 
-class Party:
+class Responder:
     """Answers the requests of a server."""
 
     def __init__(self, means: Means) -> None:
