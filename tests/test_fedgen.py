@@ -17,7 +17,7 @@ from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand
 from parties import card_of, client_of, copies, data_of, equal, federation_of, noise, run_through, task_of
 from pluribus.client import Batch, Client
-from pluribus.engines.stacked import Gang, stackable
+from pluribus.engines.stacked import Group, stackable
 from pluribus.errors import RangeError
 from pluribus.message import Message, encode
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
@@ -432,11 +432,11 @@ class TestRounds:
         down = encode(parts.method.download(server, 0), sites[0].wires(0)[0].down, "server")
         for k in range(9):
             sites[0].answer(Work(k, 1, 0, down))
-        gang = Gang(told.append)
+        group = Group(told.append)
         jobs = {k: partial(sites[1].answer, Work(k, 1, 0, down)) for k in range(9)}
-        for future in gang.do({k: sites[1].client(k) for k in range(9)}, jobs, OneThread()).values():
+        for future in group.do({k: sites[1].client(k) for k in range(9)}, jobs, OneThread()).values():
             future.result()
-        gang.close()
+        group.close()
         assert told == []
         for k in range(9):
             expected, found = (copies(host.client(k)) for host in sites)

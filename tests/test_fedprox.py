@@ -13,7 +13,7 @@ from conftest import assemble_tiny, make_host, run_tiny
 from kit import differing, kept, numbers
 from parties import client_of, data_of, flat_split, signs
 from pluribus.client import Client
-from pluribus.engines.stacked import Gang, stackable
+from pluribus.engines.stacked import Group, stackable
 from pluribus.errors import RangeError
 from pluribus.internal.batches import Batch
 from pluribus.message import Message, decode, encode, schema_of
@@ -109,13 +109,13 @@ class TestAgainstFedAvg:
             down = encode(Message.of(parts.task.build("mlp-64", "global")), host.wires(0)[0].down, "server")
             jobs = {k: partial(host.answer, Work(k, 0, 0, down)) for k in range(9)}
             told: list[str] = []
-            gang = Gang(told.append)
+            group = Group(told.append)
             if together:
-                futures = gang.do({k: host.client(k) for k in jobs}, jobs, OneThread())
+                futures = group.do({k: host.client(k) for k in jobs}, jobs, OneThread())
                 found = {k: future.result() for k, future in futures.items()}
             else:
                 found = {k: job() for k, job in jobs.items()}
-            gang.close()
+            group.close()
             assert told == []
             replies.append({k: decode(reply.up, host.wires(k)[0].up, "client") for k, reply in found.items()})
         for k in range(9):

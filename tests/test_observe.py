@@ -18,12 +18,12 @@ def client() -> Client:
 
 
 OBSTACLES = {
-    "looks at a number": lambda c, x: x.sum().item(),
-    "looks at a number (equal)": lambda c, x: torch.equal(x, x),
-    "looks at a number (_local_scalar_dense)": lambda c, x: 1 if x.sum() > 0 else 2,
-    "size of a result depends on numbers (nonzero)": lambda c, x: x.nonzero(),
-    "size of a result depends on numbers (index)": lambda c, x: x[x > 0],
-    "size of a result depends on numbers (_unique2)": lambda c, x: x.unique(),
+    "reads a value": lambda c, x: x.sum().item(),
+    "reads a value of a tensor (equal)": lambda c, x: torch.equal(x, x),
+    "reads a value of a tensor (_local_scalar_dense)": lambda c, x: 1 if x.sum() > 0 else 2,
+    "shape of a result depends on values (nonzero)": lambda c, x: x.nonzero(),
+    "shape of a result depends on values (index)": lambda c, x: x[x > 0],
+    "shape of a result depends on values (_unique2)": lambda c, x: x.unique(),
     "reads client.card.samples": lambda c, x: x / c.card.samples,
     "reads client.card.id": lambda c, x: x + c.card.id,
 }

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conftest import assemble_tiny, make_host
 from pluribus.client import Batch, Client
-from pluribus.engines.stacked import Gang, _turns, cut, stackable
+from pluribus.engines.stacked import Group, _group_steps, cut, stackable
 from pluribus.host import Host
 from pluribus.internal.steps import Eager
 from pluribus.message import Field, Message, Wire
@@ -43,18 +43,18 @@ class OneThread:
 def worked(host: Host, rounds: int, tell: Callable[[str], None] | None = None) -> dict[int, list[Any]]:
     """Replies of all clients in some rounds: together if there is someone to tell, else one after the other."""
     replies: dict[int, list[Any]] = {k: [] for k in range(CLIENTS)}
-    gang = Gang(tell) if tell else None
+    group = Group(tell) if tell else None
     for t in range(rounds):
         jobs = {k: partial(host.answer, Work(k, t)) for k in replies}
-        if gang is None:
+        if group is None:
             answers = {k: job() for k, job in jobs.items()}
         else:
-            futures = gang.do({k: host.client(k) for k in replies}, jobs, OneThread())
+            futures = group.do({k: host.client(k) for k in replies}, jobs, OneThread())
             answers = {k: future.result() for k, future in futures.items()}
         for k, reply in answers.items():
             replies[k].append(reply)
-    if gang is not None:
-        gang.close()
+    if group is not None:
+        group.close()
     return replies
 
 
@@ -151,13 +151,13 @@ class NoSteps(Eager):
 
 def test_an_error_of_one_client_is_its_own():
     host = make_host(parts_of(Breaks))
-    gang = Gang(pytest.fail)
+    group = Group(pytest.fail)
     jobs = {k: partial(host.answer, Work(k, 0)) for k in range(CLIENTS)}
-    futures = gang.do({k: host.client(k) for k in range(CLIENTS)}, jobs, OneThread())
+    futures = group.do({k: host.client(k) for k in range(CLIENTS)}, jobs, OneThread())
     with pytest.raises(ValueError, match="client 4 is broken"):
         futures[4].result()
     assert all(futures[k].result().loss > 0 for k in range(CLIENTS) if k != 4)
-    gang.close()
+    group.close()
 
 
 def test_what_cannot_be_stacked_trains_alone_and_says_why():
@@ -184,7 +184,7 @@ def test_groups():
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5))
 def test_every_batch_has_one_turn_in_its_order(sizes):
-    turns = _turns(sizes, len(sizes) + 2)
+    turns = _group_steps(sizes, len(sizes) + 2)
     for k, own in enumerate(sizes):
         mine = [(turn.size, turn.starts[k]) for turn in turns if turn.active[k]]
         assert mine == [(n, sum(own[:j])) for j, n in enumerate(own)]

@@ -175,7 +175,7 @@ def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -
         (2, 333, 333),
         (1, 100, 100),
     ]
-    host = Workers(assemble_tiny(), lambda k: None, 3)._host()(load=lambda k: None)
+    host = Workers(assemble_tiny(), lambda k: None, 3)._host_factory()(load=lambda k: None)
     assert host._limits == Limits(2, 333, 333)
 
 

@@ -1,4 +1,4 @@
-"""Where clients run. The round loop speaks to an engine; an engine hands its requests to hosts, here or elsewhere."""
+"""Where clients run. The round loop calls an engine, and the engine passes requests to hosts, local or remote."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pluribus.host import Tensors, make_host
 
 
 def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
-    """The engine that an experiment asks for. It says through `tell` what it could not do as fast as it would."""
+    """Make the engine that the experiment configures. The engine reports through `tell` what it cannot speed up."""
     if parts.experiment.engine == "ray":
         from pluribus.engines.ray import Ray
 

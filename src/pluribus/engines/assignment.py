@@ -1,25 +1,25 @@
-"""Which worker hosts which client: what requests cost, and how they are spread so that no worker is waited for."""
+"""Which worker hosts which client: what requests cost, and how to balance them over the workers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import NamedTuple
 
-# A client stays with the worker that holds it, because moving costs bytes, unless that makes the round so many times
-# longer than if all were spread freely, and by more than a few moves take.
+# Moving a client costs bytes. So a client stays with its worker, unless the round then takes longer than the best
+# balance by this factor and by this time.
 CLEARLY_LONGER = 1.1
 SECONDS_TO_MOVE = 0.1
 
 
 class Size(NamedTuple):
-    """What is known of a client's work before it is measured: its model, and parameters times samples."""
+    """An estimate of a client's work before it is measured: its model, and parameters times samples."""
 
     model: str
     amount: float
 
 
 class Costs:
-    """Seconds of each kind of request to each client: as last measured, or guessed by clients that were."""
+    """Seconds of each kind of request to each client: the last measurement, or an estimate from other clients."""
 
     def __init__(self, size: Callable[[int], Size]) -> None:
         self._size = size
@@ -27,13 +27,13 @@ class Costs:
         self._rates: dict[Hashable, dict[str, float]] = {}  # kind -> model -> seconds per amount
 
     def note(self, kind: Hashable, k: int, seconds: float) -> None:
-        """A request of this kind took so long."""
+        """Store the time that a request of this kind took."""
         self._seconds[kind, k] = seconds
         model, amount = self._size(k)
         self._rates.setdefault(kind, {})[model] = seconds / amount
 
     def of(self, kind: Hashable, clients: Iterable[int]) -> dict[int, float]:
-        """Seconds that each client's request will take; amounts instead of seconds while nothing was measured."""
+        """Expected seconds of each client's request. Before the first measurement: amounts instead of seconds."""
         rates = self._rates.get(kind, {})
         usual = sum(rates.values()) / len(rates) if rates else 1.0
         costs = {}
@@ -46,43 +46,43 @@ class Costs:
 
 
 def assign(costs: Mapping[int, float], owner: Mapping[int, int], workers: int) -> dict[int, int]:
-    """A worker for every client: the most costly first, each to whoever is free first, but preferably to its owner.
+    """Choose a worker for every client, the most expensive first: its owner, or the first free worker.
 
     >>> assign({0: 3.0, 1: 2.0, 2: 2.0, 3: 1.0}, {}, 2)
     {0: 0, 1: 1, 2: 1, 3: 0}
     >>> assign({0: 3.0, 1: 2.0, 2: 2.0, 3: 1.0}, {0: 1, 1: 0, 2: 0}, 2)
     {0: 1, 1: 0, 2: 0, 3: 1}
     """
-    free = _spread(costs, {}, owner, workers)
-    limit = limit_of(longest(costs, free))
+    balanced = _spread_out(costs, {}, owner, workers)
+    limit = limit_of(longest(costs, balanced))
     kept: dict[int, int] = {}
     loads = [0.0] * workers
     for k in _costly_first(costs):
         if k in owner and loads[owner[k]] + costs[k] <= limit:
             kept[k] = owner[k]
             loads[owner[k]] += costs[k]
-    settled = _spread(costs, kept, owner, workers)
-    chosen = settled if longest(costs, settled) <= limit else free
+    steady = _spread_out(costs, kept, owner, workers)
+    chosen = steady if longest(costs, steady) <= limit else balanced
     return {k: chosen[k] for k in costs}
 
 
 def limit_of(best: float) -> float:
-    """How long a round may take before clients move."""
+    """Longest time of a round in which clients stay with their workers."""
     return max(CLEARLY_LONGER * best, best + SECONDS_TO_MOVE)
 
 
 def longest(costs: Mapping[int, float], plan: Mapping[int, int]) -> float:
-    """How long the busiest worker works."""
+    """Time of the busiest worker."""
     loads: dict[int, float] = {}
     for k, worker in plan.items():
         loads[worker] = loads.get(worker, 0.0) + costs[k]
     return max(loads.values(), default=0.0)
 
 
-def _spread(
+def _spread_out(
     costs: Mapping[int, float], placed: Mapping[int, int], owner: Mapping[int, int], workers: int
 ) -> dict[int, int]:
-    """Add those without a place; of workers that are equally busy the owner is taken."""
+    """Assign the clients that are not placed yet. Among equally busy workers, the owner comes first."""
     plan, loads = dict(placed), [0.0] * workers
     for k, worker in placed.items():
         loads[worker] += costs[k]

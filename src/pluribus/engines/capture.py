@@ -1,8 +1,8 @@
-"""Steps recorded once and replayed: at batch size 10 a GPU waits for Python, unless a whole step is one call.
+"""Steps that are recorded once and replayed. With small batches, a GPU waits for Python unless a step is one call.
 
-A step is a pure tensor program, so the first batch of a size runs as written, the second is recorded as a CUDA graph on
-fixed buffers, and all later ones are replays. A recording belongs to a place in memory, not to a client: whoever takes
-the place brings its weights, its state and its rows.
+A step is a pure tensor program. The first batch of a size runs as written, the second is recorded as a CUDA graph on
+fixed buffers, and all later ones are replays. A recording belongs to a slot in memory, not to a client: the client in
+the slot brings its weights, its state and its rows.
 """
 
 from __future__ import annotations
@@ -30,16 +30,16 @@ from pluribus.message import Inbox
 
 Tell = Callable[[str], None]
 
-# One recording at a time; and whatever draws from the device's one generator does so alone.
-_alone = threading.RLock()
+# One thread records at a time. Steps that draw from the generator of the device also run alone.
+_exclusive = threading.RLock()
 _ready = threading.local()
 
 
 class Captured:
-    """The runner of one place in a GPU's memory."""
+    """The runner of one slot in the memory of a GPU."""
 
     def __init__(self, device: torch.device, lane: Any, tell: Tell) -> None:
-        self.lane = lane  # where its recordings are made and played
+        self.lane = lane  # where it records and replays
         self._device = device
         self._tell = tell
         self._eager = Eager()
@@ -47,84 +47,84 @@ class Captured:
         self._total = torch.zeros((), device=device)
         self._recordings: dict[Any, list[Recording]] = {}
         self._seen: set[Any] = set()
-        self._uncaught: set[Any] = set()  # steps that cannot be recorded
+        self._refused: set[Any] = set()  # steps that cannot be recorded
         self._random: set[Any] = set()  # steps that draw from the device's generator
 
     # ---- training --------------------------------------------------------------------------------------------------
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """All steps of a fit; the mean loss over its samples, None if no step gave one."""
+        """Run all steps of a fit. Returns the mean loss over its samples; None: no step returned a loss."""
         if name_of_step(fit.step) in self._random:
-            with _alone:
+            with _exclusive:
                 return self._eager.fit(client, fit)
         visits = _visits(fit, self._device)
         self._total.zero_()
         done, samples = self._try_out(client, fit, visits)
         filled: set[int] = set()
         for visit in visits[done:]:
-            recording = self._recording(client, fit, len(visit.rows))
+            recording = self._find_step(client, fit, len(visit.rows))
             if recording is None:
-                samples += self._as_written(client, fit, visit)
+                samples += self._step_as_written(client, fit, visit)
                 continue
             if id(recording) not in filled:
                 recording.fill(client)
                 filled.add(id(recording))
             recording.play(visit)
-            samples += recording.gives
+            samples += recording.result
         return self._total / samples if samples else None
 
     def _try_out(self, client: Client, fit: Fit, visits: Sequence[Visit]) -> tuple[int, int]:
-        """The very first batch of a step, under observation; all of them, if it draws random numbers of its own.
+        """Run the first batch of a new step as written, and observe it. If it draws random numbers, run all batches.
 
-        Returns the batches done, and their samples with a loss.
+        Returns the number of batches done, and of their samples with a loss.
         """
         name = name_of_step(fit.step)
         if name in self._seen:
             return 0, 0
         self._seen.add(name)
-        self._recording(client, fit, len(visits[0].rows))  # noted as seen
+        self._find_step(client, fit, len(visits[0].rows))  # marks the size as seen
         generator = torch.cuda.default_generators[self._device.index or 0]
-        with _alone, draws.seeded(*fit.key, device=self._device):
+        with _exclusive, draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
             with observed(client) as watch:
-                samples = self._as_written(client, fit, visits[0])
+                samples = self._step_as_written(client, fit, visits[0])
             if generator.get_offset() == before:
                 if watch.reason:
-                    self._not_captured(name, watch.reason)
+                    self._refuse(name, watch.reason)
                 return 1, samples
             self._random.add(name)
-            self._not_captured(name, "it draws random numbers on the GPU")
-            return len(visits), samples + sum(self._as_written(client, fit, visit) for visit in visits[1:])
+            self._refuse(name, "it draws random numbers on the GPU")
+            return len(visits), samples + sum(self._step_as_written(client, fit, visit) for visit in visits[1:])
 
-    def _as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
+    def _step_as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
         assert visit.positions is not None
         (batch,) = gathered(fit.data, visit.positions, [len(visit.positions)], visit.augment)
         with client.autocast():
             return self._step(client, fit.step, batch)
 
     def _step(self, client: Client, step: Step, batch: Batch) -> int:
-        """One step; the number of samples that its loss speaks for."""
+        """Run one step. Returns the number of samples in its loss."""
         loss = step(client, batch)
         if loss is None:
             return 0
         self._total.add_(loss.detach() * batch.n)
         return batch.n
 
-    def _recording(self, client: Client, fit: Fit, n: int) -> Recording | None:
+    def _find_step(self, client: Client, fit: Fit, n: int) -> Recording | None:
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
 
-        names = None if fit.augment is None else fit.augment.names  # a step may see images as they are, too
+        names = None if fit.augment is None else fit.augment.names  # None: the step sees unchanged images
 
         def step(rows: Tensor, positions: Tensor, keys: Tensor) -> int:
             augment = None if names is None else Augment(names, keys)
             return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment), positions, n))
 
-        return self._found((name_of_step(fit.step), n, client.model.training, inbox, names), client, n, step)
+        return self._find_recording((name_of_step(fit.step), n, client.model.training, inbox, names), client, n, step)
 
     # ---- sweeps ----------------------------------------------------------------------------------------------------
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
-        """`rows` of every sample of a set, in order; the client is in eval mode."""
+        """Compute `rows` of every sample of a set, in order. The client is in eval mode."""
         parts: list[Tensor] = []
         started = 0
         with torch.no_grad():
@@ -135,16 +135,16 @@ class Captured:
                 def forward(at: Tensor, *_: Tensor) -> Tensor:
                     return rows(client, data.store.take(at)[0]).float()
 
-                recording = self._found((name_of_step(rows), n, "sweep"), client, n, forward)
+                recording = self._find_recording((name_of_step(rows), n, "sweep"), client, n, forward)
                 if recording is None:
-                    parts.append(self._swept(client, name_of_step(rows), partial(forward, wanted)))
+                    parts.append(self._sweep_as_written(client, name_of_step(rows), partial(forward, wanted)))
                 else:
                     recording.fill(client)
                     recording.play(Visit(wanted))
-                    parts.append(recording.gives.clone())
+                    parts.append(recording.result.clone())
         return torch.cat(parts)
 
-    def _swept(self, client: Client, name: Any, forward: Callable[[], Tensor]) -> Tensor:
+    def _sweep_as_written(self, client: Client, name: Any, forward: Callable[[], Tensor]) -> Tensor:
         with client.autocast():
             if name in self._seen:
                 return forward()
@@ -152,14 +152,14 @@ class Captured:
             with observed(client) as watch:
                 found = forward()
         if watch.reason:
-            self._not_captured(name, watch.reason)
+            self._refuse(name, watch.reason)
         return found
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 
-    def _found(self, key: Any, client: Client, n: int, record: Callable[..., Any]) -> Recording | None:
-        """The recording for this client, made now if it is time to; None: run it as written."""
-        if key[0] in self._uncaught:
+    def _find_recording(self, key: Any, client: Client, n: int, record: Callable[..., Any]) -> Recording | None:
+        """Return the recording for this client, and record it at the second call. None: run as written."""
+        if key[0] in self._refused:
             return None
         for recording in self._recordings.get(key, []):
             if recording.fits(client):
@@ -168,23 +168,23 @@ class Captured:
             self._seen.add(key)
             return None
         if isinstance(key[0], str):
-            self._not_captured(key[0], "a nested function is another one every time")
+            self._refuse(key[0], "a nested function is a new object at every call")
             return None
         try:
             made = Recording(client, n, record, self._pool)
         except Exception as error:
-            self._not_captured(key[0], str(error).strip().splitlines()[0])
+            self._refuse(key[0], str(error).strip().splitlines()[0])
             return None
         self._recordings.setdefault(key, []).append(made)
         return made
 
-    def _not_captured(self, name: Any, why: str) -> None:
-        self._uncaught.add(name)
-        self._tell(f"{_text(name)} is not captured: {why.rstrip('.')}.")
+    def _refuse(self, name: Any, why: str) -> None:
+        self._refused.add(name)
+        self._tell(f"{_display_name(name)} is not captured: {why.rstrip('.')}.")
 
 
 class Visit(NamedTuple):
-    """One batch: rows of the store, their positions in the set, and what happens to the images."""
+    """One batch: rows of the store, their positions in the set, and the augmentation of the images."""
 
     rows: Tensor
     positions: Tensor | None = None
@@ -207,23 +207,23 @@ class Recording:
         self._inbox = None if client.inbox is None else {k: v.clone() for k, v in client.inbox.got.items()}
         sets = _Sets(client.data)
         self._graph = torch.cuda.CUDAGraph()
-        with _posing(client, sets, self._inbox), capturing(self._graph, pool, device), client.autocast():
-            self.gives = record(self._rows, self._positions, self._keys)
+        with _use_buffers(client, sets, self._inbox), capturing(self._graph, pool, device), client.autocast():
+            self.result = record(self._rows, self._positions, self._keys)
         self._sets = {name: sets[name].rows for name in sets.read}
 
     def fits(self, client: Client) -> bool:
-        """Whether the sets that the step reads by itself are as large as those it was recorded with."""
+        """Whether the sets that the step itself reads have the recorded sizes."""
         return all(len(client.data[name]) == len(rows) for name, rows in self._sets.items())
 
     def fill(self, client: Client) -> None:
-        """Take over what is the client's own, beyond weights and state."""
+        """Copy the client's rows and inbox into the buffers. Weights and state are already in place."""
         for name, rows in self._sets.items():
             rows.copy_(client.data[name].rows)
         if self._inbox is not None and client.inbox is not None:
             copy_all(self._inbox, client.inbox.got)
 
     def play(self, visit: Visit) -> None:
-        """One step on this batch."""
+        """Replay the step on this batch."""
         self._rows.copy_(visit.rows)
         if visit.positions is not None:
             self._positions.copy_(visit.positions)
@@ -233,7 +233,7 @@ class Recording:
 
 
 class _Sets(dict[str, Data]):
-    """A client's sets with row numbers of their own, noting which are read."""
+    """Copies of a client's sets that note which of them are read."""
 
     def __init__(self, sets: dict[str, Data]) -> None:
         super().__init__({name: Data(data.store, data.rows.clone()) for name, data in sets.items()})
@@ -245,8 +245,8 @@ class _Sets(dict[str, Data]):
 
 
 @contextmanager
-def _posing(client: Client, sets: _Sets, inbox: dict[str, Tensor] | None) -> Iterator[None]:
-    """The client with the recording's buffers in place of what is its own."""
+def _use_buffers(client: Client, sets: _Sets, inbox: dict[str, Tensor] | None) -> Iterator[None]:
+    """Give the client the buffers of the recording instead of its own sets and inbox."""
     before = client.data, client.inbox
     client.data = sets
     if inbox is not None and client.inbox is not None:
@@ -259,9 +259,9 @@ def _posing(client: Client, sets: _Sets, inbox: dict[str, Tensor] | None) -> Ite
 
 @contextmanager
 def capturing(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> Iterator[None]:
-    """Record the current stream. Other threads go on; nothing may be collected meanwhile that frees GPU memory."""
-    with _alone:
-        _touch(device)
+    """Record the current stream, while other threads run. Garbage collection is off: it might free GPU memory."""
+    with _exclusive:
+        _create_handles(device)
         torch.cuda.current_stream(device).synchronize()
         collecting = gc.isenabled()
         gc.disable()
@@ -272,7 +272,7 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> I
             except BaseException:
                 with suppress(RuntimeError):
                     graph.capture_end()
-                # a recording that failed leaves the generator waiting for its end
+                # after a failed recording the generator still waits for its end
                 generator = torch.cuda.default_generators[device.index or 0]
                 generator.graphsafe_set_state(generator.clone_state())
                 raise
@@ -282,8 +282,8 @@ def capturing(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> I
                 gc.enable()
 
 
-def _touch(device: torch.device) -> None:
-    """Make this thread's library handles now: they cannot be made while a stream is recorded."""
+def _create_handles(device: torch.device) -> None:
+    """Create this thread's library handles. They cannot be created while a stream is recorded."""
     if not getattr(_ready, "done", False):
         one = torch.ones(1, 1, 1, 1, device=device)
         F.conv2d(one, one)
@@ -292,7 +292,7 @@ def _touch(device: torch.device) -> None:
 
 
 def name_of_step(function: Any) -> Any:
-    """What a step, loss or map is known by: the same at every call, whatever object it is bound to."""
+    """Key of a step, loss or map: equal at every call, whatever object it is bound to. A string: a nested function."""
     if isinstance(function, Descent):
         loss = name_of_step(function.loss)
         return loss if isinstance(loss, str) else Descent(loss, function.opts)
@@ -300,7 +300,7 @@ def name_of_step(function: Any) -> Any:
     return plain.__qualname__ if "<" in getattr(plain, "__qualname__", "<") else plain
 
 
-def _text(name: Any) -> str:
+def _display_name(name: Any) -> str:
     if isinstance(name, Descent):
-        return _text(name.loss)
+        return _display_name(name.loss)
     return name if isinstance(name, str) else name.__qualname__

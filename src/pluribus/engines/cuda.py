@@ -1,7 +1,7 @@
-"""One GPU: many clients at once, each on a stream of its own, with steps that are replayed.
+"""One GPU: many clients at once, on several streams, with replayed steps.
 
-A thread per stream feeds the GPU, so that a client that waits for a number holds up nobody else. Clients keep their
-thread and stream for as long as they are in memory.
+Each stream has a thread, so that a client that waits for a number does not block the others. A client keeps its thread
+and stream while it is in memory.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 
 from pluribus.client import Client
 from pluribus.engines.capture import Captured
-from pluribus.engines.stacked import Gang, cut, stackable
+from pluribus.engines.stacked import Group, cut, stackable
 from pluribus.host import Host, Selected, Tensors, most_selected
 from pluribus.request import Answer, Request, Work
 
@@ -24,7 +24,7 @@ R = TypeVar("R")
 
 
 class Lane:
-    """A thread and its stream. What runs here runs in order."""
+    """A thread and its stream. Work in a lane runs in order."""
 
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -32,7 +32,7 @@ class Lane:
         self._thread = ThreadPoolExecutor(1, "lane")
 
     def do(self, work: Callable[[], R]) -> Future[R]:
-        """Queue some work; it is done when the GPU has done it."""
+        """Queue work. The future is done when the GPU has finished."""
         return self._thread.submit(self._on_stream, work)
 
     def _on_stream(self, work: Callable[[], R]) -> R:
@@ -42,7 +42,6 @@ class Lane:
             return result
 
     def close(self) -> None:
-        """Let the thread go."""
         self._thread.shutdown(cancel_futures=True)
 
 
@@ -56,10 +55,10 @@ class Cuda:
         self._capture = capture
         self._stack = stack and capture
         self._lanes: list[Lane] = []
-        self._gangs: dict[str, Gang] = {}
+        self._stacked: dict[str, Group] = {}
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Each client with its answer, in the order of requests. As many work at once as are in memory."""
+        """Yield each client and its answer, in the order of requests. All clients in memory work at once."""
         wave: dict[int, Request] = {}
         for request in requests:
             k = request.client
@@ -73,7 +72,7 @@ class Cuda:
         yield from self._wave(wave)
 
     def _equip(self, client: Client) -> None:
-        """Give a client that is new in memory its lane and its runner."""
+        """Give a client that is new in memory a lane and a runner."""
         if isinstance(client.runner, Captured) or not self._capture:
             return
         if len(self._lanes) < MOST_LANES:
@@ -86,7 +85,7 @@ class Cuda:
         if not self._capture:
             yield from ((k, self.host.answer(request)) for k, request in wave.items())
             return
-        torch.cuda.synchronize(self.host.device)  # what this thread has copied
+        torch.cuda.synchronize(self.host.device)  # wait for the copies of this thread
         answers: dict[int, Future[Answer]] = {}
         for members in self._groups(wave):
             clients = {k: self.host.client(k) for k in members}
@@ -95,16 +94,16 @@ class Cuda:
             lane: Lane = first.runner.lane
             jobs = {k: partial(self.host.answer, wave[k]) for k in members}
             if len(members) > 1:
-                if first.card.model not in self._gangs:
-                    self._gangs[first.card.model] = Gang(self._tell)
-                answers |= self._gangs[first.card.model].do(clients, jobs, lane)
+                if first.card.model not in self._stacked:
+                    self._stacked[first.card.model] = Group(self._tell)
+                answers |= self._stacked[first.card.model].do(clients, jobs, lane)
             else:
                 answers |= {k: lane.do(job) for k, job in jobs.items()}
         for k in wave:
             yield k, answers[k].result()
 
     def _groups(self, wave: dict[int, Request]) -> list[list[int]]:
-        """Who works together: small clients of one architecture, where their method has a step that can be stacked."""
+        """Split clients into groups that train together: small clients of one architecture, if they can be stacked."""
         alike: dict[str, list[int]] = {}
         single: list[list[int]] = []
         for k, request in wave.items():
@@ -117,20 +116,16 @@ class Cuda:
         return groups + single
 
     def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call."""
         return self.host.changed()
 
     def selected(self) -> dict[int, Selected]:
-        """What clients were measured with in the rounds that were selected since the last call."""
         return self.host.selected()
 
     def pending(self) -> int:
-        """How many clients wait to be saved."""
         return self.host.pending()
 
     def close(self) -> None:
-        """Let threads go."""
         for lane in self._lanes:
             lane.close()
-        for gang in self._gangs.values():
-            gang.close()
+        for group in self._stacked.values():
+            group.close()

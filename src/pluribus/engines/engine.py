@@ -1,4 +1,4 @@
-"""What an engine is, whatever it runs clients on."""
+"""The interface of all engines."""
 
 from __future__ import annotations
 
@@ -10,27 +10,29 @@ from pluribus.request import Answer, Request
 
 
 class Engine(Protocol):
-    """Lets clients work, and keeps what they become until it is saved."""
+    """Runs clients, and keeps their state until it is saved."""
 
     @property
     def room(self) -> float:
-        """Bytes of selected models that may wait in memory."""
+        """Bytes of selected models that may stay in memory until they are saved."""
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Let clients do what is asked; each client with its answer, in the order of requests.
+        """Answer requests. Yields each client and its answer, in the order of requests.
 
-        All requests are of one type and one stage, and no client is asked twice.
+        All requests have one type and one stage, and each client gets at most one.
         """
 
     def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call, on the CPU. For use between rounds."""
+        """Return the state of every client that worked since the last call, on the CPU. Called between rounds."""
 
     def selected(self) -> dict[int, Selected]:
-        """Of every client that has selected another round since the last call, that round and what it was measured
-        with, on the CPU. For use when nobody works."""
+        """Return the round and the measured model of every client that selected a new round since the last call.
+
+        The tensors are on the CPU. Called while no client works.
+        """
 
     def pending(self) -> int:
-        """How many clients wait to be saved."""
+        """Number of clients with unsaved state."""
 
     def close(self) -> None:
-        """Let go of processes and threads."""
+        """End processes and threads."""

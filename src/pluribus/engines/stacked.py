@@ -1,8 +1,8 @@
-"""Many small clients of one architecture take their steps together: their weights lie stacked, one program serves all.
+"""Many small clients of one architecture train together: their weights are stacked, and one program trains all.
 
-Each client still runs its own `local_update`, in a thread of its own. Where it calls `fit` it waits for the others; the
-last to come trains all of them, and each goes on with its own result. Losses are computed by `torch.func.vmap`; the sum
-of all losses has each client's gradient in that client's part of the stack.
+Each client still runs its own `local_update`, in a thread of its own. When it calls `fit`, it waits for the others. The
+last one to arrive trains all of them, and each continues with its own result. `torch.func.vmap` computes the losses.
+The gradient of their sum has each client's gradient in that client's part of the stack.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ if TYPE_CHECKING:
     from pluribus.engines.cuda import Lane
 
 R = TypeVar("R")
-FEWEST = 8  # clients that are worth stacking
+FEWEST = 8  # clients of a stack
 MOST = 128
-MOST_WEIGHTS = 3_000_000  # of a client: larger models fill a GPU by themselves
-SLOTS = 8  # a stack has a multiple of so many places, so that one recording serves several numbers of clients
+MOST_WEIGHTS = 3_000_000  # of a client: a larger model fills a GPU alone
+SLOTS = 8  # a stack has a multiple of this many places, so that one recording serves several numbers of clients
 
 
 def stackable(method: Method, client: Client) -> bool:
-    """Whether a client is small and its method descends a loss, by SGD, and does nothing else in a step."""
+    """Whether a client is small, and its method does nothing in a step but descend a loss with SGD."""
     optimiser = client.optimisers.get("model")
     small = sum(p.numel() for p in client.model.parameters()) <= MOST_WEIGHTS
     return small and type(method).step is Method.step and optimiser is not None and optimiser.rule.name == "sgd"
 
 
 def cut(clients: Sequence[int]) -> list[list[int]]:
-    """Groups to be stacked, and singles where there are too few."""
+    """Split clients into groups to stack. Too few clients stay single."""
     if len(clients) < FEWEST:
         return [[k] for k in clients]
     return [list(clients[i : i + MOST]) for i in range(0, len(clients), MOST)]
@@ -56,29 +56,29 @@ def cut(clients: Sequence[int]) -> list[list[int]]:
 # ---- clients that wait for each other ------------------------------------------------------------------------------
 
 
-class Gang:
-    """Clients that work side by side, and train together."""
+class Group:
+    """Clients that run in threads, and train together."""
 
     def __init__(self, tell: Tell) -> None:
         self._tell = tell
-        self._banks: dict[tuple[str, int], Bank] = {}
+        self._stacks: dict[tuple[str, int], Stack] = {}
         self._refused = False
-        # threads for one group: all of a second one are there only when the first has trained, so they share a bank
+        # threads for one batch of jobs: the next batch starts when the first has trained, so both share a stack
         self._threads = ThreadPoolExecutor(MOST, "member")
 
     def do(
         self, clients: Mapping[int, Client], jobs: Mapping[int, Callable[[], R]], lane: Lane
     ) -> dict[int, Future[R]]:
-        """Queue the work of these clients, all on one stream."""
+        """Queue the jobs of these clients, all on one stream."""
 
-        def together(waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
+        def run_all(waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
             return lane.do(lambda: self._fit(waiting)).result()
 
-        meeting = Meeting(len(jobs), together)
+        barrier = Barrier(len(jobs), run_all)
 
         def member(client: Client, job: Callable[[], R]) -> R:
-            own, client.runner = client.runner, Member(client.runner, meeting)
-            with meeting.attended():
+            own, client.runner = client.runner, Member(client.runner, barrier)
+            with barrier.join():
                 try:
                     with torch.cuda.stream(lane.stream):
                         return job()
@@ -88,15 +88,15 @@ class Gang:
         return {k: self._threads.submit(member, clients[k], job) for k, job in jobs.items()}
 
     def _fit(self, waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
-        losses = {c: loss for c, fit in waiting.items() if (loss := _descended(fit)) is not None}
+        losses = {c: loss for c, fit in waiting.items() if (loss := _find_loss(fit)) is not None}
         stacked = {c: waiting[c] for c in losses if c.model.training and not self._refused}
-        # one step for all: of one loss, and it changes all images, or none
+        # a step for all needs one loss, and augments all images or none
         if len({(name_of_step(losses[c]), fit.augment is None) for c, fit in stacked.items()}) > 1:
             stacked = {}
         found: dict[Client, Tensor | None] = {}
         if len(stacked) >= FEWEST:
             try:
-                found |= self._bank(list(stacked)).fit(stacked)
+                found |= self._get_stack(list(stacked)).fit(stacked)
             except Exception as error:
                 self._refused = True
                 self._tell(f"clients are not stacked: {str(error).strip().splitlines()[0].rstrip('.')}.")
@@ -106,20 +106,19 @@ class Gang:
                 found[client] = client.runner.own.fit(client, fit)
         return found
 
-    def _bank(self, clients: list[Client]) -> Bank:
+    def _get_stack(self, clients: list[Client]) -> Stack:
         places = -(-len(clients) // SLOTS) * SLOTS
         key = clients[0].card.model, places
-        if key not in self._banks:
-            self._banks[key] = Bank(clients[0], places)
-        return self._banks[key]
+        if key not in self._stacks:
+            self._stacks[key] = Stack(clients[0], places)
+        return self._stacks[key]
 
     def close(self) -> None:
-        """Let the threads go."""
         self._threads.shutdown(cancel_futures=True)
 
 
-def _descended(fit: Fit) -> Loss | None:
-    """The loss of a fit whose steps descend it with the optimizer `model` and do nothing else."""
+def _find_loss(fit: Fit) -> Loss | None:
+    """Return the loss of a fit whose steps do nothing but descend it with the optimizer `model`."""
     step = fit.step
     if isinstance(step, Descent):
         nested = isinstance(name_of_step(step), str)
@@ -129,30 +128,30 @@ def _descended(fit: Fit) -> Loss | None:
     return None
 
 
-class Meeting:
-    """A place where some wait until all who are still here wait too. One at a time moves: they share a stream."""
+class Barrier:
+    """Makes clients wait until all that joined wait. Only one of them runs at a time, because they share a stream."""
 
-    def __init__(self, size: int, together: Callable[[dict[Client, Fit]], dict[Client, Tensor | None]]) -> None:
-        self._here = size
-        self._together = together
+    def __init__(self, size: int, run_all: Callable[[dict[Client, Fit]], dict[Client, Tensor | None]]) -> None:
+        self._joined = size
+        self._run = run_all
         self._changed = threading.Condition()
         self._waiting: dict[Client, Fit] = {}
         self._answers: dict[Client, Tensor | BaseException | None] = {}
 
     @contextmanager
-    def attended(self) -> Iterator[None]:
-        """Be there, and move while no other does."""
+    def join(self) -> Iterator[None]:
+        """Take part, and run while no other client runs."""
         with self._changed:
             try:
                 yield
             finally:
-                self._here -= 1
-                self._go_if_all_wait()
+                self._joined -= 1
+                self._run_if_all_wait()
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """Wait for the others, and let them move; the last one has the work done for all."""
+        """Wait for the others, and let them run. The last one to arrive trains all."""
         self._waiting[client] = fit
-        self._go_if_all_wait()
+        self._run_if_all_wait()
         while client not in self._answers:
             self._changed.wait()
         answer = self._answers.pop(client)
@@ -160,50 +159,48 @@ class Meeting:
             raise answer
         return answer
 
-    def _go_if_all_wait(self) -> None:
-        if not self._waiting or len(self._waiting) < self._here:
+    def _run_if_all_wait(self) -> None:
+        if not self._waiting or len(self._waiting) < self._joined:
             return
         waiting, self._waiting = self._waiting, {}
         try:
-            self._answers |= self._together(waiting)
+            self._answers |= self._run(waiting)
         except BaseException as error:
             self._answers |= dict.fromkeys(waiting, error)
         self._changed.notify_all()
 
 
 class Member:
-    """The runner of a client in a gang: trains with the others, and sweeps by itself."""
+    """The runner of a client in a group: it trains with the others, and sweeps alone."""
 
-    def __init__(self, own: Runner, meeting: Meeting) -> None:
+    def __init__(self, own: Runner, barrier: Barrier) -> None:
         self.own = own
-        self._meeting = meeting
+        self._barrier = barrier
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        """All steps of a fit, together with the others."""
-        return self._meeting.fit(client, fit)
+        return self._barrier.fit(client, fit)
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
-        """`rows` of every sample of a set."""
         return self.own.sweep(client, rows, data)
 
 
 # ---- one step for all ----------------------------------------------------------------------------------------------
 
 
-class _Turn(NamedTuple):
-    """One step of everyone who has a batch of this size now: who that is, and where their batches start."""
+class _GroupStep(NamedTuple):
+    """One step of all clients whose next batch has this size: which clients, and where their batches start."""
 
     size: int
     active: list[bool]
     starts: list[int]
 
 
-class Bank:
-    """Stacked tensors of so many clients, and the recorded steps on them."""
+class Stack:
+    """Stacked tensors of several clients, and the recorded steps on them."""
 
     def __init__(self, client: Client, places: int) -> None:
         self._places = places
-        self._one = copy.copy(client)  # whose tensors are the stack's, one place at a time
+        self._one = copy.copy(client)  # vmap gives it the tensors of one place at a time
         self._one.model, self._one.state = copy.deepcopy(client.model), copy.deepcopy(client.state)
         self._one.now = {name: value.clone() for name, value in client.now.items()}
         self._one.data = {}
@@ -221,7 +218,7 @@ class Bank:
         self._pool = torch.cuda.graph_pool_handle() if client.device.type == "cuda" else None
 
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
-        """Train these clients; their mean losses."""
+        """Train these clients. Returns their mean losses."""
         clients, first = list(fits), next(iter(fits))
         self._optimiser.begin(max(first.round, 0))
         for name, value in first.now.items():
@@ -230,41 +227,41 @@ class Bank:
         self._copy(clients, inward=True)
         for module in (self._one.model, self._one.state):
             module.train()
-        loss = _descended(fits[first])
+        loss = _find_loss(fits[first])
         assert loss is not None
         store = fits[first].data.store
         orders = [fit.order[: sum(fit.sizes)].to(first.device, non_blocking=True) for fit in fits.values()]
         rows = [fit.data.rows[order] for fit, order in zip(fits.values(), orders, strict=True)]
-        missing = [rows[0]] * (self._places - len(rows))  # places that nobody takes train on something, for nobody
+        missing = [rows[0]] * (self._places - len(rows))  # empty places train on any rows; the result is not used
         keys = [fit.augment.keys for fit in fits.values() if fit.augment is not None]
         visited = [pad_sequence(parts + missing, batch_first=True) for parts in (rows, orders, keys) if parts]
-        turns = _turns([fit.sizes for fit in fits.values()], self._places)
-        starts = torch.tensor([turn.starts for turn in turns]).to(first.device, non_blocking=True)
-        active = torch.tensor([turn.active for turn in turns]).to(first.device, non_blocking=True)
-        for at, turn in enumerate(turns):
-            everyone = all(turn.active[: len(clients)])
-            columns = (starts[at][:, None] + torch.arange(turn.size, device=first.device)).clamp(
+        steps = _group_steps([fit.sizes for fit in fits.values()], self._places)
+        starts = torch.tensor([step.starts for step in steps]).to(first.device, non_blocking=True)
+        active = torch.tensor([step.active for step in steps]).to(first.device, non_blocking=True)
+        for index, step in enumerate(steps):
+            everyone = all(step.active[: len(clients)])
+            columns = (starts[index][:, None] + torch.arange(step.size, device=first.device)).clamp(
                 max=visited[0].shape[1] - 1
             )
             now = [part.gather(1, columns) for part in visited]
-            self._take(loss, store, turn.size, _Given(None if everyone else active[at], *now))
+            self._run_step(loss, store, step.size, _Given(None if everyone else active[index], *now))
         self._copy(clients, inward=False)
         return {c: self._totals[at].clone() / sum(fit.sizes) for at, (c, fit) in enumerate(fits.items())}
 
     def _copy(self, clients: Sequence[Client], inward: bool) -> None:
-        """Everyone's tensors into the stack, or back."""
+        """Copy the tensors of all clients into the stack, or back."""
         stacked: dict[torch.dtype, list[Tensor]] = {}
         own: dict[torch.dtype, list[Tensor]] = {}
         for client, place in zip(clients, self._by_place, strict=False):
-            for value, part in zip(_moved(client).values(), place, strict=True):
+            for value, part in zip(_copied_tensors(client).values(), place, strict=True):
                 stacked.setdefault(value.dtype, []).append(part)
                 own.setdefault(value.dtype, []).append(value)
         with torch.no_grad():
             for kind, theirs in own.items():
                 torch._foreach_copy_(*((stacked[kind], theirs) if inward else (theirs, stacked[kind])))
 
-    def _take(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
-        """One step of everyone, or of those who are active: as written, then recorded, then replayed."""
+    def _run_step(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
+        """Run one step of all or of the active clients: as written, then recorded, then replayed."""
         key = name_of_step(loss), n, given.active is not None, given.keys is not None
         if key not in self._recordings or not given.rows.is_cuda:
             self._recordings[key] = None
@@ -272,7 +269,7 @@ class Bank:
             return
         recorded = self._recordings[key]
         if recorded is None:
-            buffers = given.cloned()
+            buffers = given.clone()
             graph = torch.cuda.CUDAGraph()
             with capturing(graph, self._pool, given.rows.device):
                 self._step(loss, store, n, buffers)
@@ -287,7 +284,7 @@ class Bank:
         kept = [] if active is None else [value.detach().clone() for value in self._all()]
 
         def one(tensors: dict[str, Tensor], x: Tensor, y: Tensor, i: Tensor) -> Tensor:
-            with _dressed(self._one, tensors):
+            with _substitute(self._one, tensors):
                 return loss(self._one, Batch(x, y, i, n))
 
         with self._one.autocast():
@@ -305,9 +302,9 @@ class Bank:
 
 
 class _Given(NamedTuple):
-    """What a step for all is given: who takes it (None: everyone), and rows, positions and keys, (places, batch).
+    """Inputs of a step: the active places (None: all); rows, positions and keys are (places, batch).
 
-    Images without keys stay as they are.
+    Without keys, images are not augmented.
     """
 
     active: Tensor | None
@@ -315,8 +312,7 @@ class _Given(NamedTuple):
     positions: Tensor
     keys: Tensor | None = None
 
-    def cloned(self) -> _Given:
-        """Buffers of its own."""
+    def clone(self) -> _Given:
         active, keys = (None if value is None else value.clone() for value in (self.active, self.keys))
         return _Given(active, self.rows.clone(), self.positions.clone(), keys)
 
@@ -332,19 +328,19 @@ class _Recorded(NamedTuple):
         self.graph.replay()
 
 
-def _turns(sizes: Sequence[Sequence[int]], places: int) -> list[_Turn]:
-    """Everyone's batches in steps for all: the j-th batches together, those of one size at a time."""
-    starts, turns = [0] * places, []
+def _group_steps(sizes: Sequence[Sequence[int]], places: int) -> list[_GroupStep]:
+    """Split the batches of all clients into steps: the j-th batches together, one size at a time."""
+    starts, steps = [0] * places, []
     for j in range(max(map(len, sizes))):
         now = [own[j] if j < len(own) else 0 for own in sizes] + [0] * (places - len(sizes))
         for size in sorted(set(now) - {0}, reverse=True):
-            turns.append(_Turn(size, [n == size for n in now], list(starts)))
+            steps.append(_GroupStep(size, [n == size for n in now], list(starts)))
         starts = [start + n for start, n in zip(starts, now, strict=True)]
-    return turns
+    return steps
 
 
 def _tensors(client: Client) -> dict[str, Tensor]:
-    """All that a loss may read of a client, and that a step may change."""
+    """All tensors of a client that a loss may read or a step may change."""
     found: dict[str, Tensor] = {}
     for part, module in (("model", client.model), ("state", client.state)):
         found |= {f"{part}.{n}": v.detach() for n, v in (*module.named_parameters(), *module.named_buffers())}
@@ -354,14 +350,14 @@ def _tensors(client: Client) -> dict[str, Tensor]:
     return found
 
 
-def _moved(client: Client) -> dict[str, Tensor]:
-    """What goes into the stack and comes back, in the stack's order."""
+def _copied_tensors(client: Client) -> dict[str, Tensor]:
+    """Tensors to copy into the stack and back, in the order of the stack."""
     return _tensors(client) | {f"slot.{name}": value for name, value in client.optimisers["model"].slots().items()}
 
 
 @contextmanager
-def _dressed(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """The client with these tensors for its own."""
+def _substitute(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+    """Give the client these tensors instead of its own."""
     before: list[tuple[dict[str, Any], str, Any]] = []
     for part, module in (("model", client.model), ("state", client.state)):
         for prefix, child in module.named_modules():
@@ -372,7 +368,7 @@ def _dressed(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
                         before.append((own, name, value))
                         own[name] = given
     got = client.got
-    client.got = Kept({name: _dressed_value(name, value, tensors) for name, value in got.items()})
+    client.got = Kept({name: _substitute_value(name, value, tensors) for name, value in got.items()})
     try:
         yield
     finally:
@@ -381,7 +377,7 @@ def _dressed(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
             own[name] = value
 
 
-def _dressed_value(name: str, value: Tensor | Rows, tensors: Mapping[str, Tensor]) -> Tensor | Rows:
+def _substitute_value(name: str, value: Tensor | Rows, tensors: Mapping[str, Tensor]) -> Tensor | Rows:
     if isinstance(value, Rows):
         return Rows(tensors[f"got.{name}.value"], tensors[f"got.{name}.held"])
     return tensors[f"got.{name}."]

@@ -1,7 +1,7 @@
-"""One worker process: a host of its own, and the pipe between it and the parent, seen from both ends.
+"""One worker process with a Host, and both ends of the pipe to its parent.
 
-A worker keeps nothing that matters after a round is saved, so it may be killed at any time, and ends by itself as soon
-as the pipe is closed: no worker outlives its parent.
+After a round is saved, a worker has no state that is needed: it may be killed at any time. It ends when the pipe is
+closed, so no worker outlives its parent.
 """
 
 from __future__ import annotations
@@ -36,26 +36,26 @@ KEPT_BYTES = 2**30
 SECONDS_TO_END = 10.0
 
 
-# ---- what the parent says ------------------------------------------------------------------------------------------
+# ---- messages of the parent ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Open:
-    """Make the host: a packed function that takes `load`."""
+    """Make the host. `host` is a packed function that takes `load`."""
 
     host: bytes
 
 
 @dataclass(frozen=True, slots=True)
 class Release:
-    """Let go of a client that another worker will host."""
+    """Remove a client that moves to another worker."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class Adopt:
-    """Host a client that another worker released."""
+    """Add a client that another worker released."""
 
     client: int
     tensors: Tensors
@@ -63,36 +63,36 @@ class Adopt:
 
 @dataclass(frozen=True, slots=True)
 class TakeChanged:
-    """Hand over the state of every client that worked since the last time."""
+    """Return the state of every client that worked since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class TakeSelected:
-    """Hand over what clients were measured with in the rounds that were selected since the last time."""
+    """Return the measured models of the rounds that were selected since the last call."""
 
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What was saved of the client that the worker asked for."""
+    """The answer to `LoadSaved`: the saved state of the client. None: nothing was saved."""
 
     tensors: Tensors | None
 
 
 Command = Request | Open | Release | Adopt | TakeChanged | TakeSelected
 
-# ---- what a worker says --------------------------------------------------------------------------------------------
+# ---- messages of a worker ------------------------------------------------------------------------------------------
 
 
 class Outcome(NamedTuple):
-    """What came of a command: its value, or the error that ended it; and how long it took."""
+    """The result of a command: its value or its error, and its time."""
 
     value: Any
     error: BaseException | None
     seconds: float
 
 
-class Wanted(NamedTuple):
-    """A worker asks back: what was saved of this client?"""
+class LoadSaved(NamedTuple):
+    """Ask the parent for the saved state of a client."""
 
     client: int
 
@@ -107,26 +107,26 @@ class Worker:
         self._number = number
         self.connection, theirs = context.Pipe()
         self._process = context.Process(
-            target=_work, args=(theirs, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
+            target=_run_worker, args=(theirs, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
         )
         self._process.start()
-        theirs.close()  # or the pipe would stay open when the worker ends
+        theirs.close()  # otherwise the pipe would stay open when the worker ends
 
-    def send(self, what: Command | Saved) -> None:
-        """Say something. Never waits for work: a worker listens while it works."""
+    def send(self, message: Command | Saved) -> None:
+        """Send a message. This does not block on work: a worker listens while it works."""
         try:
-            _send(self.connection, what)
+            _send(self.connection, message)
         except OSError:
-            raise self._lost() from None
+            raise self._lost_error() from None
 
-    def receive(self) -> Outcome | Wanted:
-        """The next thing that the worker says. Outcomes come in the order of commands."""
+    def receive(self) -> Outcome | LoadSaved:
+        """Wait for the next message of the worker. Outcomes come in the order of commands."""
         try:
             return _receive(self.connection)  # type: ignore[no-any-return]
         except (EOFError, OSError):
-            raise self._lost() from None
+            raise self._lost_error() from None
 
-    def _lost(self) -> PluribusError:
+    def _lost_error(self) -> PluribusError:
         self._process.join(SECONDS_TO_END)
         status = self._process.exitcode
         if status == UNGUARDED:
@@ -135,15 +135,15 @@ class Worker:
         if status == -signal.SIGKILL:
             return WorkerError(f"{who} was killed, perhaps because memory ran out: use fewer --workers.")
         if status is not None and status < 0:
-            return WorkerError(f"{who} was ended by {signal.Signals(-status).name}.")
-        return WorkerError(f"{who} ended with status {status}: what it printed says why.")
+            return WorkerError(f"{who} was killed by {signal.Signals(-status).name}.")
+        return WorkerError(f"{who} exited with status {status}: see its output for the reason.")
 
-    def hang_up(self) -> None:
-        """Tell the worker to end."""
+    def close_pipe(self) -> None:
+        """Close the pipe, which tells the worker to end."""
         self.connection.close()
 
     def end(self) -> None:
-        """Wait for the worker's end, or bring it about."""
+        """Wait until the worker ends, and kill it if it does not."""
         self._process.join(SECONDS_TO_END)
         if self._process.exitcode is None:
             self._process.kill()
@@ -151,14 +151,13 @@ class Worker:
         self._process.close()
 
 
-# ---- what travels ----------------------------------------------------------------------------------------------------
+# ---- serialization -------------------------------------------------------------------------------------------------
 
 
 class _Packer(pickle.Pickler):
     """Pickles tensors as arrays, which takes half the time."""
 
     def reducer_override(self, value: Any) -> Any:
-        """How a tensor is made again."""
         if type(value) is not Tensor or value.requires_grad:
             return NotImplemented
         try:
@@ -168,14 +167,13 @@ class _Packer(pickle.Pickler):
 
 
 class _SharingPacker(_Packer):
-    """Leaves out what lies in shared memory."""
+    """Leaves out tensors in shared memory."""
 
     def __init__(self, file: BytesIO) -> None:
         super().__init__(file)
         self.shared: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        """The number of a shared tensor."""
         if not (isinstance(value, Tensor) and value.is_shared()):  # type: ignore[no-untyped-call]
             return None
         numbers = [number for number, known in enumerate(self.shared) if known is value]
@@ -193,15 +191,15 @@ class _SharingUnpacker(pickle.Unpickler):
         return self._shared[number]
 
 
-def packed(value: Any) -> tuple[bytes, list[Tensor]]:
-    """A value as bytes, and the shared tensors in it, which are no part of the bytes."""
+def pack(value: Any) -> tuple[bytes, list[Tensor]]:
+    """Pickle a value. Returns the bytes, and the shared tensors, which the bytes do not contain."""
     file = BytesIO()
     packer = _SharingPacker(file)
     packer.dump(value)
     return file.getvalue(), packer.shared
 
 
-def _unpacked(data: bytes, shared: list[Tensor]) -> Any:
+def _unpack(data: bytes, shared: list[Tensor]) -> Any:
     return _SharingUnpacker(BytesIO(data), shared).load()
 
 
@@ -218,21 +216,21 @@ def _receive(connection: Connection) -> Any:
 # ---- the worker's end ------------------------------------------------------------------------------------------------
 
 
-def _work(connection: Connection, shared: list[Tensor], arithmetic: Arithmetic) -> None:
-    """What a worker process does."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C goes to all processes; the parent decides
+def _run_worker(connection: Connection, shared: list[Tensor], arithmetic: Arithmetic) -> None:
+    """Run as a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C in a terminal reaches all processes; the parent handles it
     arithmetic.set()
     _keep_freed_memory()
-    desk = _Desk(connection, shared)
-    Thread(target=desk.listen, daemon=True).start()
-    desk.work()
+    loop = _CommandLoop(connection, shared)
+    Thread(target=loop.listen, daemon=True).start()
+    loop.work()
 
 
 def _keep_freed_memory() -> None:
-    """Hand freed tensors to the next step, not back to the system, which would clear each page anew.
+    """Keep freed memory for the next step: memory from the system has to be cleared page by page.
 
-    Every step frees as much as a model holds: for ResNet-18 that is 4,600 page faults, and a tenth of the time. The
-    setting is the process's, so only workers take it, which are ours alone; other C libraries than glibc lack it.
+    Every step frees as much memory as a model takes. For ResNet-18 that is 4,600 page faults, a tenth of the time. The
+    setting holds for the whole process, so only workers use it. Only glibc has it.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:
@@ -240,8 +238,8 @@ def _keep_freed_memory() -> None:
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)
 
 
-class _Desk:
-    """Takes commands in, lets the host do them, and hands outcomes out."""
+class _CommandLoop:
+    """Receives commands, runs them on the host, and sends outcomes."""
 
     def __init__(self, connection: Connection, shared: list[Tensor]) -> None:
         self._connection = connection
@@ -251,34 +249,34 @@ class _Desk:
         self._saved = SimpleQueue[Tensors | None]()
 
     def listen(self) -> None:
-        """In a thread of its own, so that the parent's end is noticed in the middle of the work."""
+        """Receive messages. This runs in a thread, so that a worker notices at any time that its parent has ended."""
         try:
             while True:
-                heard: Command | Saved = _receive(self._connection)
-                if isinstance(heard, Saved):
-                    self._saved.put(heard.tensors)
+                message: Command | Saved = _receive(self._connection)
+                if isinstance(message, Saved):
+                    self._saved.put(message.tensors)
                 else:
-                    self._commands.put(heard)
+                    self._commands.put(message)
         except (EOFError, OSError):
             os._exit(0)
-        except BaseException:  # out of memory, say: nobody would ever answer
+        except BaseException:  # such as too little memory: the parent would wait forever
             traceback.print_exc()
             os._exit(1)
 
     def work(self) -> None:
-        """One command after the other, until `listen` ends the process."""
+        """Run commands one after the other, until `listen` ends the process."""
         while True:
             command = self._commands.get()
             started = time.perf_counter()
             try:
                 value, error = self._do(command), None
             except BaseException as failure:
-                value, error = None, portable(failure)
-            self._say(Outcome(value, error, time.perf_counter() - started))
+                value, error = None, make_portable(failure)
+            self._reply(Outcome(value, error, time.perf_counter() - started))
 
     def _do(self, command: Command) -> Any:
         if isinstance(command, Open):
-            self._host = self._opened(command.host)
+            self._host = self._make_host(command.host)
             return None
         assert self._host is not None
         match command:
@@ -293,30 +291,30 @@ class _Desk:
             case _:
                 return self._host.answer(command)
 
-    def _opened(self, host: bytes) -> Host:
+    def _make_host(self, host: bytes) -> Host:
         try:
-            make: Callable[..., Host] = _unpacked(host, self._shared)
+            make: Callable[..., Host] = _unpack(host, self._shared)
         except (AttributeError, ImportError) as error:
             raise UserCodeError(
-                f"a worker process cannot find what this one knows ({error}). Define it in a script or a module of "
-                f"its own, or leave out --workers."
+                f"a worker process cannot import an object of this process ({error}). Define it in a script or a "
+                f"module, or leave out --workers."
             ) from error
         return make(load=self._load)
 
     def _load(self, k: int) -> Tensors | None:
-        """The checkpoint is the parent's."""
-        self._say(Wanted(k))
+        """Load saved state through the parent, which has the checkpoint."""
+        self._reply(LoadSaved(k))
         return self._saved.get()
 
-    def _say(self, what: Outcome | Wanted) -> None:
+    def _reply(self, message: Outcome | LoadSaved) -> None:
         try:
-            _send(self._connection, what)
+            _send(self._connection, message)
         except OSError:
             os._exit(0)
 
 
-def portable(error: BaseException) -> BaseException:
-    """The error, fit to be raised by the parent; one that nobody foresaw says where it came from."""
+def make_portable(error: BaseException) -> BaseException:
+    """Make an error that can be pickled and raised by the parent. An unexpected one gets the traceback as a note."""
     if not isinstance(error, PluribusError):
         error.add_note("In a worker process: " + "".join(traceback.format_exception(error)))
     try:
