@@ -126,7 +126,7 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
     return {
         f"{k} {name}": value.clone()
         for k, responder in transport.responders.items()
-        for name, value in responder._at_hand(k).client(k).tensors().items()
+        for name, value in responder._get_host(k).client(k).tensors().items()
     }
 
 
@@ -408,13 +408,13 @@ ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}
 @pytest.mark.parametrize(
     ("said", "facts"),
     [
-        ({}, ["figures"]),
-        ({"figures": None}, ["figures"]),
-        ({"figures": {}}, ["figures"]),
-        ({"figures": {"after": 1}}, ["figures"]),
-        ({"figures": {"before": ROW}}, ["figures"]),
-        ({"figures": {"before": ROW, "after": {"val": 1.0}}}, ["figures"]),
-        ({"figures": {"before": ROW, "after": ROW, "later": ROW}}, ["figures"]),
+        ({}, ["metrics"]),
+        ({"figures": None}, ["metrics"]),
+        ({"figures": {}}, ["metrics"]),
+        ({"figures": {"after": 1}}, ["metrics"]),
+        ({"figures": {"before": ROW}}, ["metrics"]),
+        ({"figures": {"before": ROW, "after": {"val": 1.0}}}, ["metrics"]),
+        ({"figures": {"before": ROW, "after": ROW, "later": ROW}}, ["metrics"]),
         ({"figures": {"before": ROW, "after": ROW | {"test": 7.5}}}, ["'test'", 7.5]),
         ({"figures": {"before": ROW, "after": ROW | {"test_loss": -1}}}, ["'test_loss'", -1.0]),
         ({"figures": {"before": ROW, "after": ROW | {"val": 10**400}}}, ["head", "ValueError"]),

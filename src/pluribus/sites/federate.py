@@ -1,4 +1,4 @@
-"""A federation of real sites, seen from its server: who they are, and the round loop over them."""
+"""A federation of real sites, at its server: the facts about the sites, and the round loop over them."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from pluribus.storage.files import append_lines, read_lines
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Cards
 
-PATIENCE = 20.0  # seconds until sites that are not there are looked for again
+PATIENCE = 20.0  # seconds until missing sites are asked again
 MOST_ROWS = 2**40  # of a set of images
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site tells of itself: its model, the sizes of its training and test sets, and its public images (how many
-    each client gave, and a digest of all)."""
+    """What a site reports at the start.
+
+    `public` has the number of public images of each client, and the digest of all.
+    """
 
     model: str
     samples: int
@@ -38,14 +40,14 @@ class SiteFacts:
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
-        """From a file that `dataclasses.asdict` filled."""
+        """Make facts from the output of `dataclasses.asdict`, read from a file."""
         public = saved["public"]
         known = None if public is None else (tuple(public[0]), public[1])
         return cls(saved["model"], saved["samples"], saved["test"], known)
 
 
-class Told:
-    """What sites tell of their data: sizes, and nothing else."""
+class ReportedSizes:
+    """What the server knows about the data of the sites: only sizes."""
 
     def __init__(self, facts: Mapping[int, SiteFacts]) -> None:
         self._facts = facts
@@ -59,7 +61,7 @@ class Told:
         return self._facts[client].test
 
     def counts(self, client: int) -> None:
-        """Sites do not tell which classes they hold."""
+        """None: sites do not report their classes."""
 
 
 def greet(
@@ -69,7 +71,7 @@ def greet(
     seconds: float,
     tell: Callable[[str], None] = lambda sentence: None,
 ) -> dict[int, SiteFacts]:
-    """What every site tells of itself. All must answer once before the first round."""
+    """Ask every site for its facts. All sites must answer before the first round."""
     end = time.monotonic() + seconds
     facts: dict[int, SiteFacts] = {}
     while missing := [k for k in range(agreement.clients) if k not in facts]:
@@ -78,29 +80,29 @@ def greet(
         for k in missing:
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
-                facts[k] = _introduced(answer, names[k], agreement.clients)
-                tell(f"{names[k]} is here: {facts[k].model}, {facts[k].samples} images to train on")
+                facts[k] = _read_hello(answer, names[k], agreement.clients)
+                tell(f"{names[k]} is connected: {facts[k].model}, {facts[k].samples} training images")
             elif time.monotonic() >= end:
-                raise WorkerError(f"site {names[k]} did not come within {seconds:.0f} s: {shown(answer.reason)}.")
+                raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {shown(answer.reason)}.")
     return facts
 
 
-def _introduced(answer: bytes, name: str, clients: int) -> SiteFacts:
+def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
     try:
         head = unseal(answer).head
     except MessageError as error:
         raise type(error)(f"site {name}: {error}") from error
     if "refused" in head:
         raise AgreementError(f"site {name}: {shown(head['refused'])}")
-    return _checked(head, name, clients)
+    return _check_facts(head, name, clients)
 
 
-def _checked(head: Mapping[str, Any], name: str, clients: int) -> SiteFacts:
+def _check_facts(head: Mapping[str, Any], name: str, clients: int) -> SiteFacts:
     try:
         samples, test = (whole(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
-        facts = SiteFacts(known_model(head["model"]), samples, test, _public(head["public"], clients))
+        facts = SiteFacts(known_model(head["model"]), samples, test, _read_public(head["public"], clients))
     except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"site {name} tells of itself what cannot be read ({shown(error)}).") from error
+        raise SchemaError(f"site {name} sent invalid facts about itself ({shown(error)}).") from error
     except MessageError as error:
         raise type(error)(f"site {name}: {error}") from error
     if not facts.samples:
@@ -108,18 +110,18 @@ def _checked(head: Mapping[str, Any], name: str, clients: int) -> SiteFacts:
     return facts
 
 
-def _public(said: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
-    """What a site tells of its public images: how many each client gave, and which they are."""
-    if said is None:
+def _read_public(sent: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
+    """Check what a site reports about public images: the number of each client, and the digest of all."""
+    if sent is None:
         return None
-    sizes, digest = tuple(whole(size, 0, MOST_ROWS) for size in said["sizes"]), said["digest"]
+    sizes, digest = tuple(whole(size, 0, MOST_ROWS) for size in sent["sizes"]), sent["digest"]
     if len(sizes) != clients or not sum(sizes) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise ValueError("its public images")
+        raise ValueError("invalid public images")
     return sizes, digest
 
 
-def _same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> tuple[tuple[int, ...], str]:
-    """What all sites tell of their public images, for the agreement."""
+def _check_same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> tuple[tuple[int, ...], str]:
+    """Check that all sites have the same public images. Returns their sizes and digest."""
     first = facts[0].public
     for k, one in facts.items():
         if (one.public is None) != (first is None):
@@ -136,10 +138,10 @@ def _same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> tu
 
 
 def settled(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
-    """The agreement, once it is known what the sites bring."""
+    """Complete the agreement with the facts of the sites."""
     models = tuple(facts[k].model for k in range(offer.clients))
     width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
-    sizes, digest = _same_public(facts, names)
+    sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
     method = agreed.build_method().settled(agreed.task(), dict.fromkeys(models))
     return replace(agreed, hyper=hyperparameters(method))
@@ -155,13 +157,13 @@ def federation(
     seconds: float,
     observers: Sequence[Observer] = (),
 ) -> Federation:
-    """The round loop over these sites, from its first round or its last checkpoint."""
+    """Make the round loop over these sites, from the first round or the last checkpoint."""
     method, task = agreement.build_method(), agreement.task()
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(
             f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
         )
-    models, data = {k: one.model for k, one in facts.items()}, Told(facts)
+    models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data)
     check_needs(method, task, cards, agreement.rule)
     told = method.warnings(task, cards.architectures())
@@ -173,24 +175,23 @@ def federation(
     made = Federation(parts, folder, observers, engine)
     made.names = names
     made.warnings = missing.told + made.warnings
-    missing.told = made.warnings  # the engine goes on telling
+    missing.told = made.warnings  # the engine adds to this list during the run
     return made
 
 
 class Absences:
-    """Who was missing when, and why: told in the result, and kept for a server that goes on later."""
+    """Notes on missing sites: for the result, and in a file for a run that is resumed."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self.told: list[str] = read_lines(file)
 
     def add(self, sentence: str) -> None:
-        """One more."""
         self.told.append(sentence)
         append_lines(self._file, [sentence])
 
 
 def dismiss(agreement: Agreement, names: Mapping[int, str], transport: Transport) -> None:
-    """Tell the sites that it is over. Whoever does not hear it may stop by itself."""
+    """Tell the sites that the federation has ended. A site that misses this message keeps running."""
     farewell = {k: seal({"verb": "finish", "client": k, "agreement": agreement.facts()}, {}) for k in names}
     transport.exchange(farewell, PATIENCE)

@@ -1,4 +1,4 @@
-"""What a site brings into a federation: its own sets of images, and the public ones that all sites have."""
+"""The data of a site: its own sets of images, and the public images that all sites have."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ OWNER = "owner"  # the column of an npz file
 
 @dataclass(frozen=True)
 class Public:
-    """Images that every site has in its hands before the first round, and whose they are."""
+    """Images that every site has before the first round, and their owners."""
 
     dataset: Dataset
     owner: Tensor | None = None
-    """(N,) int64: the client that gave a row; None: rows are dealt in order, as evenly as can be."""
+    """(N,) int64: the client that owns a row. None: clients own equal shares of the rows, in order."""
 
     @classmethod
-    def read(cls, place: str, image_size: int | None) -> Public:
-        """Whatever `load` can read; an npz file may say in a column `owner` whose each row is."""
-        dataset, file = load(place, image_size=image_size), Path(place).expanduser()
+    def read(cls, path: str, image_size: int | None) -> Public:
+        """Read anything that `load` can read. An npz file may have a column `owner` with the owner of each row."""
+        dataset, file = load(path, image_size=image_size), Path(path).expanduser()
         columns = npz_arrays(file, [OWNER]) if file.suffix == ".npz" and file.is_file() else {}
         if OWNER not in columns:
             return cls(dataset)
@@ -46,7 +46,7 @@ class Public:
         return cls(dataset, torch.from_numpy(column.astype(np.int64)))
 
     def owners(self, clients: int) -> Tensor:
-        """The client that gave a row, of so many."""
+        """Owner of each row, in a federation of so many clients."""
         if self.owner is None:
             rows = len(self.dataset.y)
             return torch.arange(rows) * clients // rows
@@ -54,16 +54,16 @@ class Public:
         if low < 0 or high >= clients:
             raise DataError(
                 f"the public images have owners from {low} to {high}, but this federation has {clients} clients: "
-                f"owners must lie in 0..{clients - 1}."
+                f"owners must be in 0..{clients - 1}."
             )
         return self.owner
 
     def sizes(self, clients: int) -> tuple[int, ...]:
-        """How many rows each client gave."""
+        """Number of rows of each client."""
         return tuple(self.owners(clients).bincount(minlength=clients).tolist())
 
     def digest(self, clients: int) -> str:
-        """Equal for equal images, labels and owners in the same order."""
+        """A hash of images, labels and owners, in order."""
         found = hashlib.sha256()
         for column in (self.dataset.x, self.dataset.y, self.owners(clients)):
             found.update(column.contiguous().numpy().tobytes())
@@ -71,7 +71,7 @@ class Public:
 
 
 def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
-    """With labels that are numbers into these classes, by name: a site may have images of a few of them."""
+    """Change labels to indices into these classes, by name. The data set may lack some of them."""
     known = [same_name(name) for name in classes]
     numbers = torch.tensor([known.index(same_name(name)) for name in dataset.classes])
     return Dataset(dataset.name, dataset.x, numbers[dataset.y], classes)
@@ -80,7 +80,7 @@ def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 class Holdings:
     """The sets of the one client of a site, and the public sets, in one store."""
 
-    exams: ExamSets = MappingProxyType({})  # there are no domains here
+    exams: ExamSets = MappingProxyType({})  # real sites have no domains
 
     def __init__(self, own: Mapping[str, Dataset], public: Public | None, clients: int, device: torch.device) -> None:
         columns = [own[name] for name in OWN] + ([public.dataset] if public else [])

@@ -1,4 +1,4 @@
-"""A site's trained model from its state folder alone: neither the site's data nor its server is asked."""
+"""Load the trained model of a site from its state folder, without its data or its server."""
 
 from __future__ import annotations
 
@@ -27,22 +27,22 @@ from pluribus.storage.reopen import Round
 
 @contextmanager
 def recalled(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
-    """The site's method, and its client with the model that the headline measured. Of several runs, the newest."""
-    memory = _memory(_newest_run(folder), round)
-    host = memory.host()
-    put_back(host.client(memory.client).measured(), memory.measured, "the site")
-    with host.viewed(memory.t, memory.client, "after", None) as client:  # as it was saved
-        yield memory.method, client
+    """Load the method of a site, and its client with the model of the headline metric. Of several runs, the newest."""
+    saved = _load(_newest_run(folder), round)
+    host = saved.host()
+    put_back(host.client(saved.client).measured(), saved.measured, "the site")
+    with host.viewed(saved.t, saved.client, "after", None) as client:  # "after" changes nothing
+        yield saved.method, client
 
 
-def _memory(run: Path, round: Round) -> _Memory:
-    """The model of the round that validation selects, of the last evaluation, or of the last training."""
-    trained = _Memory.at(max(run.glob(STEPS)))
+def _load(run: Path, round: Round) -> _SavedModel:
+    """Load the model of the selected round, of the last evaluation, or of the last training."""
+    trained = _SavedModel.at(max(run.glob(STEPS)))
     if trained.t == ENROLMENT:
         raise NoModelError(f"{run} holds no trained model: the site has enrolled, but not trained.")
     if round == "selected":
-        return _Memory.at(max(run.glob(SELECTED), default=run / SELECTED))
-    return trained if trained.method.views[0] == "after" else _Memory.at(run / EVALUATED)
+        return _SavedModel.at(max(run.glob(SELECTED), default=run / SELECTED))
+    return trained if trained.method.views[0] == "after" else _SavedModel.at(run / EVALUATED)
 
 
 def _newest_run(folder: Path) -> Path:
@@ -56,8 +56,8 @@ def _newest_run(folder: Path) -> Path:
 
 
 @dataclass(frozen=True)
-class _Memory:
-    """What a party saved, and all that is needed to bring it to life."""
+class _SavedModel:
+    """A saved model, and all that is needed to create its client."""
 
     agreement: Agreement
     method: Method
@@ -67,15 +67,15 @@ class _Memory:
     tensors: Tensors
 
     @classmethod
-    def at(cls, path: Path) -> _Memory:
-        if not path.exists():  # only what evaluation keeps can be missing
+    def at(cls, path: Path) -> _SavedModel:
+        if not path.exists():  # only files of an evaluation can be missing
             raise NoModelError(f"{path.parent} holds no measured model: the site was not evaluated yet.")
         try:
             with safe_open(path, framework="pt") as file:
                 facts = file.metadata()
                 names = [name for name in file.keys() if name.startswith(STATE)]  # noqa: SIM118
                 tensors = {name.removeprefix(STATE): file.get_tensor(name) for name in names}
-            # a later version may predict, as it may resume: what no longer fits is noticed when it is put back
+            # a later version may predict, as it may resume: tensors that do not fit are refused when they are restored
             agreement = Agreement.of(json.loads(facts["agreement"]) | {"version": __version__})
             k, t = int(facts["client"]), int(facts["round"])
             if not 0 <= k < agreement.clients:
@@ -86,19 +86,19 @@ class _Memory:
 
     @property
     def measured(self) -> Tensors:
-        """Without the optimisers, which a file of the last training has too."""
+        """The tensors without optimizers. A file of the last training has both."""
         optimisers = OPTIMISERS, MOMENTA
         return {name: value for name, value in self.tensors.items() if not name.startswith(optimisers)}
 
     def host(self) -> Host:
-        """A host of the client, on the CPU."""
+        """Make a host for the client, on the CPU."""
         cards = {self.client: self.agreement.card(self.client, self.model, samples=0)}
         where = self.agreement.local(), torch.device("cpu"), lambda _: None
         return Host(self.method, self.agreement.task(), cards, _NoData(self.agreement), *where)
 
 
 class _NoData:
-    """Sets without images, and public sets that are as long as agreed: what a method keeps may be as long as these."""
+    """Sets without images. Public sets have the agreed lengths, because the state of a method may depend on them."""
 
     exams: ExamSets = MappingProxyType({})
 
@@ -108,7 +108,6 @@ class _NoData:
         self.public = {k: self._blank(rows) for k, rows in enumerate(agreement.public)}
 
     def sets(self, client: int) -> dict[str, Data]:
-        """The client's sets."""
         return {name: self._blank(0) for name in OWN} | {"public": self.public.get(client, self._blank(0))}
 
     def _blank(self, rows: int) -> Data:

@@ -1,7 +1,7 @@
-"""The engine of real sites: requests go out, and whoever answers by the deadline has answered.
+"""The engine of real sites: it sends requests, and takes the answers that arrive by the deadline.
 
-Nothing that comes back is believed before it is checked. A site that answers nonsense is, for that round, one that did
-not answer, and the reason is told.
+It checks every answer before it uses it. A site with an invalid answer counts as missing in that round, and the reason
+is reported.
 """
 
 from __future__ import annotations
@@ -18,27 +18,27 @@ from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Re
 from pluribus.sites.agreement import Agreement, shown, whole
 from pluribus.sites.envelope import Envelope, seal, unseal
 
-# What a client measures, and between which bounds. There are no domains here.
-FIGURES = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
+# Metrics of a client, and their bounds. Real sites have no domains.
+METRICS = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
 
-MOST_STEPS = 2**31  # of one site in one exchange
+MOST_STEPS = 2**31  # of a site in one exchange
 
 
 class Missing(NamedTuple):
-    """Why there is no answer."""
+    """The reason why a site did not answer."""
 
     reason: str
 
 
 class Transport(Protocol):
-    """Carries blobs to sites and back."""
+    """Sends blobs to sites, and returns their answers."""
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> Mapping[int, bytes | Missing]:
-        """Send each site its request, and wait for answers, but no longer than so many seconds."""
+        """Send each site its request, and wait at most `seconds` for the answers."""
 
 
 class Remote:
-    """Lets real sites work. Their state stays with them, so there is nothing to save here."""
+    """Asks real sites to work. Their state stays at the sites, so there is nothing to save here."""
 
     room = math.inf
 
@@ -64,43 +64,41 @@ class Remote:
         self._enrolled: set[int] = set()  # since the last save
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Each client that answered with its answer, in the order of requests."""
+        """Yield each client that answered, and its answer, in the order of requests."""
         asked = {request.client: request for request in requests}
-        answers = self._transport.exchange({k: self._sealed(one) for k, one in asked.items()}, self._seconds)
+        answers = self._transport.exchange({k: self._seal(one) for k, one in asked.items()}, self._seconds)
         for k, request in asked.items():
             answer = answers.get(k, Missing("no answer"))
             try:
                 if isinstance(answer, Missing):
                     raise MessageError(answer.reason)
-                yield k, self._opened(request, unseal(answer))
+                yield k, self._open_answer(request, unseal(answer))
             except MessageError as error:
                 when = "at enrolment" if isinstance(request, Enrol) else f"in round {request.t}"
                 self._tell(f"site {self._names[k]} is missing {when}: {error}")
 
     def changed(self) -> dict[int, Tensors]:
-        """Sites keep their own state; but whoever enrolled is to be noted, with its message."""
+        """Empty states of the sites that enrolled: the server must record them. Sites keep their own state."""
         enrolled, self._enrolled = self._enrolled, set()
         return {k: {} for k in sorted(enrolled)}
 
     def selected(self) -> dict[int, Selected]:
-        """Sites keep their own models."""
         return {}
 
     def pending(self) -> int:
-        """Nothing waits to be saved."""
         return 0
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        pass
 
-    # ---- what is sent, what is believed ------------------------------------------------------------------------------
+    # ---- requests and answers --------------------------------------------------------------------------------------
 
-    def _sealed(self, request: Request) -> bytes:
-        said, parts = self._said(request)
-        return seal(said | {"client": request.client, "agreement": self._agreement.facts()}, parts)
+    def _seal(self, request: Request) -> bytes:
+        head, parts = self._encode(request)
+        return seal(head | {"client": request.client, "agreement": self._agreement.facts()}, parts)
 
-    def _said(self, request: Request) -> tuple[dict[str, Any], dict[str, bytes]]:
-        """A request as facts and attachments."""
+    def _encode(self, request: Request) -> tuple[dict[str, Any], dict[str, bytes]]:
+        """Encode a request as a head and attachments."""
         match request:
             case Enrol():
                 return {"verb": "enrol"}, {}
@@ -110,58 +108,58 @@ class Remote:
                 return {"verb": "teach", "t": t}, {}
             case Learn(_, t):
                 parts = {str(j): data for j, data in request.messages().items()}
-                models = {str(j): self._models[j] for j in request.inbox}  # what each may send depends on its model
+                models = {str(j): self._models[j] for j in request.inbox}  # they determine the schemas
                 return {"verb": "learn", "t": t, "teachers": models}, parts
             case Evaluate(_, t, down, best):
                 known = None if best is None else best._asdict()
                 return {"verb": "evaluate", "t": t, "best": known}, {} if down is None else {"down": down}
 
-    def _opened(self, request: Request, answer: Envelope) -> Answer:
+    def _open_answer(self, request: Request, answer: Envelope) -> Answer:
         if "refused" in answer.head:
             raise MessageError(shown(answer.head["refused"]))
         if isinstance(request, Evaluate):
-            return Measured(_figures(answer.head.get("figures"), self._views))
+            return Measured(_read_metrics(answer.head.get("figures"), self._views))
         k = request.client
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
             decode(up, self._wires(k)[0].once, "its enrolment")
-            steps = _steps(answer.head.get("steps"))
+            steps = _read_steps(answer.head.get("steps"))
             self._enrolled.add(k)
             return Reply(up, None, steps=steps)
         stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
             decode(sent, self._wires(k)[stage].up, "its message")
-        loss, *times = (_number(answer.head.get(name)) for name in ("loss", "compute", "communication"))
+        loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
         compute, communication = (min(max(0.0, one or 0.0), self._seconds) for one in times)
-        return Reply(sent, loss, compute, communication, _steps(answer.head.get("steps")))
+        return Reply(sent, loss, compute, communication, _read_steps(answer.head.get("steps")))
 
 
-def _figures(said: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
-    """Of every view every figure, as means over clients need them."""
-    if not isinstance(said, dict) or said.keys() != set(views):
-        raise SchemaError("its figures cannot be read.")
-    return {view: _row(said[view]) for view in views}
+def _read_metrics(sent: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+    """Check the metrics of every view. All must be there, because the server averages them over clients."""
+    if not isinstance(sent, dict) or sent.keys() != set(views):
+        raise SchemaError("its metrics cannot be read.")
+    return {view: _read_view(sent[view]) for view in views}
 
 
-def _row(said: Any) -> dict[str, float | None]:
-    if not isinstance(said, dict) or said.keys() != FIGURES.keys():
-        raise SchemaError("its figures cannot be read.")
-    row = {name: _number(said[name]) for name in FIGURES}
-    for name, value in row.items():
-        least, most = FIGURES[name]
+def _read_view(sent: Any) -> dict[str, float | None]:
+    if not isinstance(sent, dict) or sent.keys() != METRICS.keys():
+        raise SchemaError("its metrics cannot be read.")
+    metrics = {name: _number_or_none(sent[name]) for name in METRICS}
+    for name, value in metrics.items():
+        least, most = METRICS[name]
         if value is not None and not least <= value <= most:
-            raise SchemaError(f"its figure '{name}' cannot be {value}.")
-    return row
+            raise SchemaError(f"its metric '{name}' cannot be {value}.")
+    return metrics
 
 
-def _steps(said: Any) -> int:
+def _read_steps(sent: Any) -> int:
     try:
-        return whole(said, 0, MOST_STEPS)
+        return whole(sent, 0, MOST_STEPS)
     except ValueError as error:
-        raise SchemaError(f"its number of steps cannot be: {error}.") from error
+        raise SchemaError(f"its number of steps is invalid: {error}.") from error
 
 
-def _number(value: Any) -> float | None:
-    """A number or nothing. What is not finite does not get through an envelope."""
+def _number_or_none(value: Any) -> float | None:
+    """A number, or None for anything else. Envelopes refuse NaN and infinity."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

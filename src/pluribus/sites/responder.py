@@ -1,8 +1,8 @@
-"""One real site: its client, its data, and a folder in which its state outlives every crash.
+"""Answers requests at a real site: its client, its data, and a folder with its state, which survives crashes.
 
-A party answers requests, one at a time. State and answer of a request are saved in one file, whose rename is the moment
-of truth; only then the answer leaves. So a request that comes twice is done once and answered twice alike, and a server
-that fell back to an earlier round finds the party as it was then.
+A responder answers one request at a time. It saves state and answer of a request in one file, atomically by rename, and
+then sends the answer. So a request that arrives twice is done once and gets the same answer twice. If the server went
+back to an earlier round, the site goes back to its state of that round.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ from pluribus.task import Card
 STATE, ANSWER = "state/", "answer"
 STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 SELECTED = "selected-*.safetensors"
-KEPT = 8  # saved requests, so that the server may fall back by a round of several exchanges
+KEPT = 8  # saved requests, so that the server may go back by a round of several exchanges
 ENROLMENT = -1  # the round in which a client enrols
 
 Training = Enrol | Work | Teach | Learn  # requests that change a client
 
 
 class Step(NamedTuple):
-    """When a request belongs: steps of a run come in this order."""
+    """The position of a request in a run. Steps are ordered."""
 
     t: int
     stage: int
@@ -49,10 +49,10 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Means:
-    """What a site brings: its sets of images, its model, where its state lies, and what it computes on."""
+    """What a site brings: its data sets, its model, the path of its state folder, and its device."""
 
     own: Mapping[str, Dataset]
-    """`train`, `val` and `test`."""
+    """The sets `train`, `val` and `test`."""
     public: Public | None
     model: str
     folder: Path
@@ -70,34 +70,34 @@ class Responder:
         means.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, blob: bytes) -> bytes:
-        """What the server gets for a request; what cannot be done is raised, and has left no trace."""
-        said = unseal(blob)
-        agreement = Agreement.of(said.head.get("agreement"))
-        k, verb = _number(said.head, "client", agreement.clients), said.head.get("verb")
+        """Answer a request. A request that cannot be answered raises, and changes nothing."""
+        envelope = unseal(blob)
+        agreement = Agreement.of(envelope.head.get("agreement"))
+        k, verb = _read_number(envelope.head, "client", agreement.clients), envelope.head.get("verb")
         if verb == "hello":
             self._check(agreement)
             return seal(self._facts(agreement, k), {})
         if verb == "finish":
             return seal({}, {})
-        self._agree(agreement, k)
-        request = _request(said, agreement, k)
+        self._accept(agreement, k)
+        request = _read_request(envelope, agreement, k)
         try:
             if isinstance(request, Evaluate):
                 return self._evaluate(request)
-            return self._once(request, said)
+            return self._train_once(request, envelope)
         except BaseException:
-            self._host = None  # perhaps half of the work is done: it comes back as its folder knows it
+            self._host = None  # the work may be half done: load the saved state again
             raise
 
-    # ---- who this is -------------------------------------------------------------------------------------------------
+    # ---- agreement -------------------------------------------------------------------------------------------------
 
     def _check(self, agreement: Agreement) -> None:
         for name in OWN:
-            _check_kind(self._means.own[name], agreement)
+            _check_dataset(self._means.own[name], agreement)
         if self._means.public is not None:
-            _check_kind(self._means.public.dataset, agreement, "public ")
+            _check_dataset(self._means.public.dataset, agreement, "public ")
 
-    def _agree(self, agreement: Agreement, k: int) -> None:
+    def _accept(self, agreement: Agreement, k: int) -> None:
         if self._agreed == (agreement, k):
             return
         self._check(agreement)
@@ -107,13 +107,13 @@ class Responder:
         self._agreed, self._host = (agreement, k), None
 
     def _facts(self, agreement: Agreement, k: int) -> dict[str, Any]:
-        """What the server learns at the hello, before it knows whether there are public images."""
+        """What the site tells the server at the start, before the server knows whether there are public images."""
         card, public = self._card(agreement, k), self._public(agreement)
         facts = {"model": card.model, "samples": card.samples, "test": len(self._means.own["test"].y)}
         return facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
 
     def _public(self, agreement: Agreement) -> tuple[tuple[int, ...], str] | None:
-        """How many public images each client gave, and which they are."""
+        """Number of public images of each client, and the digest of all."""
         public = self._means.public
         return None if public is None else (public.sizes(agreement.clients), public.digest(agreement.clients))
 
@@ -122,40 +122,42 @@ class Responder:
 
     # ---- work --------------------------------------------------------------------------------------------------------
 
-    def _once(self, request: Training, said: Envelope) -> bytes:
-        step, digest = _step(request), said.digest()
-        saved = self._saved()
+    def _train_once(self, request: Training, envelope: Envelope) -> bytes:
+        step, digest = _step_of(request), envelope.digest()
+        saved = self._load_saved()
         if (done := saved.get(step)) is not None and done.digest == digest:
             return done.answer()
         later = [one for one in saved if one >= step]
-        if later:  # the server fell back, and so does this site
+        if later:  # the server went back to an earlier round, and so does this site
             if len(later) == len(saved) and saved[min(saved)].before:
-                raise AgreementError(f"this site cannot go back to round {step.t}: what it was then is no longer here.")
+                raise AgreementError(
+                    f"this site cannot go back to round {step.t}: it no longer has its state of that round."
+                )
             self._host = None
             for one in later:
                 saved.pop(one).path.unlink()
-        host = self._at_hand(request.client)
+        host = self._get_host(request.client)
         if isinstance(request, Learn):
-            self._meet(said, request.client)
+            self._note_teachers(envelope, request.client)
         reply = host.answer(request)
         assert isinstance(reply, Reply)
-        answer = _sealed(reply)
+        answer = _seal_reply(reply)
         self._save(step, digest, answer, request.client)
         return answer
 
-    def _meet(self, said: Envelope, k: int) -> None:
-        """Take note of what models the teachers have, by which their messages are read."""
+    def _note_teachers(self, envelope: Envelope, k: int) -> None:
+        """Store the cards of the teachers: the schema of a message depends on the model of its sender."""
         assert self._agreed is not None
         agreement, _ = self._agreed
-        for j, model in _teachers(said, agreement, k).items():
+        for j, model in _read_teachers(envelope, agreement, k).items():
             self._cards[j] = agreement.card(j, model, samples=0)
 
     def _evaluate(self, request: Evaluate) -> bytes:
         k, t, down, best = request.client, request.t, request.down, request.best
-        host = self._at_hand(k)
+        host = self._get_host(k)
         facts = self._origin(k) | {"round": str(t)}
         if (view := host.method.views[0]) != "after":
-            # kept, because it takes a download or the site's data, and who predicts later has neither
+            # save the adapted model: it depends on a download or on data, and a prediction has neither
             with host.viewed(t, k, view, down) as client:
                 write_tensors(self._folder() / EVALUATED, _copies(client.measured()), facts)
         answer = host.answer(request)
@@ -166,7 +168,7 @@ class Responder:
         return seal({"figures": answer.figures}, {})
 
     def _drop_selected(self, needed: set[int]) -> None:
-        """Leave the model of this round, and of the best one that the server knows of, to which it may fall back."""
+        """Delete selected models of other rounds than these: this round, and the best round that the server knows."""
         paths = {self._selected_path(t) for t in needed}
         for path in self._folder().glob(SELECTED):
             if path not in paths:
@@ -175,7 +177,7 @@ class Responder:
     def _selected_path(self, t: int) -> Path:
         return self._folder() / SELECTED.replace("*", f"{t:07d}")
 
-    def _at_hand(self, k: int) -> Host:
+    def _get_host(self, k: int) -> Host:
         if self._host is None:
             assert self._agreed is not None
             agreement, _ = self._agreed
@@ -184,25 +186,25 @@ class Responder:
             data = Holdings(own, means.public, agreement.clients, means.device)
             where = agreement.local(), means.device, lambda _: None
             self._host = Host(agreement.build_method(), agreement.task(), self._cards, data, *where)
-            if saved := self._saved():
-                self._put_back(self._host, k, saved[max(saved)].tensors())
+            if saved := self._load_saved():
+                self._restore(self._host, k, saved[max(saved)].tensors())
         return self._host
 
-    def _put_back(self, host: Host, k: int, kept: Tensors) -> None:
+    def _restore(self, host: Host, k: int, kept: Tensors) -> None:
         live = all_tensors(host.client(k))
         if {n: (v.shape, v.dtype) for n, v in live.items()} != {n: (v.shape, v.dtype) for n, v in kept.items()}:
             raise OtherRunError(
-                f"what {self._folder()} holds is of another model or method: give the run another name, or move that "
-                f"folder away to start afresh."
+                f"{self._folder()} holds the state of another model or method: give the run another name, or move "
+                f"that folder away to start again."
             )
         copy_all(live, kept)
 
-    # ---- what outlives a crash ---------------------------------------------------------------------------------------
+    # ---- saved state -----------------------------------------------------------------------------------------------
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
-        state = _copies(all_tensors(self._at_hand(k).client(k)))
+        state = _copies(all_tensors(self._get_host(k).client(k)))
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
-        saved = self._saved()
+        saved = self._load_saved()
         before = saved[max(saved)].before + 1 if saved else 0
         when = {"round": str(step.t), "step": json.dumps(step), "before": str(before), "digest": digest}
         facts = self._origin(k) | when
@@ -211,7 +213,7 @@ class Responder:
             saved[old].path.unlink()
 
     def _origin(self, k: int) -> dict[str, str]:
-        """Whose state it is: enough to build the model again without the site's data."""
+        """Metadata of a saved file: enough to build the model again without the data of the site."""
         assert self._agreed is not None
         return {"agreement": json.dumps(self._agreed[0].facts()), "client": str(k), "model": self._means.model}
 
@@ -221,14 +223,14 @@ class Responder:
         folder.mkdir(exist_ok=True)
         return folder
 
-    def _saved(self) -> dict[Step, _Saved]:
-        found = (_Saved.at(path) for path in sorted(self._folder().glob(STEPS)))
+    def _load_saved(self) -> dict[Step, _SavedStep]:
+        found = (_SavedStep.at(path) for path in sorted(self._folder().glob(STEPS)))
         return {one.step: one for one in found}
 
 
 @dataclass(frozen=True)
-class _Saved:
-    """A request that was done: when, which, after how many others, and where its state and answer lie."""
+class _SavedStep:
+    """A request that was done: the file with state and answer, its step and digest, and how many came before."""
 
     path: Path
     step: Step
@@ -236,14 +238,14 @@ class _Saved:
     before: int
 
     @classmethod
-    def at(cls, path: Path) -> _Saved:
+    def at(cls, path: Path) -> _SavedStep:
         try:
             with safe_open(path, framework="pt") as file:
                 facts = file.metadata()
             return cls(path, Step(*json.loads(facts["step"])), facts["digest"], int(facts["before"]))
         except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(
-                f"{path} is damaged ({error}). Delete it: the site goes on from what it knew before."
+                f"{path} is damaged ({error}). Delete it: the site resumes from the state before it."
             ) from error
 
     def answer(self) -> bytes:
@@ -255,8 +257,8 @@ class _Saved:
             return {n.removeprefix(STATE): file.get_tensor(n) for n in file.keys() if n.startswith(STATE)}  # noqa: SIM118
 
 
-def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
-    # a site may lack classes, but know none that others do not; public images have the same labels everywhere
+def _check_dataset(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
+    # a site may lack classes of the federation, but have no others; public images have the same labels at all sites
     ours, theirs = (tuple(map(same_name, names)) for names in (dataset.classes, agreement.classes))
     if not (ours == theirs if which else set(ours) <= set(theirs)):
         raise AgreementError(
@@ -265,48 +267,48 @@ def _check_kind(dataset: Dataset, agreement: Agreement, which: str = "") -> None
         )
     if tuple(dataset.x.shape[1:]) != agreement.shape:
         there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(dataset.x.shape[1:])))
-        raise AgreementError(f"the federation has images of {there}; this site's {which}are {here}.")
+        raise AgreementError(f"the federation has images of {there}; the {which}images of this site are {here}.")
 
 
 def _copies(tensors: Tensors) -> Tensors:
     return {f"{STATE}{name}": value.detach().cpu().clone() for name, value in tensors.items()}
 
 
-def _request(said: Envelope, agreement: Agreement, k: int) -> Request:
-    """What the server asks, checked against what the method does, before anything saved makes way for it."""
-    head, method = said.head, agreement.build_method()
-    peers, down = isinstance(method, PeerMethod), said.parts.get("down")
+def _read_request(envelope: Envelope, agreement: Agreement, k: int) -> Request:
+    """Read and check a request, before it changes any saved state."""
+    head, method = envelope.head, agreement.build_method()
+    peers, down = isinstance(method, PeerMethod), envelope.parts.get("down")
 
     def t() -> int:
-        return _number(head, "t", agreement.task().rounds)
+        return _read_number(head, "t", agreement.task().rounds)
 
     match head.get("verb"):
         case "enrol" if method.enrols:
             return Enrol(k)
         case "work" if not peers:
-            return Work(k, t(), _number(head, "stage", len(method.exchanges)), down)
+            return Work(k, t(), _read_number(head, "stage", len(method.exchanges)), down)
         case "teach" if peers:
             return Teach(k, t())
         case "learn" if peers:
-            return Learn(k, t(), {j: said.parts[str(j)] for j in _teachers(said, agreement, k)})
+            return Learn(k, t(), {j: envelope.parts[str(j)] for j in _read_teachers(envelope, agreement, k)})
         case "evaluate":
-            return Evaluate(k, t(), down, _best(head.get("best"), agreement))
+            return Evaluate(k, t(), down, _read_best(head.get("best"), agreement))
         case verb:
-            raise SchemaError(f"{agreement.method} knows no '{shown(verb)}'.")
+            raise SchemaError(f"method {agreement.method} has no request '{shown(verb)}'.")
 
 
-def _teachers(said: Envelope, agreement: Agreement, k: int) -> dict[int, str]:
-    """The models of those whose messages the server sends, by client."""
-    models = said.head.get("teachers")
-    if not said.parts or not isinstance(models, dict) or models.keys() != said.parts.keys():
-        raise SchemaError("the teachers that the server names are not those whose messages it sends.")
+def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str]:
+    """Models of the clients whose messages the server sends."""
+    models = envelope.head.get("teachers")
+    if not envelope.parts or not isinstance(models, dict) or models.keys() != envelope.parts.keys():
+        raise SchemaError("the teachers in the request do not match its messages.")
     others = {str(j): j for j in range(agreement.clients) if j != k}
     if unknown := [name for name in models if name not in others]:
-        raise SchemaError(f"the server names a teacher '{shown(unknown[0])}' that cannot be.")
+        raise SchemaError(f"the request names a teacher '{shown(unknown[0])}' that does not exist.")
     return {others[name]: known_model(model) for name, model in models.items()}
 
 
-def _step(request: Training) -> Step:
+def _step_of(request: Training) -> Step:
     match request:
         case Enrol():
             return Step(ENROLMENT, 0)
@@ -318,24 +320,24 @@ def _step(request: Training) -> Step:
             return Step(t, 1)
 
 
-def _best(said: Any, agreement: Agreement) -> Selection | None:
-    """The best round of this site so far, as the server knows it."""
-    if said is None:
+def _read_best(sent: Any, agreement: Agreement) -> Selection | None:
+    """The best round of this site so far, according to the server."""
+    if sent is None:
         return None
-    val = said.get("val") if isinstance(said, dict) else math.nan
+    val = sent.get("val") if isinstance(sent, dict) else math.nan
     if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
-        raise SchemaError("the request has a 'best' that cannot be.")
-    return Selection(_number(said, "round", agreement.task().rounds), val)
+        raise SchemaError("the request has an invalid 'best'.")
+    return Selection(_read_number(sent, "round", agreement.task().rounds), val)
 
 
-def _number(head: Mapping[str, Any], name: str, end: int) -> int:
+def _read_number(head: Mapping[str, Any], name: str, end: int) -> int:
     try:
         return whole(head.get(name), 0, end - 1)
     except ValueError as error:
-        raise SchemaError(f"the request has a '{name}' that cannot be: {error}.") from error
+        raise SchemaError(f"the request has an invalid '{name}': {error}.") from error
 
 
-def _sealed(reply: Reply) -> bytes:
-    loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON knows no NaN
+def _seal_reply(reply: Reply) -> bytes:
+    loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON has no NaN
     facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication, "steps": reply.steps}
     return seal(facts, {"up": reply.up} if isinstance(reply.up, bytes) else {})
