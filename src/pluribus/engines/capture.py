@@ -129,7 +129,7 @@ class Captured:
         started = 0
         with torch.no_grad():
             for n in sweep_sizes(len(data)):
-                wanted = data.rows[started : started + n]
+                batch = data.rows[started : started + n]
                 started += n
 
                 def forward(at: Tensor, *_: Tensor) -> Tensor:
@@ -137,10 +137,10 @@ class Captured:
 
                 recording = self._find_recording((name_of_step(rows), n, "sweep"), client, n, forward)
                 if recording is None:
-                    parts.append(self._sweep_as_written(client, name_of_step(rows), partial(forward, wanted)))
+                    parts.append(self._sweep_as_written(client, name_of_step(rows), partial(forward, batch)))
                 else:
                     recording.fill(client)
-                    recording.play(Visit(wanted))
+                    recording.play(Visit(batch))
                     parts.append(recording.result.clone())
         return torch.cat(parts)
 
@@ -150,10 +150,10 @@ class Captured:
                 return forward()
             self._seen.add(name)
             with observed(client) as watch:
-                found = forward()
+                result = forward()
         if watch.reason:
             self._refuse(name, watch.reason)
-        return found
+        return result
 
     # ---- recordings ------------------------------------------------------------------------------------------------
 
@@ -171,12 +171,12 @@ class Captured:
             self._refuse(key[0], "a nested function is a new object at every call")
             return None
         try:
-            made = Recording(client, n, record, self._pool)
+            recording = Recording(client, n, record, self._pool)
         except Exception as error:
             self._refuse(key[0], str(error).strip().splitlines()[0])
             return None
-        self._recordings.setdefault(key, []).append(made)
-        return made
+        self._recordings.setdefault(key, []).append(recording)
+        return recording
 
     def _refuse(self, name: Any, why: str) -> None:
         self._refused.add(name)

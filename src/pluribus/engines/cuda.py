@@ -104,15 +104,15 @@ class Cuda:
 
     def _groups(self, wave: dict[int, Request]) -> list[list[int]]:
         """Split clients into groups that train together: small clients of one architecture, if they can be stacked."""
-        alike: dict[str, list[int]] = {}
+        by_model: dict[str, list[int]] = {}
         single: list[list[int]] = []
         for k, request in wave.items():
             client = self.host.client(k)
             if self._stack and isinstance(request, Work) and stackable(self.host.method, client):
-                alike.setdefault(client.card.model, []).append(k)
+                by_model.setdefault(client.card.model, []).append(k)
             else:
                 single.append([k])
-        groups = [group for ks in alike.values() for group in cut(ks)]
+        groups = [group for ks in by_model.values() for group in cut(ks)]
         return groups + single
 
     def changed(self) -> dict[int, Tensors]:

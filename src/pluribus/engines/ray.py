@@ -68,14 +68,14 @@ class Ray(Spread):
         for k in clients:
             by_actor.setdefault(self._owner[k], []).append(todo.pop(k))
         asked = {number: self._actors[number].answer.remote(own) for number, own in by_actor.items()}
-        heard: dict[int, Outcome] = {}
+        outcomes_by_client: dict[int, Outcome] = {}
         for k in clients:
             if (number := self._owner[k]) in asked:
-                outcomes, told = self._get(asked.pop(number))
-                heard |= outcomes
-                for sentence in told:
+                outcomes, notes = self._get(asked.pop(number))
+                outcomes_by_client |= outcomes
+                for sentence in notes:
                     self._tell(sentence)
-            outcome = heard.pop(k)
+            outcome = outcomes_by_client.pop(k)
             if outcome.error is not None:
                 raise outcome.error
             self._costs.note(kind, k, outcome.seconds)
@@ -109,12 +109,12 @@ class Ray(Spread):
                 )
         device = "cuda" if experiment.gpu_share else "cpu"
         alone = replace(experiment, device=device, workers=1, engine="auto", ray_address=None, gpu_share=0.0)
-        described = cloudpickle.dumps((alone, self._parts.method))  # type: ignore[no-untyped-call]
+        pickled = cloudpickle.dumps((alone, self._parts.method))  # type: ignore[no-untyped-call]
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Actor).options(num_cpus=cores, num_gpus=experiment.gpu_share)
         self._actors = [make.remote() for _ in range(number)]
         here = Arithmetic.here()
-        for error in self._get_all([actor.open.remote(described, sys.path, data, here) for actor in self._actors]):
+        for error in self._get_all([actor.open.remote(pickled, sys.path, data, here) for actor in self._actors]):
             if error is not None:
                 raise error
 
@@ -124,12 +124,12 @@ class Ray(Spread):
     def _selected_by_host(self) -> list[dict[int, Selected]]:
         return self._get_all([actor.selected.remote() for actor in self._actors])
 
-    def _get_all(self, asked: list[ObjectRef[Any]]) -> list[Any]:
-        return [self._get(one) for one in asked]
+    def _get_all(self, refs: list[ObjectRef[Any]]) -> list[Any]:
+        return [self._get(one) for one in refs]
 
-    def _get(self, asked: ObjectRef[Any]) -> Any:
+    def _get(self, ref: ObjectRef[Any]) -> Any:
         try:
-            return ray.get(asked)
+            return ray.get(ref)
         except RayError as error:  # an actor returns its own errors; an error of Ray means that the actor is lost
             raise HostLostError(f"a Ray actor was lost ({type(error).__name__}).") from error
 
@@ -151,25 +151,25 @@ class Ray(Spread):
 class Actor:
     """The Ray actor: a process with a Host for some of the clients."""
 
-    def open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> BaseException | None:
+    def open(self, pickled: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> BaseException | None:
         """Make the host. An error is returned: a raised one would look like a lost actor."""
         try:
-            self._open(described, path, data, arithmetic)
+            self._open(pickled, path, data, arithmetic)
         except BaseException as failure:
             return make_portable(failure)
         return None
 
-    def _open(self, described: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
+    def _open(self, pickled: bytes, path: list[str], data: _Arrays, arithmetic: Arithmetic) -> None:
         arithmetic.set()
         sys.path += [folder for folder in path if folder not in sys.path]  # folders of a script's own modules
-        experiment, method = cloudpickle.loads(described)
+        experiment, method = cloudpickle.loads(pickled)
         parts = assemble(experiment, data.dataset(), method)
         # An actor has no run folder: clients that are put away keep their state in memory.
         limits = Limits.of(parts.device)._replace(away=math.inf)
-        self._told: list[str] = []
+        self._notes: list[str] = []
         self._saved: dict[int, Tensors | None] = {}
         self._host = make_host(parts, self._saved.pop, limits)
-        self._engine = local_engine(self._host, experiment, self._told.append)
+        self._engine = local_engine(self._host, experiment, self._notes.append)
 
     def answer(self, requests: list[Request]) -> tuple[dict[int, Outcome], list[str]]:
         """Answer the requests to all clients of this actor in an exchange. Also returns new notes of the engine."""
@@ -184,8 +184,8 @@ class Actor:
         except BaseException as failure:
             failed = [one.client for one in requests if one.client not in outcomes]
             outcomes |= {k: Outcome(None, make_portable(failure), 0.0) for k in failed}
-        told, self._told[:] = list(self._told), []
-        return outcomes, told
+        notes, self._notes[:] = list(self._notes), []
+        return outcomes, notes
 
     def process(self) -> int:
         """Id of the process, for tests and monitoring."""
@@ -218,7 +218,7 @@ class Actor:
 class _Arrays:
     """A data set for the object store of Ray: arrays that all actors of a machine share."""
 
-    described: dict[str, Any]
+    fields: dict[str, Any]
     columns: dict[str, np.ndarray]
 
     @classmethod
@@ -230,7 +230,7 @@ class _Arrays:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")  # nobody writes to it
             tensors: dict[str, Any] = {name: torch.from_numpy(value) for name, value in self.columns.items()}
-        return Dataset(**self.described, **tensors)
+        return Dataset(**self.fields, **tensors)
 
 
 @dataclass(frozen=True)
@@ -247,9 +247,9 @@ def _seal(answer: Answer) -> Answer:
     return replace(answer, up=_Sealed(tensor_bytes(answer.up), [ray.put(answer.up)]))
 
 
-def _open_inbox(asked: Learn) -> Learn:
-    refs = [sealed.ref[0] for sealed in asked.inbox.values() if isinstance(sealed, _Sealed)]
-    return replace(asked, inbox=dict(zip(asked.inbox, ray.get(refs), strict=True)))
+def _open_inbox(request: Learn) -> Learn:
+    refs = [sealed.ref[0] for sealed in request.inbox.values() if isinstance(sealed, _Sealed)]
+    return replace(request, inbox=dict(zip(request.inbox, ray.get(refs), strict=True)))
 
 
 def _connect(experiment: Experiment) -> None:

@@ -257,8 +257,8 @@ class Stack:
                 stacked.setdefault(value.dtype, []).append(part)
                 own.setdefault(value.dtype, []).append(value)
         with torch.no_grad():
-            for kind, theirs in own.items():
-                torch._foreach_copy_(*((stacked[kind], theirs) if inward else (theirs, stacked[kind])))
+            for kind, tensors in own.items():
+                torch._foreach_copy_(*((stacked[kind], tensors) if inward else (tensors, stacked[kind])))
 
     def _run_step(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
         """Run one step of all or of the active clients: as written, then recorded, then replayed."""

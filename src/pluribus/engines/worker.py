@@ -105,12 +105,12 @@ class Worker:
 
     def __init__(self, context: ForkServerContext | SpawnContext, number: int, shared: list[Tensor]) -> None:
         self._number = number
-        self.connection, theirs = context.Pipe()
+        self.connection, child_end = context.Pipe()
         self._process = context.Process(
-            target=_run_worker, args=(theirs, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
+            target=_run_worker, args=(child_end, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
         )
         self._process.start()
-        theirs.close()  # otherwise the pipe would stay open when the worker ends
+        child_end.close()  # otherwise the pipe would stay open when the worker ends
 
     def send(self, message: Command | Saved) -> None:
         """Send a message. This does not block on work: a worker listens while it works."""

@@ -166,16 +166,16 @@ def federation(
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data)
     check_needs(method, task, cards, agreement.rule)
-    told = method.warnings(task, cards.architectures())
-    told += decided(experiment.build_method(), method)
-    parts = Parts(experiment, method, task, cards, data, told)
-    missing = Absences(folder.path / "missing.jsonl")
+    notes = method.warnings(task, cards.architectures())
+    notes += decided(experiment.build_method(), method)
+    parts = Parts(experiment, method, task, cards, data, notes)
+    absences = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
-    engine = Remote(agreement, names, models, method.views, wires, transport, seconds, missing.add)
+    engine = Remote(agreement, names, models, method.views, wires, transport, seconds, absences.add)
     made = Federation(parts, folder, observers, engine)
     made.names = names
-    made.warnings = missing.told + made.warnings
-    missing.told = made.warnings  # the engine adds to this list during the run
+    made.warnings = absences.notes + made.warnings
+    absences.notes = made.warnings  # the engine adds to this list during the run
     return made
 
 
@@ -184,10 +184,10 @@ class Absences:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.told: list[str] = read_lines(file)
+        self.notes: list[str] = read_lines(file)
 
     def add(self, sentence: str) -> None:
-        self.told.append(sentence)
+        self.notes.append(sentence)
         append_lines(self._file, [sentence])
 
 

@@ -65,9 +65,9 @@ class Remote:
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
         """Yield each client that answered, and its answer, in the order of requests."""
-        asked = {request.client: request for request in requests}
-        answers = self._transport.exchange({k: self._seal(one) for k, one in asked.items()}, self._seconds)
-        for k, request in asked.items():
+        by_client = {request.client: request for request in requests}
+        answers = self._transport.exchange({k: self._seal(one) for k, one in by_client.items()}, self._seconds)
+        for k, request in by_client.items():
             answer = answers.get(k, Missing("no answer"))
             try:
                 if isinstance(answer, Missing):
