@@ -70,7 +70,7 @@ class Responder:
         means.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, blob: bytes) -> bytes:
-        """Answer a request. A request that cannot be answered raises, and changes nothing."""
+        """Answer a request. A refused request raises an error, and changes nothing."""
         envelope = unseal(blob)
         agreement = Agreement.of(envelope.head.get("agreement"))
         k, verb = _read_number(envelope.head, "client", agreement.clients), envelope.head.get("verb")
@@ -103,7 +103,7 @@ class Responder:
         self._check(agreement)
         sizes, digest = self._public(agreement) or ((), "")
         if (agreement.public, agreement.public_digest) != (sizes, digest):
-            raise AgreementError("the public images of this site are not those of the federation.")
+            raise AgreementError("the public images differ from those of the federation: all sites need the same copy.")
         self._agreed, self._host = (agreement, k), None
 
     def _facts(self, agreement: Agreement, k: int) -> dict[str, Any]:
