@@ -610,7 +610,7 @@ def test_a_clean_step_is_accepted_and_leaves_no_trace():
         ("with_branch", "without numbers"),
         ("with_selection", "without numbers"),
         ("with_onehot", "without numbers"),
-        ("with_round_number", "client.t is not for steps"),
+        ("with_round_number", "must not read client.t"),
         ("with_baked_schedule", "a replay differs"),
         ("with_counter", "a replay differs"),
     ],

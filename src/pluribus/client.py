@@ -1,4 +1,4 @@
-"""One party: its model, its private data, its private state, and the verbs a method trains it with."""
+"""A client: its model, its private data, its private state, and the verbs that a method trains it with."""
 
 from __future__ import annotations
 
@@ -26,30 +26,30 @@ from pluribus.models.dropout import set_keys, with_keys
 from pluribus.optim import Life, Opt, Optimiser, Rule
 from pluribus.task import Card, Task
 
-OPTIMISERS = "opt."  # how the names of their slots begin
+OPTIMISERS = "opt."  # prefix of the names of optimizer slots
 
 __all__ = ["Batch", "Client", "Local", "Step", "batch_sizes", "trainable"]
 
 
 class Local(NamedTuple):
-    """How clients train unless their method says otherwise, and in which arithmetic."""
+    """How clients train unless their method overrides it, and in which arithmetic."""
 
     rule: Rule
     epochs: int
     batch: int
     bfloat16: bool = False
     channels_last: bool = False
-    life: Life = "round"  # of optimisers whose method does not say
+    life: Life = "round"  # of optimizers for which the method sets none
     augment: tuple[str, ...] = ()
 
 
 class Client:
-    """What a method sees of one party.
+    """What a method sees of one client.
 
-    `got` holds what came down and is kept, as tensors of fixed shape: all zero, with `held` all False, until the first
-    message. `now` holds `Method.schedule` as 0-dim tensors; a step reads those, never the round number. `data` holds
-    the client's own sets. All clients know `public`, the public sets by owner, and `exams`, the val and test sets per
-    domain.
+    `got` holds the kept fields of downloads as tensors of fixed shape: all zero, with `held` all False, until the first
+    message. `now` holds the values of `Method.schedule` as 0-dim tensors; a step reads those, never the round number.
+    `data` holds the client's own sets. All clients share `public`, the public sets by owner, and `exams`, the
+    validation and test sets per domain.
     """
 
     def __init__(
@@ -74,8 +74,8 @@ class Client:
         self.device = device
         self.state = State()
         self.got = Kept()
-        self.inbox: Inbox | None = None  # of a peer method
-        self.frozen: tuple[str, ...] = ()  # names of tensors() that begin so never change and are not kept
+        self.inbox: Inbox | None = None  # for peer methods
+        self.frozen: tuple[str, ...] = ()  # prefixes of tensors that never change and are not saved
         self.now: dict[str, Tensor] = {}
         self.optimisers: dict[str, Optimiser] = {}
         self._tensors: dict[str, Tensor] | None = None
@@ -87,14 +87,14 @@ class Client:
         self._mode: bool | None = None
         self._least = 2
         self._loss: Tensor | None = None
-        self.steps = 0  # of this exchange, in all fits
+        self.steps = 0  # in all fits of this exchange
 
-    # ---- set up by the host that hosts the client ------------------------------------------------------------------
+    # ---- what the host calls -----------------------------------------------------------------------------------------
 
     def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
-        """Allocate optimisers and the buffers for what comes down, after `Method.prepare`.
+        """Allocate optimizers and the buffers for downloads, after `Method.prepare`.
 
-        `least` rows are what a batch needs.
+        `least` is the smallest number of rows in a batch.
         """
         self._least = least
         with_keys(self.state).to(self.device)
@@ -102,10 +102,10 @@ class Client:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.optimisers = {name: Optimiser(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
-        self.got = Kept({name: _empty(field, self.device) for name, field in down.items() if field.kept})
+        self.got = Kept({name: _empty_buffer(field, self.device) for name, field in down.items() if field.kept})
 
     def take_over(self, card: Card, data: dict[str, Data]) -> None:
-        """Become another client of the same architecture, but for its tensors."""
+        """Become another client of the same architecture. The caller restores the tensors."""
         self.card, self.data = card, data
 
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
@@ -118,7 +118,7 @@ class Client:
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
         for optimiser in self.optimisers.values():
             optimiser.begin(trained)
-        if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round go on with its optimisers
+        if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round keep its optimizers
             for optimiser in self.optimisers.values():
                 if optimiser.life == "round":
                     optimiser.reset()
@@ -136,7 +136,7 @@ class Client:
                 buffer.copy_(down.tensor(name))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Everything the client must keep between rounds, live, by name."""
+        """The live tensors that the client keeps between rounds, by name."""
         if self._tensors is None or not self.state.fixed:
             self._tensors = self._kept_tensors()
         return self._tensors
@@ -157,11 +157,11 @@ class Client:
         )
 
     def measured(self) -> dict[str, Tensor]:
-        """What its predictions depend on, live, by name: all that it keeps but for its optimisers."""
+        """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
         return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMISERS)}
 
     def loss(self) -> float | None:
-        """Mean training loss of the last fit of this exchange whose steps gave one."""
+        """Mean training loss of the last fit of this exchange whose steps returned one."""
         return None if self._loss is None else float(self._loss)
 
     # ---- what a method uses ----------------------------------------------------------------------------------------
@@ -173,17 +173,17 @@ class Client:
 
     @property
     def t(self) -> int:
-        """The round number. For `local_update`; inside a step it would be frozen into a captured graph."""
+        """The round number, for `local_update`. A captured step would freeze it, so a step must not read it."""
         if self._in_step:
-            raise RuntimeError("client.t is not for steps: declare a schedule and read client.now")
+            raise RuntimeError("a step must not read client.t: declare a schedule and read client.now")
         return self._round
 
     def draw(self, *key: draws.Key) -> torch.Generator:
-        """Private randomness, by client, round, exchange and key."""
+        """A generator of private random numbers, keyed by client, round, exchange and `key`."""
         return draws.generator(*self._key(*key))
 
     def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
-        """What `build` makes, initialized by the numbers of `draw(key)` in place of torch's global ones."""
+        """Return `build()`, initialized with the numbers of `draw(key)` instead of torch's global ones."""
         with draws.seeded(*self._key(key)):
             return build()
 
@@ -201,17 +201,17 @@ class Client:
         batch: int | None = None,
         augment: bool = True,
     ) -> int:
-        """Run a step over shuffled batches, for some epochs or exactly some steps; returns the number of steps.
+        """Run a step over shuffled batches, for some epochs or an exact number of steps. Returns the number of steps.
 
-        With `opts`, the names of some optimizers, the function is a loss, and these optimizers descend it. Without,
-        it is a whole step: it moves weights itself, and returns the loss to be logged.
+        With `opts`, the names of optimizers, the function is a loss that these optimizers minimize. Without `opts`, it
+        is a whole step: it updates the weights itself and returns the loss for the log.
 
-        No sample is dropped: the last batch of an epoch is smaller, and a remainder too small to learn from (of one, or
-        of up to seven where single pixels are normalised) joins its neighbour. Images are augmented as the experiment
-        says; `augment=False` leaves them as they are, for lessons on public images that others see too.
+        No sample is dropped: the last batch of an epoch is smaller. A last batch that is too small to learn from (one
+        sample, or up to seven where single pixels are normalized) is merged with the one before. Images are augmented
+        as configured; `augment=False` leaves them unchanged, for public images that other clients see too.
         """
         if opts:
-            step = Descent(step, opts)  # type: ignore[arg-type]  # a loss always gives a number
+            step = Descent(step, opts)  # type: ignore[arg-type]  # a loss always returns a number
         data = self.data[on] if isinstance(on, str) else on
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
@@ -238,7 +238,7 @@ class Client:
 
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
-        """Train mode, except that a client with too few samples normalises by its running statistics."""
+        """Set train mode, except for a client with too few samples: it normalizes by its running statistics."""
         self._set_mode(samples >= self._least)
         self._in_step = True
         try:
@@ -247,16 +247,16 @@ class Client:
             self._in_step = False
 
     def _set_mode(self, training: bool) -> None:
-        """Train or eval mode, of hundreds of modules only where it changes."""
+        """Set train or eval mode. Hundreds of modules are visited only if the mode changes."""
         if training != self._mode:
             self._mode = training
             for module in (self.model, self.state):
                 module.train(training)
 
     def sweep(self, rows: Map, on: str | Data = "train") -> Tensor:
-        """`rows(client, x)` of every sample, in order, in eval mode and without gradients, as one tensor.
+        """Return `rows(client, x)` of all samples in order, in eval mode and without gradients, as one tensor.
 
-        `rows` is a function or a method with a name, such as `Client.features`: a lambda would be a new one every time.
+        `rows` is a named function or method, such as `Client.features`: a lambda would be a new function every time.
         """
         data = self.data[on] if isinstance(on, str) else on
         self._set_mode(False)
@@ -266,27 +266,27 @@ class Client:
         return self.runner.sweep(self, rows, data)
 
     def autocast(self) -> torch.autocast:
-        """The arithmetic of training: bfloat16 where the experiment asks for it."""
+        """The arithmetic of training: bfloat16 if the experiment sets it."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.local.bfloat16, cache_enabled=False)
 
     def features(self, x: Tensor) -> Tensor:
-        """phi(x), brought to the task's width."""
+        """The features phi(x), in the task's width."""
         return self.model.features(x)  # type: ignore[no-any-return]
 
     def parameters(self, opt: str = "model") -> dict[str, nn.Parameter]:
-        """An optimiser's parameters, live, by name."""
+        """The live parameters of an optimizer, by name."""
         return self.optimisers[opt].parameters
 
     def trained_size(self) -> int:
-        """How many numbers its optimisers move."""
+        """Number of weights that the optimizers update."""
         moved = {id(p): p.numel() for optimiser in self.optimisers.values() for p in optimiser.parameters.values()}
         return sum(moved.values())
 
     def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
-        """Forward through the model, or a `part` of it, with other parameters (by their names in the model).
+        """Run the model, or a `part` of it, with other parameters (by their names in the model).
 
-        A pure function, for gradients of gradients: batch-norm statistics stay as they are, and all calls of one step
-        drop out the same units.
+        A pure function, for gradients of gradients: batch-norm statistics do not change, and all calls of one step drop
+        out the same units.
         """
         module = self.model.get_submodule(part)
         prefix = f"{part}." if part else ""
@@ -295,18 +295,18 @@ class Client:
         return functional_call(module, {**given, **buffers}, (x,))  # type: ignore[no-any-return]
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
-        """Gradients of a loss for an optimiser's parameters, by name; unused ones are left out."""
+        """Gradients of a loss for an optimizer's parameters, by name. Unused parameters are left out."""
         parameters = self.optimisers[opt].parameters
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
     def apply(self, grads: Mapping[str, Tensor], opt: str = "model") -> None:
-        """One optimiser step with these gradients."""
+        """Take one optimizer step with these gradients."""
         optimiser = self.optimisers[opt]
         optimiser.apply([grads.get(name) for name in optimiser.parameters])
 
     def descend(self, loss: Tensor, *opts: str) -> None:
-        """One backward pass, then one step of each named optimiser (`model` if none is named)."""
+        """Run one backward pass, then one step of each named optimizer (`model` if none is named)."""
         chosen = [self.optimisers[name] for name in opts or ("model",)]
         parameters = [p for optimiser in chosen for p in optimiser.parameters.values()]
         grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -316,7 +316,7 @@ class Client:
 
     @contextmanager
     def fork(self) -> Iterator[None]:
-        """Try something and leave no trace: all tensors are restored in place on exit."""
+        """Restore all tensors in place on exit, so that changes inside the block leave no trace."""
         live = self.tensors()
         saved = Snapshot(live)
         try:
@@ -325,10 +325,10 @@ class Client:
             saved.put_back(live)
 
 
-def _empty(field: Field, device: torch.device) -> Value:
+def _empty_buffer(field: Field, device: torch.device) -> Value:
     shape = [size for size in field.shape if isinstance(size, int)]
     if len(shape) != len(field.shape):
-        raise TypeError("a field of run-time size cannot be kept: declare it with kept=False and use it in receive()")
+        raise TypeError("a field of run-time size cannot be kept: declare it with kept=False and read it in receive()")
     value = torch.zeros(shape, dtype=field.dtype, device=device)
     return Rows(value, torch.zeros(shape[0], dtype=torch.bool, device=device)) if field.form == "rows" else value
 

@@ -1,7 +1,7 @@
-"""The contract: what a paper writes. A method is a frozen dataclass of hyper-parameters and a few functions.
+"""The contract of methods. A method is a frozen dataclass of hyper-parameters and a few functions.
 
 A simple method overrides `schema`, `setup`, `download`, `receive`, `local_update` and `aggregate`; see
-`methods/fedgh.py`. Nothing in a method knows where its clients run.
+`methods/fedgh.py`. A method does not know where its clients run.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from pluribus.task import Card, Cards, Task
 
 
 class Need(Enum):
-    """What a method asks of the clients; checked against their cards before round 0."""
+    """What a method needs from the clients. It is checked against their cards before round 0."""
 
     SAME_WIDTH = "features of one width"
     SAME_HEAD = "heads of one shape"
@@ -41,7 +41,7 @@ class Need(Enum):
 
 
 class Exchange(NamedTuple):
-    """One barrier: server, sampled clients, server. The names of a method's functions; None leaves a direction out."""
+    """One exchange: download, work, merge. Fields are names of the method's functions; None leaves a direction out."""
 
     down: str | None = "download"
     work: str = "local_update"
@@ -57,8 +57,8 @@ class Functions(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the size of a client's messages may depend on besides its model: classes that it holds, classes that anyone
-    holds, and the batch size."""
+    """What the size of a client's messages may depend on besides its model: the number of classes that it holds, of
+    classes that any client holds, and the batch size."""
 
     held: int
     known: int
@@ -66,14 +66,14 @@ class Sizes(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """Bytes that a client sends and gets in a round."""
+    """Bytes that a client uploads and downloads in a round."""
 
     up: float
     down: float
 
 
 class Method:
-    """Base of all methods with a server. Subclasses are frozen dataclasses: their fields are the hyper-parameters."""
+    """Base of all methods with a server. Subclasses are frozen dataclasses whose fields are the hyper-parameters."""
 
     paper: ClassVar[str] = ""
     up: ClassVar[str] = "nothing"
@@ -81,112 +81,112 @@ class Method:
     needs: ClassVar[frozenset[Need]] = frozenset()
     exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(),)
     enrols: ClassVar[bool] = False
-    """Whether clients send `enrol`'s message when they first take part."""
+    """Whether a client sends the message of `enrol` when it first takes part."""
     views: ClassVar[tuple[str, ...]] = ("after",)
-    """Which models are evaluated, the headline first: `after` local training, `before` it (with the newest download
-    received), or a name of the method's own that `adapt` knows."""
+    """The models that are evaluated, the headline first: `after` local training, `before` it (with the newest download
+    received), or a name of the method's own that `adapt` handles."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
-    """Settings that fit the method, where the user gives none. A default never changes the user's data: what
-    is in the group `data`, such as `image_size`, `clients` or `test_fraction`, holds only where the user names no
-    `data`. Two things always hold: `public_fraction`, for methods that need public data, and the partition
-    `auto`, which follows the data. A hyper-parameter of the method's own may stand here too, with a value that suits
-    the embedded data and models: it holds only where the user names neither `data` nor `models`."""
+    """Defaults of settings that suit the method. They never change the user's data: a default in the group `data`, such
+    as `image_size`, `clients` or `test_fraction`, holds only if the user names no `data`. There are two exceptions,
+    which always hold: `public_fraction`, for methods that need public data, and the partition `auto`, which follows
+    the data. A hyper-parameter of the method may be listed too, with a value that suits the embedded data and models.
+    It holds only if the user names neither `data` nor `models`."""
 
     def __post_init__(self) -> None:
-        """Refuse hyper-parameters of another type or outside of their range (`settings.setting`)."""
+        """Refuse hyper-parameters with a wrong type or outside of their range (`settings.setting`)."""
         for name, value in fitted(type(self), vars(self)).items():
             object.__setattr__(self, name, value)
 
     def settled(self, task: Task, architectures: Iterable[str]) -> Self:
-        """The method with hyper-parameters filled in that are not set and depend on the clients' models."""
+        """Fill in hyper-parameters that are not set and depend on the clients' models. Returns the complete method."""
         return self
 
     def warmup_rounds(self) -> int:
-        """Rounds before the experiment's own, in which no model trains, so nobody is evaluated in them."""
+        """Number of extra rounds before the experiment's own. No model trains in them, so no client is evaluated."""
         return 0
 
     def schema(self, task: Task, card: Card) -> Wire | tuple[Wire, ...]:
-        """What may travel: one Wire, or one per exchange. Equal for all clients with one model."""
+        """Declare the fields of messages: one Wire, or one per exchange. Equal for all clients with the same model."""
         return Wire()
 
     def participants(self, task: Task, t: int) -> Sequence[int] | None:
-        """Who takes part, where the method itself decides, as an asynchronous one; None: as the experiment samples."""
+        """Clients of round t, if the method chooses them. None: sample as configured."""
         return None
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
-        """Numbers that depend on the round; steps read them from `client.now`."""
+        """Numbers that depend on the round. Steps read them from `client.now`."""
         return {}
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
-        """The client's optimisers by name."""
+        """The client's optimizers by name."""
         return {"model": Opt(client.model)}
 
     def prepare(self, client: Client) -> None:
-        """When a client comes to life: freeze, attach, allocate `client.state`."""
+        """Set up a new client: freeze layers, attach modules, allocate `client.state`."""
 
     def enrol(self, client: Client) -> Message:
-        """Once, when the client first takes part; the message stays on its card. For methods with `enrols`."""
+        """Build the message of a client's first participation. It stays on its card. Needed if `enrols` is True."""
         raise NotImplementedError
 
     def setup(self, server: Server) -> None:
-        """Once: allocate `server.state`."""
+        """Set up the server before the first round: allocate `server.state`."""
 
     def download(self, server: Server, client: int) -> Message | None:
-        """What the server sends to a client; None: nothing this time. Pure: evaluation and retries call it too."""
+        """Build the message to a client. None: send nothing this time. Pure: evaluation and retries call it too."""
         return Message({})
 
     def receive(self, client: Client, down: Message) -> None:
-        """Install what came down. Runs before the work of an exchange, and in evaluation of every view but `after`."""
+        """Install a download. Runs before the work of an exchange, and in the evaluation of every view but `after`."""
 
     def local_update(self, client: Client) -> Message | None:
-        """Train, and say what goes up; None: nothing this time."""
+        """Train the client and build its upload. None: send nothing this time."""
         client.fit(self.step)
         return Message({})
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """What a step descends: cross-entropy unless the paper says otherwise."""
+        """The loss that a training step minimizes. Default: cross-entropy."""
         return F.cross_entropy(client.model(batch.x), batch.y)
 
     def step(self, client: Client, batch: Batch) -> Tensor | None:
-        """One training step, a pure tensor program; returns the loss to be logged."""
+        """Run one training step, a pure tensor program. Returns the loss for the log."""
         loss = self.loss(client, batch)
         client.descend(loss)
         return loss
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Learn from the uploads of whoever answered, sorted by client; never empty."""
+        """Update the server from the uploads of the clients that answered, sorted by client. There is at least one."""
 
     def adapt(self, client: Client, view: str) -> None:
-        """Before predictions of a view of the method's own; leaves no trace."""
+        """Prepare the client for predictions in a view of the method's own. All changes are undone after them."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Scores per class."""
         return client.model(x)  # type: ignore[no-any-return]
 
     def predict_after(self, client: Client, x: Tensor) -> Tensor:
-        """Scores per class in the view `after`: by `predict`, unless that asks for more than the client's own model."""
+        """Scores per class in the view `after`. Override it if `predict` needs more than the client's own model."""
         return self.predict(client, x)
 
     def check(self, task: Task, cards: Cards) -> None:
-        """Refuse what this method cannot serve, before round 0, beyond `needs`."""
+        """Refuse, before round 0, tasks and clients that the method cannot serve although its `needs` are met."""
 
     def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
-        """What a person should know before round 0 about these architectures; goes into the run's warnings."""
+        """Warnings to the user about these architectures, before round 0. They are saved with the run."""
         return []
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        """Bytes per client and round at most, headers aside: what the schema allows, unless a method knows better."""
+        """Most bytes per client and round, without headers. Default: what the schema allows."""
         wires, known = self.wires(task, card), {"batch": sizes.batch}
         up = sum(payload(wire.up, sizes.held, known) for wire in wires)
         return Traffic(up, sum(payload(wire.down, sizes.known, known) for wire in wires))
 
     def wires(self, task: Task, card: Card) -> tuple[Wire, ...]:
-        """`schema`, always as one Wire per exchange."""
+        """The result of `schema`, always as one Wire per exchange."""
         wires = self.schema(task, card)
         return wires if isinstance(wires, tuple) else (wires,)
 
     def functions(self, stage: int) -> Functions:
-        """The functions that an exchange names. They are looked up here, so that a subclass may override them."""
+        """The functions that an exchange names, looked up by name so that a subclass may override them."""
         down, work, merge = self.exchanges[stage]
         return Functions(
             down=None if down is None else getattr(self, down),
@@ -196,7 +196,7 @@ class Method:
 
 
 class Wires:
-    """What may travel to and from each client, worked out once per architecture."""
+    """The schemas of each client, computed once per architecture."""
 
     def __init__(self, method: Method, task: Task, cards: Mapping[int, Card]) -> None:
         self._method, self._task, self._cards = method, task, cards
@@ -217,16 +217,16 @@ class PeerMethod(Method):
     exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(None, "teach", None), Exchange(None, "learn", None))
 
     def topology(self, task: Task, t: int, present: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
-        """Student to teachers, among those present. All from all unless the paper says otherwise."""
+        """Map each student to its teachers, among the clients present. Default: all others."""
         return {student: tuple(k for k in present if k != student) for student in present}
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        """What one teaches goes to all of its students."""
+        """A client uploads its message once and downloads one from each of its teachers."""
         up = super().traffic(task, card, sizes).up
         return Traffic(up, up * len(self.topology(task, 0, tuple(range(task.clients))).get(card.id, ())))
 
     def teach(self, client: Client) -> Message | None:
-        """Local work, then what peers may see; None: no exchange this round."""
+        """Train the client and build the message to its students. None: send nothing this round."""
         raise NotImplementedError
 
     def learn(self, client: Client, inbox: Inbox) -> None:
@@ -241,11 +241,11 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(name: str) -> Callable[[M], M]:
-    """Make a method known by a name, to the command line, to `pluribus.run` and to the conformance tests."""
+    """Register a method by a name, for the command line, `pluribus.run` and the conformance tests."""
 
     def add(cls: M) -> M:
         known = _registry.get(name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a module reloaded
+        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a reloaded module
             raise UserCodeError(f"method '{name}' is registered already. Choose another name.")
         _registry[name] = cls
         return cls
@@ -263,7 +263,7 @@ def methods() -> dict[str, type[Method]]:
 
 
 def find(name: str) -> type[Method]:
-    """The method of this name, or of this dotted path (`package.module.Class`)."""
+    """Find a method by its name or its dotted path (`package.module.Class`)."""
     known = methods()
     if name in known:
         return known[name]
@@ -289,14 +289,14 @@ def hyperparameters(method: Method) -> dict[str, Any]:
 
 
 def decided(given: Method, settled: Method) -> list[str]:
-    """A sentence for each hyper-parameter that was not set and that `Method.settled` filled in."""
+    """A note for each hyper-parameter that was not set and that `Method.settled` filled in."""
     before, name = hyperparameters(given), name_of(type(settled))
     found = {key: value for key, value in hyperparameters(settled).items() if value != before[key]}
-    return [f"{flag_name(key)} is not set: {name} takes {value}." for key, value in found.items()]
+    return [f"{flag_name(key)} is not set: {name} uses {value}." for key, value in found.items()]
 
 
 def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
-    """Compare what a method needs with what the clients have."""
+    """Refuse clients that do not have what a method needs."""
     label = name_of(type(method))
     firsts = cards.firsts()
     one = firsts[0]
@@ -320,11 +320,11 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
     if Need.PRETRAINED in method.needs:
         for card in firsts:
             if not has_weights(card.model, task.weights):
-                own = "." in card.model  # no library has its weights
+                own = "." in card.model  # no library offers its weights
                 raise MismatchError(
-                    f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Say "
-                    f"where its own come from (--weights {'' if own else 'timm, torchvision, or '}a folder with "
-                    f"{card.model}.safetensors)"
+                    f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "
+                    f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has "
+                    f"{card.model}.safetensors"
                     + (", or set pretrained = True on a builder that loads them itself." if own else ".")
                 )
     if Need.PUBLIC_DATA in method.needs and not task.public:
@@ -333,7 +333,7 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
         )
     if Need.PLAIN_SGD in method.needs and (rule.name != "sgd" or rule.momentum):
         raise ConflictError(
-            f"{label} takes the clients' progress for a sum of gradients, which it is under plain SGD alone: use "
+            f"{label} treats the clients' progress as a sum of gradients, which holds for plain SGD only: use "
             f"--optimizer sgd --momentum 0."
         )
     method.check(task, cards)

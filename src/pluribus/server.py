@@ -1,4 +1,4 @@
-"""The server: sees cards and messages, never a client."""
+"""The server: it sees cards and messages, never a client."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from pluribus.task import Cards, Task
 
 
 class Server:
-    """What a method keeps and does on the server. It may look at numbers; nothing here is captured."""
+    """What a method keeps and does on the server. Nothing here is captured, so code may read values of tensors."""
 
     def __init__(self, task: Task, cards: Cards) -> None:
         self.task = task
@@ -26,28 +26,28 @@ class Server:
         self.t = -1
         self.now: Mapping[str, float] = {}
         self.notes: dict[str, Any] = {}
-        """What a method wants to tell about the round (plain values); goes into its record. Emptied every round."""
+        """Plain values that the method reports about the round. They go into its record and are cleared every round."""
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
         """Start a round."""
         self.t, self.now, self.notes = t, now, {}
 
     def draw(self, *key: draws.Key) -> torch.Generator:
-        """The server's randomness, by round and key."""
+        """A generator of the server's random numbers, keyed by round and `key`."""
         return draws.generator(self.task.seed, "server", self.t, *key)
 
     def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
-        """What `build` makes, initialized by the numbers of `draw(key)` in place of torch's global ones."""
+        """Return `build()`, initialized with the numbers of `draw(key)` instead of torch's global ones."""
         with draws.seeded(self.task.seed, "server", self.t, key):
             return build()
 
     def optimise(self, name: str, of: nn.Module, rule: Rule) -> None:
-        """Give a module of the state an optimiser, in `setup`. What it remembers lies in the state and is saved."""
+        """Give a module of the state an optimizer, in `setup`. Its slots are part of the state and are saved."""
         optimiser = Optimiser(Opt(of, rule, life="run"), rule)
         setattr(self.state, f"{name}_optimiser", optimiser.slots())
         self._optimisers[name] = optimiser
 
     def descend(self, loss: Tensor, name: str) -> None:
-        """One step of an optimiser down the gradient of a loss."""
+        """Take one step of an optimizer down the gradient of a loss."""
         optimiser = self._optimisers[name]
         optimiser.apply(torch.autograd.grad(loss, list(optimiser.parameters.values()), allow_unused=True))

@@ -1,6 +1,6 @@
-"""What the fields of a dataclass take, from Python, a file or a command line.
+"""Types and ranges of the fields of a dataclass, for values from Python, files and the command line.
 
-No torch here: some commands answer at once.
+This module does not import torch, so that some commands answer at once.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pluribus.errors import FormatError, RangeError, UnknownNameError, unknown
 
 T = TypeVar("T")
 
-# What a field of a type takes, and what that is called. `bool` would pass for a number.
+# The values that a field of each type accepts, and their name. A `bool` is an Integral too, so it is checked apart.
 _KINDS: dict[Any, tuple[Any, str]] = {
     bool: (bool, "true or false"),
     int: (Integral, "a whole number"),
@@ -31,7 +31,7 @@ _KINDS: dict[Any, tuple[Any, str]] = {
     dict: (dict, "a table"),
 }
 
-# Choices that were renamed: by field and former name.
+# Renamed choices, by field and former name.
 FORMER = {("distribution", "paper"): "any-depth"}
 
 
@@ -44,14 +44,14 @@ class Setting:
     at_most: float | None = None
     below: float | None = None
     symbol: str = ""
-    """Its name in papers."""
+    """Symbol in papers."""
     group: str = ""
-    """The group of flags that it belongs to."""
+    """Group of flags in the help."""
     simulated: bool = False
-    """Whether real sites do not take it, though they take others of its group."""
+    """Whether it is for simulations only, although real sites take other settings of its group."""
 
     def holds(self, value: Any) -> bool:
-        """Whether a number is in the range. NaN never is, where there is a bound; None is not set, and passes."""
+        """Whether a value is in the range. NaN fails if there is a bound. None means not set, and passes."""
         return value is None or (
             (self.at_least is None or value >= self.at_least)
             and (self.above is None or value > self.above)
@@ -60,7 +60,7 @@ class Setting:
         )
 
     def range(self) -> str:
-        """The range in words; empty where any value will do."""
+        """The range in words. Empty if there is no bound."""
         if self.at_least is not None and self.at_most is not None:
             return f"from {self.at_least} to {self.at_most}"
         bounds = {"at least": self.at_least, "above": self.above, "at most": self.at_most, "below": self.below}
@@ -68,7 +68,7 @@ class Setting:
         return " and ".join(words)
 
     def explained(self, about: str) -> str:
-        """The docstring of a field with its symbol before and its range after."""
+        """The docstring of a field, after its symbol and before its range."""
         if self.symbol:
             about = f"{self.symbol}: {about[:1].lower()}{about[1:]}"
         known = self.range().removesuffix(" and finite")
@@ -86,9 +86,9 @@ def setting(
     group: str = "",
     simulated: bool = False,
 ) -> T:
-    """A field of a dataclass with the range of its values, its symbol in papers and its group.
+    """Declare a field of a dataclass with a range, a symbol in papers and a group.
 
-    Python, config files and flags all check the range; help and documentation show it.
+    The range is checked for values from Python, config files and flags. Help and documentation show it.
     """
     declared = Setting(at_least, above, at_most, below, symbol, group, simulated)
     return dataclasses.field(default=default, metadata={Setting: declared})
@@ -100,14 +100,14 @@ def declared(cls: type) -> dict[str, Setting]:
 
 
 def grouped(cls: type) -> dict[str, tuple[str, ...]]:
-    """The names of a dataclass's fields by group; those without a group are left out."""
+    """The names of a dataclass's fields by group. Fields without a group are left out."""
     groups = dict.fromkeys(one.group for one in declared(cls).values() if one.group)
     return {group: tuple(name for name, one in declared(cls).items() if one.group == group) for group in groups}
 
 
 def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
-    """Values in the types and ranges that a dataclass declares for its fields; what does not fit is refused."""
-    found = {name: _fitted(name, value, _hints(cls)[name]) for name, value in values.items()}
+    """Convert values to the types of a dataclass's fields. Other types and values out of range are refused."""
+    found = {name: _convert(name, value, _hints(cls)[name]) for name, value in values.items()}
     for name, value in found.items():
         if not declared(cls)[name].holds(value):
             raise RangeError(f"{flag_name(name)} must be {declared(cls)[name].range()}, not {value}.")
@@ -117,7 +117,7 @@ def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
 _hints = cache(get_type_hints)
 
 
-def _fitted(name: str, value: Any, hint: Any) -> Any:
+def _convert(name: str, value: Any, hint: Any) -> Any:
     choices = get_args(hint) if get_origin(hint) in (Union, UnionType) else (hint,)
     for choice in choices:
         kind = get_origin(choice) or choice
@@ -131,15 +131,15 @@ def _fitted(name: str, value: Any, hint: Any) -> Any:
             return value
         elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
             return kind(value)
-    wanted = " or ".join(_described(choice) for choice in choices if choice is not NoneType)
+    wanted = " or ".join(_describe(choice) for choice in choices if choice is not NoneType)
     now = FORMER.get((name, value)) if isinstance(value, str) else None
-    renamed = f" '{value}' is called '{now}' now." if now else ""
+    renamed = f" '{value}' was renamed to '{now}'." if now else ""
     misnamed = isinstance(value, str) and any(get_origin(choice) is Literal for choice in choices)
     refusal = UnknownNameError if misnamed else FormatError
     raise refusal(f"{flag_name(name)} must be {wanted}, not {value!r}.{renamed}")
 
 
-def _described(choice: Any) -> str:
+def _describe(choice: Any) -> str:
     if get_origin(choice) is Literal:
         return f"one of {', '.join(map(str, get_args(choice)))}"
     return _KINDS[get_origin(choice) or choice][1]

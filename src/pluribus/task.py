@@ -1,4 +1,4 @@
-"""What all parties agree on (Task) and what a client tells when it joins (Card). No private byte in either."""
+"""What server and clients agree on (Task), and what a client discloses when it joins (Card): no private data."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from pluribus.models.layers import Layer, layers_of
 
 @dataclass(frozen=True)
 class Task:
-    """The common ground of a federation.
+    """What the server and all clients of a federation agree on.
 
-    `width` is K, the width of the features that travel; None where every model keeps its own. `rounds` are all rounds
-    of the run, and `warmup` says how many of them, the first ones, train no model. `public` has the number of public
-    rows by owner, and `exams` the number of test rows per domain; the rows themselves are with the clients, as
-    `client.public` and `client.exams`. `weights` says where pretrained backbones come from.
+    `width` is K, the width of the features that are sent, or None if every model keeps its own. `rounds` counts all
+    rounds of the run; the first `warmup` of them train no model. `public` is the number of public rows by owner, and
+    `exams` the number of test rows per domain. Only clients hold these rows, as `client.public` and `client.exams`.
+    `weights` is the source of pretrained backbones.
     """
 
     classes: int
@@ -41,16 +41,16 @@ class Task:
     warmup: int = 0
 
     def draw(self, *key: draws.Key) -> torch.Generator:
-        """A generator that every party derives alike from this key: nothing has to travel."""
+        """A generator that is the same for the server and all clients, so nothing has to be sent."""
         return draws.generator(self.seed, "task", *key)
 
     def make(self, key: draws.Key, build: Callable[[], Made]) -> Made:
-        """What `build` makes, initialized by the same numbers for every party: nothing has to travel."""
+        """Return `build()`, initialized with the same numbers everywhere, so nothing has to be sent."""
         with draws.seeded(self.seed, key):
             return build()
 
     def build(self, model: str, *key: draws.Key) -> TwoPartModel:
-        """A model of the zoo for this task, its initial weights drawn by this key."""
+        """Build a model of the zoo for this task. The key decides its initial weights."""
         with draws.seeded(self.seed, "build", *key):
             return build(
                 model,
@@ -62,7 +62,7 @@ class Task:
             )
 
     def start(self, model: str, client: int | None = None) -> TwoPartModel:
-        """The initial model of a client; without its number, the one that all clients of an architecture may share."""
+        """The initial model of a client. Without a client, the one that all clients of an architecture may share."""
         return self.build(model, "client", model if client is None else client)
 
     def shape_of(self, model: str) -> TwoPartModel:
@@ -71,7 +71,7 @@ class Task:
             return self.build(model)
 
     def smallest(self, models: Iterable[str]) -> str:
-        """The model with the fewest parameters for this task; of equal ones the first."""
+        """The model with the fewest parameters for this task; the first one if several are equal."""
         return min(models, key=lambda model: sum(p.numel() for p in self.shape_of(model).parameters()))
 
     def layers(self, model: str) -> tuple[Layer, ...]:
@@ -81,9 +81,9 @@ class Task:
 
 @dataclass(frozen=True)
 class Card:
-    """What a client tells when it joins: its model's name, training samples and feature width, no weights.
+    """What a client discloses when it joins: its model's name, number of training samples and feature width.
 
-    `enrolled` is the message of `Method.enrol`, where a method has one.
+    `enrolled` is the message of `Method.enrol`, if the method has one.
     """
 
     id: int
@@ -95,7 +95,7 @@ class Card:
 
 
 class DataFacts(Protocol):
-    """What a server knows of its clients' data: numbers, and no rows."""
+    """What a server knows about its clients' data: numbers, no rows."""
 
     def samples(self, client: int) -> int:
         """Size of the client's training set, n_k."""
@@ -104,11 +104,11 @@ class DataFacts(Protocol):
         """Size of the client's test set."""
 
     def counts(self, client: int) -> Sequence[int] | None:
-        """Training samples per class; None if the client does not tell."""
+        """Training samples per class; None if the client does not disclose them."""
 
 
 class Cards(Mapping[int, Card]):
-    """All clients' cards, made when asked for: ten thousand of them cost nothing until they are looked at."""
+    """The cards of all clients, made on demand: ten thousand of them cost nothing until they are read."""
 
     def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: DataFacts) -> None:
         self._task = task
@@ -133,7 +133,7 @@ class Cards(Mapping[int, Card]):
         return self._task.clients
 
     def facts(self, model: str) -> tuple[int, tuple[tuple[int, ...], ...]]:
-        """Feature width and shapes of the head of an architecture, found on the meta device."""
+        """Feature width and head shapes of an architecture, computed on the meta device."""
         if model not in self._facts:
             built = self._task.shape_of(model)
             self._facts[model] = built.width, tuple(tuple(p.shape) for p in built.head.parameters())
@@ -141,17 +141,17 @@ class Cards(Mapping[int, Card]):
         return self._facts[model]
 
     def nbytes(self, client: int) -> int:
-        """What the weights of a client's model weigh."""
+        """Size of the weights of a client's model in bytes."""
         self.facts(self._models[client])
         return self._bytes[self._models[client]]
 
     def architectures(self) -> dict[str, int]:
-        """The distinct architectures, each with the first client that has it."""
+        """The architectures, each with the first client that has it."""
         first: dict[str, int] = {}
         for client in range(self._task.clients):
             first.setdefault(self._models[client], client)
         return first
 
     def firsts(self) -> list[Card]:
-        """One card of each architecture, without looking at ten thousand."""
+        """One card per architecture. The cards of other clients are not made."""
         return [self[client] for client in self.architectures().values()]

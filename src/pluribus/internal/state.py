@@ -12,10 +12,10 @@ from pluribus.message import Rows
 
 
 class State(nn.Module):
-    """An attribute tree of tensors and modules, fixed once it is made: saved by name, restored in place.
+    """Tensors and modules as attributes, saved by name and restored in place. `fix` allows no new names.
 
-    A tensor that is set again is written into the one that is there, so that its address stays. So are the tensors of
-    `Rows` and of a dict, whose names may have dots. Both are read as they were set, with live tensors.
+    Setting a tensor again copies the value into the existing one, so that its address stays. This also holds for the
+    tensors of `Rows` and of a dict, whose names may have dots. Both are read as they were set, with live tensors.
 
     >>> state = State()
     >>> state.count = torch.zeros(3)
@@ -31,16 +31,16 @@ class State(nn.Module):
     _fixed = False
 
     def fix(self) -> None:
-        """No new names from now on: what is not there from the start could not be restored."""
+        """Refuse new names from now on: they could not be restored."""
         self._fixed = True
 
     @property
     def fixed(self) -> bool:
-        """Whether all names are there."""
+        """Whether new names are refused."""
         return self._fixed
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if name == "training" or name.startswith("_"):  # torch's own
+        if name == "training" or name.startswith("_"):  # attributes of torch
             super().__setattr__(name, value)
             return
         if not isinstance(value, Tensor | nn.Module | Rows | Mapping):
@@ -75,7 +75,7 @@ class _Group(nn.Module):
         self._rows = isinstance(value, Rows)
         self._slots = {name: name.replace(".", "/") for name in _parts(value)}  # torch allows no dots here
         if len(set(self._slots.values())) < len(self._slots):
-            raise ValueError(f"names that differ in '.' and '/' alone cannot be told apart: {sorted(self._slots)}")
+            raise ValueError(f"names must differ in more than '.' and '/': {sorted(self._slots)}")
         for name, part in _parts(value).items():
             self.register_buffer(self._slots[name], part)
 
@@ -84,12 +84,12 @@ class _Group(nn.Module):
         return {name: self.get_buffer(slot) for name, slot in self._slots.items()}
 
     def read(self) -> Rows | Tensors:
-        """What was set, with live tensors."""
+        """The value as it was set, with live tensors."""
         return Rows(**self.tensors()) if self._rows else Tensors(self.tensors())
 
 
 class Tensors(Mapping[str, Tensor]):
-    """A dict of a state, with live tensors. One that is set is written into the one that is there."""
+    """A dict of a state, with live tensors. Setting a tensor copies the value into the existing one."""
 
     def __init__(self, live: Mapping[str, Tensor]) -> None:
         self._live = live
@@ -112,7 +112,7 @@ def _parts(value: Rows | Mapping[str, Tensor]) -> Mapping[str, Tensor]:
 
 
 def restore(target: Mapping[str, Tensor], source: Mapping[str, Tensor], what: str) -> None:
-    """Copy saved tensors into live ones of the same names and shapes; addresses stay."""
+    """Copy saved tensors into live ones with the same names and shapes. Addresses stay."""
     if target.keys() != source.keys():
         raise KeyError(f"{what}: saved and live names differ: {sorted(target.keys() ^ source.keys())}")
     for name, value in target.items():
