@@ -1,4 +1,4 @@
-"""From an experiment to its parts: data, partition, task, cards and method, with every check that needs no training."""
+"""Makes the parts of an experiment: data, partition, task, cards, method. Runs every check that needs no training."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule
 from pluribus.task import Cards, DataFacts, Task
 
-ENOUGH_CLIENTS = 200  # for a mean: ten thousand would say no more
+ENOUGH_CLIENTS = 200  # for a mean
 
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of a federation that a server knows, agreed before anything trains."""
+    """The parts of a federation that a server knows before the first round."""
 
     experiment: Experiment
     method: Method
@@ -42,7 +42,7 @@ class Parts:
 
 @dataclass(frozen=True)
 class Assembly(Parts):
-    """All parts of a simulated federation: the clients' too."""
+    """All parts of a simulated federation, including the clients' data."""
 
     data: Federated
     dataset: Dataset
@@ -54,13 +54,13 @@ class Assembly(Parts):
 def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Method | None = None) -> Assembly:
     """Load, partition and check. Raises ConfigError or DataError with a sentence that says what to change.
 
-    A data set and a method that are given stand for those that the experiment names, where their names mean nothing.
+    `dataset` and `method` replace those that the experiment names. They need not have a name that can be looked up.
     """
     given = method or experiment.build_method()
     device = _device(experiment)
     dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
-    if len(dataset.classes) < 2:  # a site may hold images of one: all classes are agreed on there
-        raise DataError(f"data set {dataset.name}: it needs at least 2 classes, not {len(dataset.classes)}.")
+    if len(dataset.classes) < 2:  # a real site may hold one class: its classes are agreed on
+        raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
     fractions = _fractions(experiment)
@@ -69,8 +69,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
     rows = len(dataset.y) - (0 if tested is None else len(tested))
-    warnings = [*notes, *_check_parts(experiment, parts, manifest), *_left_over(manifest, rows)]
-    _check_fixed(experiment, dataset, parts)
+    warnings = [*notes, *_check_parts(experiment, parts, manifest), *_note_left_out(manifest, rows)]
+    _check_fixed_split(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     domain_of = _domain_of(experiment, dataset)
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
@@ -89,7 +89,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
 def _device(experiment: Experiment) -> torch.device:
     name = experiment.device
     if experiment.engine == "ray":
-        return torch.device("cpu")  # of this process, which only merges; actors have their own
+        return torch.device("cpu")  # this process only aggregates; actors have devices of their own
     if name == "auto":
         name = "cuda" if torch.cuda.is_available() else "cpu"
     try:
@@ -99,21 +99,21 @@ def _device(experiment: Experiment) -> torch.device:
     if device is None or device.type not in ("cpu", "cuda"):
         raise UnknownNameError(f"unknown device '{name}': use cpu, cuda or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("this torch sees no GPU: use --device cpu.")
+        raise DeviceError("torch finds no GPU: use --device cpu.")
     if device.type == "cuda" and experiment.workers > 1:
-        raise ConflictError("--workers is for CPUs, one process feeds a GPU: add --device cpu, or leave out --workers.")
+        raise ConflictError("--workers is for CPUs; a GPU has one process: add --device cpu, or leave out --workers.")
     return device
 
 
 def _kind(experiment: Experiment, dataset: Dataset) -> str:
-    """The partition's name; `auto` is a choice by what the data set has."""
+    """The partition's name. `auto` depends on whether the data set has domains."""
     if experiment.partition != "auto":
         return experiment.partition
     return "dirichlet" if dataset.domain is None else "domain"
 
 
 def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | None) -> list[np.ndarray]:
-    """Rows of each client. Nobody holds those that everyone is tested on."""
+    """Rows of each client. No client holds rows of the common test set."""
     _check_domains(experiment, dataset, tested)
     rows = np.delete(np.arange(len(dataset.y)), [] if tested is None else tested)
     parts = partition(
@@ -128,7 +128,7 @@ def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | No
 
 
 def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray | None) -> None:
-    """Each domain needs rows to train on and an exam, or a client would be examined on nothing."""
+    """Each domain needs rows to train on and rows to test on, or a client would have no test set."""
     if _kind(experiment, dataset) != "domain" or dataset.domain is None:
         return
     domains = dataset.domain.numpy()
@@ -168,19 +168,19 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
     if not single:
         return []
     shown = ", ".join(map(str, single[:5])) + (", ..." if len(single) > 5 else "")
-    return [f"{len(single)} of {len(parts)} clients hold one class only ({shown}): their accuracy says little."]
+    return [f"{len(single)} of {len(parts)} clients hold only one class ({shown}): their accuracy means little."]
 
 
-def _left_over(manifest: Manifest, rows: int) -> list[str]:
-    """Where every row has one holder at most: how many have none."""
+def _note_left_out(manifest: Manifest, rows: int) -> list[str]:
+    """Note how many rows no client holds, if the partition is disjoint."""
     left = rows - sum(map(sum, manifest.counts))
     if left <= 0 or not PARTITIONS[manifest.kind].disjoint:
         return []
     return [f"no client holds {left:,} of {rows:,} rows: partition '{manifest.kind}' leaves them out."]
 
 
-def _check_fixed(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> None:
-    """A fixed split does not know who holds what: each client needs rows to train and to test on."""
+def _check_fixed_split(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> None:
+    """A fixed split ignores the partition, so each client may lack rows to train or to test on."""
     if dataset.part is None:
         return
     if experiment.test != "own":
@@ -200,7 +200,7 @@ def _fractions(experiment: Experiment) -> Fractions:
 
 
 def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
-    """The domain of each client, where clients hold one domain each."""
+    """The domain of each client, if each client holds one domain."""
     if _kind(experiment, dataset) != "domain":
         return {}
     return {k: k % len(dataset.domains) for k in range(experiment.clients)}
@@ -239,7 +239,7 @@ def _width(experiment: Experiment, shape: tuple[int, int, int], classes: int, mo
 def common_width(
     declared: int | None, projector: str, shape: tuple[int, int, int], classes: int, models: Sequence[str]
 ) -> int | None:
-    """K: as declared, or what all models have anyway; None where they differ."""
+    """K: the declared width, or the one that all models have. None if models differ."""
     if projector != "none" and declared is not None:
         return declared
     native = set()
@@ -250,7 +250,7 @@ def common_width(
 
 
 def bytes_per_round(parts: Assembly) -> Traffic:
-    """Bytes that a client sends and gets in a round at most, headers aside; the mean over clients."""
+    """Most bytes that a client uploads and downloads in a round, without headers. The mean over clients."""
     clients = range(min(parts.task.clients, ENOUGH_CLIENTS))
     held = {k: [count > 0 for count in parts.data.counts(k)] for k in clients}
     known = sum(map(any, zip(*held.values(), strict=True)))

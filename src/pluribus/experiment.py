@@ -1,4 +1,4 @@
-"""An experiment: one flat dataclass that is also a TOML file and the command line. Same names, same defaults."""
+"""An experiment: one flat dataclass with the same names and defaults in Python, TOML files and on the command line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pluribus.models import assign
 from pluribus.settings import check_names, declared, fitted, flag_name, grouped, setting
 from pluribus.storage.toml import read_toml
 
-SITES = "(sites)"  # stands for the data of a run whose data lie at real sites
+SITES = "(sites)"  # `data` of a run whose data is at real sites
 Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 
@@ -31,42 +31,42 @@ class Experiment:
     data: str = setting("digits", group="data")
     """Name of a data set (pluribus list data), an .npz file, an image folder, or package.module.function."""
     partition: str = setting("dirichlet", group="data")
-    """Who holds which rows (pluribus list partitions)."""
+    """How rows are divided among clients (pluribus list partitions)."""
     clients: int = setting(8, group="data", at_least=1, symbol="N")
     """Number of clients."""
     classes_per_client: int = setting(2, group="data", at_least=1)
     """Classes that each client holds (pathological partition)."""
     unequal: bool = setting(False, group="data")
-    """Unequal shares of each class (pathological partition)."""
+    """Give clients unequal shares of each class (pathological partition)."""
     mass: str = setting("8:1:1", group="data")
-    """How a client's rows are divided among its first class, its second one and so on (class-mass partition)."""
+    """Ratio of a client's rows in its first class, its second class and so on (class-mass partition)."""
     alpha: float | None = setting(None, group="data", above=0, below=math.inf)
-    """Concentration of the Dirichlet partitions: smaller is more skewed. Unset: 1, or as FedHPL says."""
+    """Concentration of the Dirichlet partitions: smaller is more skewed. Default: 1, or random (FedHPL)."""
     min_samples: int = setting(10, group="data", at_least=0)
     """Fewest rows that a client may hold (Dirichlet partitions)."""
     min_share: float | None = setting(None, group="data", at_least=0, at_most=1)
-    """Least share of each class that a client holds (FedHPL partitions). Default: 0.01; cifar100 0.1, svhn 0.005."""
+    """Smallest share of each class that a client holds (FedHPL partitions). Default: 0.01; cifar100 0.1, svhn 0.005."""
     val_fraction: float = setting(0.1, group="data", at_least=0, below=1)
     """Share of each client's rows for validation."""
     test_fraction: float = setting(0.2, group="data", at_least=0, below=1)
     """Share of each client's rows for testing; with --test common, of all rows."""
     public_fraction: float = setting(0.0, group="data", at_least=0, below=1)
-    """Share of each client's rows that all parties know."""
+    """Share of each client's rows that is public: all clients get these rows."""
     test: Literal["own", "official", "common"] = setting("own", group="data")
-    """Each client is tested on rows of its own, or everyone on the official test set, or on a share of all rows."""
+    """Test set: own rows of each client, the official test set for all, or a common share of all rows."""
     image_size: int | None = setting(None, group="data", at_least=1)
     """Resize images to this many pixels a side."""
 
     models: Any = setting("small", group="models", simulated=True)
-    """A group, a model, or a comma-separated list (pluribus list groups, models); client i gets model i mod X."""
+    """A group, a model, or a comma-separated list (pluribus list groups, models). Client i gets model i mod X."""
     width: int | None = setting(None, group="models", at_least=1, symbol="K")
-    """Width that features are brought to. Unset: the group's own."""
+    """Common width of all clients' features. Default: the group's own."""
     projector: Literal["pool", "linear", "none"] = setting("pool", group="models")
-    """How features come to width K: average pooling, a private linear layer, or not at all."""
+    """How features get width K: average pooling, a private linear layer, or not at all."""
     same_init: bool = setting(False, group="models", simulated=True)
-    """Clients with one architecture start from the same weights."""
+    """Start clients of the same architecture from the same weights."""
     weights: str | None = setting(None, group="models", simulated=True)
-    """Where pretrained backbones come from: timm, torchvision, or a folder with NAME.safetensors files."""
+    """Source of pretrained backbones: timm, torchvision, or a folder with NAME.safetensors files."""
 
     rounds: int = setting(20, group="rounds", at_least=1, symbol="T")
     """Number of rounds."""
@@ -75,7 +75,7 @@ class Experiment:
     batch_size: int = setting(10, group="training", at_least=1, symbol="B")
     """Local batch size."""
     optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = setting("sgd", group="training")
-    """Rule of local training."""
+    """Optimizer of local training."""
     lr: float = setting(0.01, group="training", above=0, below=math.inf, symbol="eta")
     """Local learning rate."""
     momentum: float = setting(0.0, group="training", at_least=0, below=math.inf)
@@ -85,48 +85,48 @@ class Experiment:
     lr_decay: float = setting(1.0, group="training", above=0, below=math.inf)
     """The local learning rate is multiplied by this after every round."""
     optimizer_life: Literal["round", "run"] = setting("round", group="training")
-    """Life of momentum and moments: a round, or the run, even where a download replaces the weights below them."""
+    """How long momentum and moments are kept: one round, or the run, even if a download replaces the weights."""
     augment: str | tuple[str, ...] = setting("", group="training")
-    """Random changes to training images, with commas between: crop, flip, erase. Default: none."""
+    """Random changes to training images, comma-separated: crop, flip, erase. Default: none."""
 
     participation: float = setting(1.0, group="rounds", above=0, at_most=1)
     """Share of clients sampled per round."""
     drop_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
-    """Chance that a sampled client goes away before it trains."""
+    """Chance that a sampled client drops out before it trains."""
     straggler_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
-    """Chance that a sampled client trains, but answers too late to be counted."""
+    """Chance that a sampled client trains, but answers too late to count."""
 
     evaluate: Literal["auto", "all", "participants"] = setting("auto", group="evaluation")
-    """Who is evaluated: every client, or those that took part. auto: all, up to 200 clients."""
+    """Clients to evaluate: all, or those that took part. auto: all, up to 200 clients."""
     evaluate_every: int = setting(1, group="evaluation", at_least=1)
     """Rounds between evaluations; the last round is always evaluated."""
 
     seed: int = setting(0, group="this run")
-    """The one seed: weights, shuffles, sampling, partition."""
+    """The only seed. It decides weights, shuffles, sampling and partition."""
     device: str = setting("auto", group="execution")
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, group="execution", at_least=1)
-    """CPU threads, of each worker. Equal numbers are promised for equal threads. Unset: as many as cores, in all."""
+    """CPU threads of each worker. Bit-equal results need equal threads. Default: all cores, divided among workers."""
     workers: int = setting(1, group="execution", at_least=1)
-    """CPU processes, or actors of Ray, that clients are spread over."""
+    """Number of CPU processes or Ray actors that clients are spread over."""
     engine: Literal["auto", "ray"] = setting("auto", group="execution")
-    """Where clients run: on this machine (auto), or on actors of Ray, here or on a cluster."""
+    """Where clients run: on this machine (auto), or on Ray actors, here or on a cluster."""
     ray_address: str | None = setting(None, group="execution")
-    """A running Ray cluster: its address, or auto. Unset: one is started on this machine."""
+    """Address of a running Ray cluster, or auto. Default: start one on this machine."""
     gpu_share: float = setting(0.0, group="execution", at_least=0, below=math.inf)
-    """Share of a GPU that each Ray actor takes; above 0 clients train on it."""
+    """Share of a GPU that each Ray actor takes. Above 0, clients train on the GPU."""
     precision: Literal["tf32", "float32", "bfloat16"] = setting("tf32", group="this run", simulated=True)
-    """Arithmetic of clients: float32, but TF32 in convolutions on a GPU, as torch does; float32 alone; or bfloat16."""
+    """Arithmetic of clients: tf32 (float32, but TF32 in convolutions on a GPU, as torch does), float32 or bfloat16."""
     channels_last: bool | None = setting(None, group="execution")
-    """Keep images and filters with the channels last. Unset: on a GPU, where it is faster."""
+    """Store images and filters with channels last. Default: only on a GPU, where it is faster."""
     capture: bool = setting(True, group="execution")
     """On a GPU, record each training step once and replay it."""
     stack: bool = setting(True, group="execution")
-    """On a GPU, take the steps of small clients of one architecture together."""
+    """On a GPU, run the steps of small clients of the same architecture together."""
     checkpoint_every: int | None = setting(None, group="execution", at_least=1)
-    """Rounds between checkpoints. Unset: as often as costs at most 5 % of the time."""
+    """Rounds between checkpoints. Default: chosen so that they take at most 5 % of the time."""
     out: str | None = setting(None, group="execution")
-    """Run folder. Unset: a name of its own under runs/."""
+    """Run folder. Default: a new folder under runs/."""
 
     hyper: dict[str, Any] = field(default_factory=dict)
     """The method's hyper-parameters."""
@@ -138,14 +138,14 @@ class Experiment:
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
             raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
-            raise ConflictError("--ray-address and --gpu-share are for --engine ray.")
+            raise ConflictError("--ray-address and --gpu-share need --engine ray.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
             raise ConflictError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
 
     def threads_per_worker(self) -> int | None:
-        """CPU threads of each process; None leaves torch its own choice."""
+        """CPU threads of each process. None: torch decides."""
         if self.threads is not None or self.workers == 1:
             return self.threads
         return max(1, (os.cpu_count() or 1) // self.workers)
@@ -153,15 +153,16 @@ class Experiment:
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
         cls = find(self.method)
-        check_names(self.hyper, _field_names(cls), f"option of {self.method}", f"pluribus run {self.method} --help")
+        name = self.method
+        check_names(self.hyper, _field_names(cls), f"hyper-parameter of {name}", f"pluribus run {name} --help")
         return cls(**self.hyper)
 
     def all_rounds(self) -> int:
-        """T, and the method's rounds of warm-up before."""
+        """Number of rounds, including the method's warm-up rounds."""
         return self.build_method().warmup_rounds() + self.rounds
 
     def settings(self) -> dict[str, Any]:
-        """As plain values, for a TOML file. `out` is left out: it is where the file lies."""
+        """All settings as plain values, for a TOML file. `out` is left out: it is the folder of the file."""
         values = dataclasses.asdict(self) | {"hyper": hyperparameters(self.build_method())}
         values.pop("out")
         if callable(self.models):
@@ -171,15 +172,15 @@ class Experiment:
         return values
 
     def decisive(self) -> dict[str, Any]:
-        """Settings and hyper-parameters that decide the figures, side by side."""
+        """Settings and hyper-parameters that decide the metrics, in one dict."""
         values = self.settings()
         values |= values.pop("hyper")
         return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
 
 
-SETTINGS = grouped(Experiment)  # names by group; only what is in `execution` decides no figure
-TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, unless one is given a value of its own
-FOR_SIMULATIONS = ("data", "execution")  # each real site has its own
+SETTINGS = grouped(Experiment)  # names by group; those in `execution` change no metric
+TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, except where one method sets its own
+FOR_SIMULATIONS = ("data", "execution")  # groups that each real site sets itself
 
 
 def settings_of_sites() -> list[str]:
@@ -189,12 +190,12 @@ def settings_of_sites() -> list[str]:
 
 
 def flags(described: Experiment) -> list[str]:
-    """The command line of an experiment without its folder: every value that is not what its method has anyway."""
+    """The flags of an experiment without its folder: every value that differs from the method's default."""
     usual, named, models = experiment(described.method), dict[str, str](), _model_names(described)
     unset = [name for name in SETTINGS["data"] if getattr(described, name) is None and getattr(usual, name) is not None]
-    if unset or described.data != usual.data:  # no flag unsets, but with data named the method's own defaults are out
+    if unset or described.data != usual.data:  # no flag sets None, but naming the data drops the method's own defaults
         named["data"] = described.data
-    if models != usual.models:  # so are those for the embedded models
+    if models != usual.models:  # as naming the models drops those for the embedded models
         named["models"] = models
     usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag_name(k), v)]
     values = vars(described) | {"models": models} | hyperparameters(described.build_method())
@@ -210,7 +211,7 @@ def flags(described: Experiment) -> list[str]:
 
 
 def _model_names(described: Experiment) -> str:
-    """As a command line has them: client i gets name i mod X."""
+    """The models as a flag: client i gets name i mod X."""
     models = described.models
     return models if isinstance(models, str) else ",".join(assign(models, described.clients))
 
@@ -218,15 +219,14 @@ def _model_names(described: Experiment) -> str:
 def experiment(
     method: str | Method | type[Method] | Experiment | None, config: str | Path | None = None, **settings: Any
 ) -> Experiment:
-    """An experiment from a method, perhaps a TOML file, and settings that override it; a whole one is left as it is.
+    """Make an experiment from a method, an optional TOML file, and settings that override the file.
 
-    Settings are fields of Experiment or hyper-parameters of the method, side by side, as on the command line.
+    Settings are fields of Experiment or hyper-parameters of the method, as on the command line. An Experiment is
+    returned unchanged.
     """
     if isinstance(method, Experiment):
         if config is not None or settings:
-            raise ConflictError(
-                "an Experiment is complete: change it with dataclasses.replace, not by further settings."
-            )
+            raise ConflictError("an Experiment takes no further settings: change it with dataclasses.replace.")
         return method
     written = from_toml(Path(config)) if config is not None else {}
     if isinstance(method, type):
@@ -237,11 +237,9 @@ def experiment(
     name = method or written.get("method") or Experiment.method
     cls = find(name)
     if written.pop("method", name) != name:
-        written["hyper"] = {}  # another method's
+        written["hyper"] = {}  # those of another method
     if shadowed := [key for key in _field_names(cls) if key in known_settings()]:
-        raise UserCodeError(
-            f"{name} has a hyper-parameter '{shadowed[0]}', but that is a setting. Give it another name."
-        )
+        raise UserCodeError(f"{name} has a hyper-parameter '{shadowed[0]}', which is the name of a setting. Rename it.")
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
@@ -251,9 +249,9 @@ def experiment(
 
 
 def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
-    """A method's own defaults; where the user named the data, those that suit the method's own data set are left out.
+    """A method's own defaults. If the user named the data, those that suit the method's own data set are left out.
 
-    Public rows stay, because a method may need some. A setting that is `auto` follows the data, whatever they are.
+    Public rows stay, because a method may need some. A setting that is `auto` follows the data, so it stays too.
     """
     ours = {name: value for name, value in cls.defaults.items() if name not in _field_names(cls)}
     theirs = {*SETTINGS["data"]} - {"public_fraction"} if named else set()
@@ -261,7 +259,7 @@ def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
 
 
 def embedded_hyper(cls: type[Method], given: Container[str]) -> dict[str, Any]:
-    """A method's hyper-parameters that suit the embedded data and models: they hold where the user names neither."""
+    """A method's hyper-parameters for the embedded data and models. They hold if the user names neither."""
     if "data" in given or "models" in given:
         return {}
     return {name: value for name, value in cls.defaults.items() if name in _field_names(cls)}
@@ -273,13 +271,13 @@ def known_settings() -> list[str]:
 
 
 def from_toml(path: Path) -> dict[str, Any]:
-    """Settings from a TOML file; names that mean nothing are refused."""
+    """Read settings from a TOML file. Unknown names are refused."""
     written = read_toml(path)
     check_names(written, known_settings(), f"setting in {path}:", "pluribus run --help")
     models = written.get("models")
     if isinstance(models, dict):
         if stray := [key for key in models if not key.isdecimal()]:
-            raise FormatError(f"[models] in {path} gives a model to each client by number, not to '{stray[0]}'.")
+            raise FormatError(f"[models] in {path} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return fitted(Experiment, written)
 

@@ -26,21 +26,21 @@ from pluribus.server_half import ServerHalf
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.selection import Selections
 
-MOST_PENDING = 256  # clients whose unsaved state may wait in memory
-CHECKPOINT_SHARE = 0.05  # of the time may go into checkpoints that nobody asked for
+MOST_PENDING = 256  # most clients with unsaved state in memory
+CHECKPOINT_SHARE = 0.05  # most of the run time that automatic checkpoints may take
 
 
 class Observer(Protocol):
-    """Someone who watches a run: a progress bar, a tracker. One that is a context manager is left however it ends."""
+    """Watches a run: a progress bar, a tracker. An observer that is a context manager is exited after every run."""
 
     def start(self, federation: Federation) -> None:
-        """Before the first round."""
+        """Called before the first round."""
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        """After each round."""
+        """Called after each round."""
 
     def finish(self, result: Result) -> None:
-        """After the last round."""
+        """Called after the last round."""
 
 
 class Federation:
@@ -49,7 +49,7 @@ class Federation:
     def __init__(
         self, parts: Parts, folder: RunFolder, observers: Sequence[Observer] = (), engine: Engine | None = None
     ) -> None:
-        """Without an engine, the one that a simulated experiment asks for."""
+        """Set up a run. Default engine: the one that the simulated experiment sets."""
         self.parts = parts
         self.method = parts.method
         self.folder = folder
@@ -66,13 +66,13 @@ class Federation:
         self.engine = engine
         self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
         self.clock = Clock()
-        self._steps = Counter[int]()  # gradient steps of clients in this round
-        self._unsaved = 0.0  # seconds of rounds since the last checkpoint; what observers take is not ours
+        self._steps = Counter[int]()  # gradient steps per client in this round
+        self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
         self._save_cost = 0.0
         self._restore()
 
     def warn(self, sentence: str) -> None:
-        """What a person should know; once."""
+        """Add a warning, unless the run has it already."""
         if sentence not in self.warnings:
             self.warnings.append(sentence)
 
@@ -87,14 +87,14 @@ class Federation:
         self.selections.restore(self.history, self.method.views[0])
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
-                f"resumed with {torch.get_num_threads()} threads, started with {checkpoint.threads}: "
-                f"numbers may differ in the last bits."
+                f"the run is resumed with {torch.get_num_threads()} threads, but was started with "
+                f"{checkpoint.threads}: numbers may differ in the last bits."
             )
 
     # ---- the loop --------------------------------------------------------------------------------------------------
 
     def run(self) -> Result:
-        """All rounds that are still to do."""
+        """Run all remaining rounds."""
         try:
             return self._run()
         finally:
@@ -146,7 +146,7 @@ class Federation:
         }
 
     def sampled(self, t: int) -> tuple[list[int], set[int]]:
-        """Who takes part, and who of them will answer too late. Costs what is sampled, not what there is."""
+        """Clients of a round, and those of them that will be late. The cost depends on the sample alone."""
         experiment = self.parts.experiment
         number = max(1, round(experiment.participation * experiment.clients))
         rng = python_rng(experiment.seed, "sample", t)
@@ -156,7 +156,7 @@ class Federation:
         return present, {k for k in present if rng.random() < experiment.straggler_rate}
 
     def _enrol_new(self, present: list[int]) -> list[int]:
-        """Those who can take part: a method may ask for a message first, once."""
+        """Ask new clients to enrol, if the method needs that. Returns the clients that can take part."""
         if not self.method.enrols:
             return present
         new = [Enrol(k) for k in present if k not in self.half.enrolled]
@@ -177,7 +177,7 @@ class Federation:
             sent: dict[int, bytes | None] = {}
             requests = (Work(k, t, stage, self._download(stage, k, sent)) for k in present)
             for k, reply in self._replies(requests):
-                self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may take requests ahead
+                self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may read requests ahead
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
                 if k not in late:
                     answered.append(k)
@@ -212,7 +212,7 @@ class Federation:
         return losses, list(answered)
 
     def _replies(self, requests: Iterable[Request]) -> Iterator[tuple[int, Reply]]:
-        """Let clients work; the time that passes is shared out by what they say of theirs."""
+        """Let clients work. The elapsed time is divided by the times that they report."""
         shares = {"compute": 0.0, "communication": 0.0}
         with self.clock.apportioned(shares):
             for k, reply in self.engine.each(requests):
@@ -232,11 +232,11 @@ class Federation:
             with self.clock("communication"):
                 self.ledger.add(t, stage, k, way, data)
 
-    # ---- what is measured ------------------------------------------------------------------------------------------
+    # ---- evaluation --------------------------------------------------------------------------------------------------
 
     def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Figures]]:
         experiment, task = self.parts.experiment, self.parts.task
-        trained = t + 1 - task.warmup  # rounds in which models have trained
+        trained = t + 1 - task.warmup  # number of rounds in which models trained
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
@@ -271,10 +271,10 @@ class Federation:
         finite = [loss for loss in known.values() if math.isfinite(loss)]
         return sum(finite) / len(finite) if finite else None
 
-    # ---- what is kept ----------------------------------------------------------------------------------------------
+    # ---- checkpoints and the result ----------------------------------------------------------------------------------
 
     def _save(self, t: int, last: bool) -> None:
-        """Commit the round if it is time to."""
+        """Write a checkpoint if one is due."""
         every = self.parts.experiment.checkpoint_every
         due = (t + 1) % every == 0 if every else self._unsaved >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
         if not (last or due or self.engine.pending() > MOST_PENDING):
@@ -287,7 +287,7 @@ class Federation:
         self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
 
     def result(self) -> Result:
-        """What the rounds so far amount to."""
+        """The result of the rounds so far."""
         evaluated = {int(k) for record in self.history for k in record["clients"]}
         experiment = self.parts.experiment
         return Result(

@@ -1,7 +1,7 @@
-"""Where clients live: the client half of the round loop, the same in one process, in workers and at real hosts.
+"""The client half of the round loop, the same in one process, in workers and at real sites.
 
-A host brings a client to life when it is asked for, lets it work, and keeps its state until it is saved. Only a bounded
-number of clients is in memory; the others are their saved state, or just their key if they never took part.
+A host creates a client when a request needs it, lets it work, and keeps its state until it is saved. Only a bounded
+number of clients is in memory. The others exist as saved state, or only as a key if they never took part.
 """
 
 from __future__ import annotations
@@ -31,22 +31,22 @@ from pluribus.storage.checkpoint import put_back
 from pluribus.task import Card, Task
 
 Tensors = dict[str, Tensor]
-Selected = tuple[int, Tensors]  # a round, and what a client was measured with in it
+Selected = tuple[int, Tensors]  # a round, and the tensors that a client was evaluated with in it
 
-# Who may stay in memory between rounds. A client beyond that is a copy of its state, and beyond as much again, what the
-# checkpoint has of it.
+# Limits of clients in memory between rounds. Beyond them, a host keeps only a copy of a client's state. Beyond as many
+# bytes of copies, only the checkpoint has it.
 MOST_CLIENTS = 256
 MOST_BYTES = 8 * 2**30
 GPU_SHARE = 0.4  # of a GPU's memory
-SELECTED_SHARE = 1 / 8  # of that: copies of selected models that wait to be saved
-# What a client takes while it trains: a multiple of its weights (gradients, activations, recorded steps), and a little.
+SELECTED_SHARE = 1 / 8  # of that memory: for copies of selected models that wait to be saved
+# Memory of a client that trains: a multiple of its weights (gradients, activations, recorded steps), and a constant.
 TRAINING_FACTOR = 4
 TRAINING_BYTES = 16 * 2**20
 MOMENTA = "momenta."
 
 
 class Limits(NamedTuple):
-    """How many clients may be at hand in a host's memory, how many bytes of them, and of those that are put away."""
+    """Most clients in a host's memory, most bytes of them, and most bytes of the copies of other clients."""
 
     clients: int
     bytes: int
@@ -54,21 +54,21 @@ class Limits(NamedTuple):
 
     @classmethod
     def of(cls, device: torch.device, hosts: int = 1) -> Limits:
-        """An equal share for each of several hosts on a device."""
+        """The limits of one of several hosts that share a device equally."""
         most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
         return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, most_bytes // hosts)
 
 
 class Away(NamedTuple):
-    """A client that gave up its place in memory: what it holds, and what it keeps."""
+    """A client that left its place in memory: its card, its data and a copy of its tensors."""
 
     card: Card
-    data: dict[str, Data] | None  # None: it came from another host, and its sets are still to be made here
+    data: dict[str, Data] | None  # None: it came from another host, and its sets are not yet made here
     saved: Snapshot
 
 
 class Host:
-    """Hosts clients of one federation."""
+    """Hosts clients of one federation in memory."""
 
     def __init__(
         self,
@@ -92,9 +92,9 @@ class Host:
         self._same_init = same_init
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._away: OrderedDict[int, Away] = OrderedDict()
-        self._changed: set[int] = set()  # who worked since the last save
-        self._selected: dict[int, tuple[int, Snapshot]] = {}  # round and copy, of whoever has selected one since then
-        self._footprints: dict[str, int] = {}  # by architecture, as what follows
+        self._changed: set[int] = set()  # clients that worked since the last save
+        self._selected: dict[int, tuple[int, Snapshot]] = {}  # rounds selected since then, with copies
+        self._footprints: dict[str, int] = {}  # by architecture, like the next
         self._least: dict[str, int] = {}
         self._limits = limits or Limits.of(device)
         self.wires = Wires(method, task, cards)
@@ -102,7 +102,7 @@ class Host:
     # ---- work ------------------------------------------------------------------------------------------------------
 
     def answer(self, request: Request) -> Answer:
-        """Let a client do what is asked. What a method raises says in which round, and at which client."""
+        """Answer a request about a client. An error of the method gets the round and the client as a note."""
         when = "enrolment" if isinstance(request, Enrol) else f"round {request.t}"
         with at(when, f"client {request.client}"):
             match request:
@@ -117,68 +117,68 @@ class Host:
                 case Evaluate():
                     return self._evaluate(request)
 
-    def _enrol(self, asked: Enrol) -> Reply:
-        k = asked.client
+    def _enrol(self, request: Enrol) -> Reply:
+        k = request.client
         client = self.client(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed.add(k)
         up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
         return Reply(up, None, steps=client.steps)
 
-    def _work(self, asked: Work) -> Reply:
-        t, k = asked.t, asked.client
+    def _work(self, request: Work) -> Reply:
+        t, k = request.t, request.client
         started = time.perf_counter()
-        client, wire = self._start(t, asked.stage, k), self.wires(k)[asked.stage]
-        if asked.down is not None:
-            self._receive(client, decode(asked.down, wire.down, f"round {t}, download of client {k}"))
+        client, wire = self._begin(t, request.stage, k), self.wires(k)[request.stage]
+        if request.down is not None:
+            self._receive(client, decode(request.down, wire.down, f"round {t}, download of client {k}"))
         received = time.perf_counter()
-        message = self.method.functions(asked.stage).work(client)
+        message = self.method.functions(request.stage).work(client)
         return self._reply(client, message, wire, t, (started, received))
 
-    def _teach(self, asked: Teach) -> Reply:
+    def _teach(self, request: Teach) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client = self._start(asked.t, 0, asked.client)
-        wire = self.wires(asked.client)[0]
-        return self._reply(client, self.method.teach(client), wire, asked.t, (started, started))
+        client = self._begin(request.t, 0, request.client)
+        wire = self.wires(request.client)[0]
+        return self._reply(client, self.method.teach(client), wire, request.t, (started, started))
 
-    def _learn(self, asked: Learn) -> Reply:
+    def _learn(self, request: Learn) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client = self._start(asked.t, 1, asked.client)
-        said = asked.messages()
-        messages = {j: decode(data, self.wires(j)[0].up, f"round {asked.t}, client {j}") for j, data in said.items()}
+        client = self._begin(request.t, 1, request.client)
+        sent = request.messages()
+        messages = {j: decode(data, self.wires(j)[0].up, f"round {request.t}, client {j}") for j, data in sent.items()}
         client.inbox = Inbox.of(messages, self.device)
         received = time.perf_counter()
         self.method.learn(client, client.inbox)
-        return self._reply(client, None, self.wires(asked.client)[0], asked.t, (started, received))
+        return self._reply(client, None, self.wires(request.client)[0], request.t, (started, received))
 
     def _reply(self, client: Client, message: Message | None, wire: Wire, t: int, since: tuple[float, float]) -> Reply:
-        loss = client.loss()  # waits for a GPU, so that its work is not counted as communication
+        loss = client.loss()  # waits for the GPU, so that its work is not counted as communication
         worked = time.perf_counter()
         started, received = since
         up = None
-        # A method without an upload sends nothing at all, not an empty message; what it did not declare is refused.
+        # A method without uploads sends nothing, not an empty message. Encoding refuses fields that it did not declare.
         if message is not None and (message or wire.up):
             up = encode(message, wire.up, f"round {t}, client {client.card.id}")
         communication = received - started + time.perf_counter() - worked
         return Reply(up, loss, worked - received, communication, client.steps)
 
-    def _evaluate(self, asked: Evaluate) -> Measured:
-        """Leaves no trace in the client; but if its validation data prefers this round to the best one so far, the
-        model that the headline measured is kept."""
-        t, k = asked.t, asked.client
+    def _evaluate(self, request: Evaluate) -> Measured:
+        """Evaluate all views without a change to the client. If its validation data prefers this round to the best one
+        so far, keep a copy of the model in the headline view."""
+        t, k = request.t, request.client
         measured: dict[str, Figures] = {}
         for view in self.method.views:
-            with self.viewed(t, k, view, asked.down) as client:
+            with self.viewed(t, k, view, request.down) as client:
                 measured[view] = figures(rule_of(self.method, view), client)
-                if view == self.method.views[0] and selects(measured[view], asked.best):
+                if view == self.method.views[0] and selects(measured[view], request.best):
                     self._selected[k] = t, Snapshot(client.measured())
         return Measured(measured)
 
     @contextmanager
     def viewed(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
-        """The client as a view has it; on exit, as it was."""
+        """The client as a view evaluates it. Its tensors are restored on exit."""
         client = self.client(k)
         client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
         if view == "after":
@@ -190,7 +190,7 @@ class Host:
             self.method.adapt(client, view)
             yield client
 
-    def _start(self, t: int, stage: int, k: int) -> Client:
+    def _begin(self, t: int, stage: int, k: int) -> Client:
         client = self.client(k)
         client.begin(t, stage, self.method.schedule(t, self.task.rounds))
         self._changed.add(k)
@@ -203,44 +203,44 @@ class Host:
     # ---- clients in memory -----------------------------------------------------------------------------------------
 
     def client(self, k: int) -> Client:
-        """The client, brought to life if need be; the one unused for longest makes room."""
+        """The client in memory, created if needed. The client that was unused for longest makes room."""
         found = self.seat(k)
         assert found is not None
         return found
 
     def seat(self, k: int, beside: Container[int] = ()) -> Client | None:
-        """The client in memory; None if there is room only where those stand that it shall work beside."""
+        """The client in memory. None if there is no room without removing a client of `beside`, which works with it."""
         if k not in self._live:
-            client = self._seated(k, beside)
+            client = self._find_seat(k, beside)
             if client is None:
                 return None
             self._live[k] = client
         self._live.move_to_end(k)
         return self._live[k]
 
-    def _seated(self, k: int, beside: Container[int]) -> Client | None:
-        """In a place of its own if there is room. If not, in the place of another client of its architecture: all
-        tensors keep their addresses, so recorded steps stay right."""
-        if self._room(k):
-            return self._bring_to_life(k)
+    def _find_seat(self, k: int, beside: Container[int]) -> Client | None:
+        """Create the client if there is room. If not, reuse another client of its architecture: all tensors keep their
+        addresses, so recorded steps stay valid."""
+        if self._has_room(k):
+            return self._create(k)
         leaving = [j for j in self._live if j not in beside]
         if not leaving:
-            return None if self._live else self._bring_to_life(k)
+            return None if self._live else self._create(k)
         alike = [j for j in leaving if self.cards[j].model == self.cards[k].model]
         j = (alike or leaving)[0]
         client = self._live.pop(j)
         self._put_away(j, client)
         if not alike:
-            return self._seated(k, beside)
+            return self._find_seat(k, beside)
         if (away := self._away.get(k)) is None or away.data is None:
-            away = _away(self._bring_to_life(k))
+            away = _away(self._create(k))
         self._away.pop(k, None)
         client.take_over(away.card, away.data or {})
         away.saved.put_back(all_tensors(client))
         return client
 
-    def _room(self, k: int) -> bool:
-        """Whether one more client fits, by what its weights weigh and what training usually adds to that."""
+    def _has_room(self, k: int) -> bool:
+        """Whether one more client fits, by the size of its weights and what training usually adds."""
         if len(self._live) >= self._limits.clients:
             return False
         taken = sum(self._footprint(self.cards[j].model) for j in self._live)
@@ -252,11 +252,11 @@ class Host:
             self._footprints[model] = TRAINING_FACTOR * weights + TRAINING_BYTES
         return self._footprints[model]
 
-    def _bring_to_life(self, k: int) -> Client:
+    def _create(self, k: int) -> Client:
         with at(f"client {k}"):
-            return self._brought_to_life(k)
+            return self._build(k)
 
-    def _brought_to_life(self, k: int) -> Client:
+    def _build(self, k: int) -> Client:
         card = self._card(k)
         model = self.task.start(card.model, None if self._same_init else k)
         sets, public, exams = self.data.sets(k), self.data.public, self.data.exams
@@ -273,22 +273,22 @@ class Host:
         return client
 
     def _least_rows(self, client: Client) -> int:
-        """Rows that a batch needs for the client's model and for those that the method put beside it."""
+        """Smallest batch for the client's model and for the models that the method attached."""
         if client.card.model not in self._least:
             models = [client.model, *(one for one in client.state.modules() if isinstance(one, TwoPartModel))]
             self._least[client.card.model] = max(least_rows(model, self.task.shape) for model in models)
         return self._least[client.card.model]
 
     def _card(self, k: int) -> Card:
-        # What a client sent when it enrolled is for the server: here it would depend on when the client came to life.
+        # The message of enrolment is for the server: here it would depend on when the client was created.
         return replace(self.cards[k], enrolled=None)
 
     def _put_away(self, k: int, client: Client) -> None:
         self._away[k] = _away(client)
-        self._forget()
+        self._delete_copies()
 
-    def _forget(self) -> None:
-        """Let go of those away for longest, if they are saved and together weigh too much."""
+    def _delete_copies(self) -> None:
+        """Delete the oldest copies of saved clients while all copies together exceed the limit."""
         taken = sum(away.saved.nbytes for away in self._away.values())
         for k in [k for k in self._away if k not in self._changed]:
             if taken <= self._limits.away:
@@ -296,10 +296,10 @@ class Host:
             taken -= self._away.pop(k).saved.nbytes
 
     def changed(self) -> dict[int, Tensors]:
-        """State of every client that worked since the last call, as copies on the CPU. For use between rounds."""
+        """The state of each client that worked since the last call, as CPU copies. Call it between rounds."""
         states = {k: self._state(k) for k in sorted(self._changed)}
         self._changed = set()
-        self._forget()
+        self._delete_copies()
         return states
 
     def _state(self, k: int) -> Tensors:
@@ -308,13 +308,13 @@ class Host:
         return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
 
     def selected(self) -> dict[int, Selected]:
-        """Of every client whose validation data has selected another round since the last call, that round and the
-        model as it was measured, as copies on the CPU."""
+        """The clients whose validation data selected another round since the last call: that round, and CPU copies of
+        the tensors that were evaluated."""
         selected, self._selected = self._selected, {}
         return {k: (t, saved.tensors()) for k, (t, saved) in sorted(selected.items())}
 
     def release(self, k: int) -> Tensors | None:
-        """Let go of a client that another host will host: all that it holds, None if nothing of that is unsaved."""
+        """Remove a client that moves to another host. Returns all of its tensors, or None if they are saved."""
         client, away = self._live.pop(k, None), self._away.pop(k, None)
         if k not in self._changed:
             return None
@@ -325,12 +325,12 @@ class Host:
         return away.saved.tensors()
 
     def adopt(self, k: int, tensors: Tensors) -> None:
-        """Host a client that another host released."""
+        """Take a client that another host released."""
         self._away[k] = Away(self._card(k), None, Snapshot(tensors))
         self._changed.add(k)
 
     def pending(self) -> int:
-        """How many clients wait to be saved."""
+        """Number of clients with unsaved state."""
         return len(self._changed)
 
 
@@ -339,14 +339,14 @@ def _away(client: Client) -> Away:
 
 
 def all_tensors(client: Client) -> Tensors:
-    """What outlives a round, and what outlives an exchange: another one of the same round may follow."""
+    """The tensors that outlive a round or an exchange: another exchange of the same round may follow."""
     round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
     momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
     return client.tensors() | momenta
 
 
 def most_selected(device: torch.device) -> int:
-    """Bytes of selected models that may wait in memory to be saved."""
+    """Most bytes of selected models that may wait in memory to be saved."""
     return int(SELECTED_SHARE * Limits.of(device).bytes)
 
 
@@ -355,6 +355,6 @@ def _memory(device: torch.device) -> int:
 
 
 def make_host(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Host:
-    """A host that can host every client of a federation; `load` gives what was saved of one."""
+    """A host for all clients of a simulated federation. `load` returns the saved tensors of a client."""
     where = parts.data, parts.local, parts.device, load
     return Host(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)

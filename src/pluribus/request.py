@@ -1,4 +1,4 @@
-"""What a host is asked to do with a client, and what it answers."""
+"""Requests to a host about one client, and its answers."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from pluribus.message import Parcel
 
 @dataclass(frozen=True, slots=True)
 class Enrol:
-    """Send the one message of joining, before the first round of the client."""
+    """Send the message of enrolment, once, before the client's first round."""
 
     client: int
 
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """One exchange with the server: receive, work, answer. Without a `down` there is nothing to receive."""
+    """One exchange with the server: receive the download, work, answer. Without `down` there is no download."""
 
     client: int
     t: int
@@ -30,7 +30,7 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Teach:
-    """The first exchange of a peer method."""
+    """The first exchange of a peer method: build the message to the students."""
 
     client: int
     t: int
@@ -45,15 +45,15 @@ class Learn:
     inbox: Mapping[int, bytes | Parcel]
 
     def messages(self) -> dict[int, bytes]:
-        """The inbox for whoever reads it. An engine that makes parcels opens them before."""
+        """The messages of the inbox. An engine that sends parcels opens them first."""
         found = {j: data for j, data in self.inbox.items() if isinstance(data, bytes)}
-        assert len(found) == len(self.inbox), "a parcel was not opened"
+        assert len(found) == len(self.inbox), "the engine must open parcels first"
         return found
 
 
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Measure every view of a method. `best` is the best round of the client so far."""
+    """Evaluate every view of a method. `best` is the best round of the client so far."""
 
     client: int
     t: int
@@ -69,10 +69,10 @@ Request = Enrol | Work | Teach | Learn | Evaluate
 
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """What comes of work: the encoded message (None: nothing to send), the mean training loss, the seconds of work, the
-    seconds of reading and writing messages, and the number of gradient steps.
+    """Result of work: the encoded message (None: nothing to send), the mean training loss, the seconds of work, the
+    seconds of decoding and encoding messages, and the number of gradient steps.
 
-    The message of a peer may lie elsewhere, as a Parcel.
+    The message of a peer may be a Parcel, which says where the message is stored.
     """
 
     up: bytes | Parcel | None
@@ -84,7 +84,7 @@ class Reply:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What comes of an evaluation: the figures of every view."""
+    """Result of an evaluation: the metrics of every view."""
 
     figures: dict[str, Figures]
 

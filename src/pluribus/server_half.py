@@ -1,6 +1,6 @@
-"""The server half of the round loop, the same in a simulation, in a prediction and at a real server.
+"""The server half of the round loop, the same in a simulation, in a prediction and on a real server.
 
-`Server` is what a method sees of it; here is who calls the method.
+`Server` is what a method sees. `ServerHalf` calls the method.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ class ServerHalf:
         self.wires = Wires(method, task, cards)
         self.server = Server(task, cards)
         self.enrolled: dict[int, bytes] = {}
-        cards.enrolled.clear()  # whoever enrolled after the last checkpoint does so again
+        cards.enrolled.clear()  # clients that enrolled after the last checkpoint do so again
         with at("server"):
             method.setup(self.server)
         self.server.state.fix()
 
     def put_back(self, saved: dict[str, Tensor], enrolled: Mapping[int, bytes]) -> None:
-        """Continue from what was saved: the server's state, and the messages of enrolment."""
+        """Restore the saved state of the server and the messages of enrolment."""
         put_back(self.state(), saved, "the server")
         for k, data in enrolled.items():
             self.enrol(k, data)
 
     def state(self) -> dict[str, Tensor]:
-        """Everything the server must keep between rounds, live, by name."""
+        """The live tensors that the server keeps between rounds, by name."""
         return self.server.state.state_dict()
 
     def begin(self, t: int) -> None:
@@ -47,12 +47,12 @@ class ServerHalf:
         self.server.begin(t, self.method.schedule(t, self.task.rounds))
 
     def enrol(self, k: int, data: bytes) -> None:
-        """Take in a client's message of enrolment."""
+        """Read a client's message of enrolment and put it on its card."""
         self.enrolled[k] = data
         self.cards.enrolled[k] = decode(data, self.wires(k)[0].once, f"enrolment of client {k}")
 
     def download(self, stage: int, k: int) -> bytes | None:
-        """What the server sends to a client in this exchange; None: nothing."""
+        """The encoded message to a client in this exchange. None: there is none."""
         download = self.method.functions(stage).down
         if download is None:
             return None
@@ -64,11 +64,11 @@ class ServerHalf:
         return encode(message, schema, f"round {self.server.t}, download of client {k}")
 
     def read(self, stage: int, k: int, up: bytes) -> Message:
-        """What a client sent up in this exchange."""
+        """Decode a client's upload of this exchange."""
         return decode(up, self.wires(k)[stage].up, f"round {self.server.t}, client {k}")
 
     def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> None:
-        """Let the method learn from the uploads of an exchange, of which there is at least one."""
+        """Pass the uploads of an exchange to the method. There is at least one."""
         merge = self.method.functions(stage).merge
         if merge is not None:
             with at("server"):

@@ -1,6 +1,6 @@
-"""A run on disk, opened again: its parts, and a client's trained model.
+"""Opens a run folder again: the parts of the run, and a client's trained model.
 
-`selected` is the model whose accuracy the run reports: that of the method's headline view, in the round that the
+`selected` is the model whose accuracy the run reports: the one of the method's headline view, in the round that the
 client's validation data selects. `last` is the model of the same view at the last checkpoint.
 """
 
@@ -30,26 +30,26 @@ Round = Literal["selected", "last"]
 
 
 def load_model(path: str | Path, client: int, round: Round = "selected") -> nn.Module:
-    """A client's model, in eval mode: the one whose accuracy the run reports, or that of the last checkpoint."""
+    """Load a client's model in eval mode: the one whose accuracy the run reports, or that of the last checkpoint."""
     with open_run(path) as (parts, folder):
         check_client(path, parts, client)
-        with trained_client(parts, folder, client, round) as asked:
-            return copy.deepcopy(asked.model).eval()  # on exit the client may change back
+        with trained_client(parts, folder, client, round) as found:
+            return copy.deepcopy(found.model).eval()  # the client may be restored on exit
 
 
 def check_round(round: str) -> None:
-    """Refuse what is neither of the two."""
+    """Refuse a round that is neither 'selected' nor 'last'."""
     if round not in get_args(Round):
         raise UnknownNameError(f"the round must be 'selected' or 'last', not '{round}'.")
 
 
 def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> AbstractContextManager[Client]:
-    """A client with the model that the headline measured.
+    """Load a client with the model of the headline view.
 
-    Another process may write to the folder meanwhile: what is gone has been replaced by something newer.
+    Another process may write to the folder at the same time. A file that is missing has been replaced by a newer one.
     """
     check_round(round)
-    read = _last if round == "last" else _selected
+    read = _load_last if round == "last" else _load_selected
     for _ in range(READINGS):
         try:
             return read(parts, folder, k)
@@ -59,43 +59,43 @@ def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> 
     return read(parts, folder, k)
 
 
-def _last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
-    latest, view = _latest(folder), parts.method.views[0]
+def _load_last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+    latest, view = _find_latest(folder), parts.method.views[0]
     down = None if view == "after" else _download(parts, folder.checkpoint, latest, k)
     host = make_host(parts, folder.checkpoint.client)
-    host.client(k)  # read now
+    host.client(k)  # reads the checkpoint now
     return host.viewed(latest, k, view, down)
 
 
-def _latest(folder: RunFolder) -> int:
+def _find_latest(folder: RunFolder) -> int:
     if folder.checkpoint.latest is None:
         raise NoModelError(f"{folder.path} holds no trained model: no round was saved, or its state was deleted.")
     return folder.checkpoint.latest
 
 
-def _selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
-    _latest(folder)
-    t = _selected_round(parts, folder, k)
+def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+    _find_latest(folder)
+    t = _find_selected_round(parts, folder, k)
     if (measured := folder.checkpoint.selected(k, t)) is None:
         raise NoModelError(
             f"{folder.path} lacks the model of client {k} in round {t}, which validation selects: its file was "
-            f"deleted, or the run is of a version that kept the last round alone. Ask for the last round."
+            f"deleted, or the version of the run kept only the last round. Ask for the last round."
         )
     host = make_host(parts, lambda _: None)
     put_back(host.client(k).measured(), measured, f"client {k}")
     return host.viewed(t, k, "after", None)  # as it was measured
 
 
-def _selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
+def _find_selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
     history, _ = folder.history(folder.checkpoint.latest)
     chosen = choose(history, parts.method.views[0])
     if k not in chosen:
-        raise NoModelError(f"client {k} was never evaluated, so no round of it is selected. Ask for the last round.")
+        raise NoModelError(f"client {k} was never evaluated, so it has no selected round. Ask for the last round.")
     return chosen[k].selected_round
 
 
 def _download(parts: Assembly, saved: Checkpoint, t: int, client: int) -> bytes | None:
-    """What the server would send to the client now."""
+    """The message that the server would send to the client now."""
     half = ServerHalf(parts.method, parts.task, parts.cards)
     half.put_back(saved.server(), saved.enrolled())
     half.begin(t)
@@ -104,7 +104,7 @@ def _download(parts: Assembly, saved: Checkpoint, t: int, client: int) -> bytes 
 
 @contextmanager
 def open_run(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
-    """A run as it lies on disk, to be read: its parts, on the CPU, and its folder."""
+    """Open a run folder for reading: the parts of the run, on the CPU, and the folder."""
     folder = RunFolder.open(path, read_only=True)
     try:
         described = replace(read_experiment(folder), device="cpu")
@@ -112,14 +112,14 @@ def open_run(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
             check_partition(folder, parts)
-            folder.look_again()  # that took a while, and the run may go on
+            folder.look_again()  # assembling took a while, and the run may still write
             yield parts, folder
     finally:
         folder.close()
 
 
 def check_client(path: str | Path, parts: Assembly, client: int) -> None:
-    """Refuse a client that a run does not have."""
+    """Refuse the number of a client that the run does not have."""
     if client not in parts.cards:
         raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
@@ -129,22 +129,22 @@ def read_experiment(folder: RunFolder) -> Experiment:
     described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
     if described.data == SITES:
         raise OtherRunError(
-            f"{folder.path} is a federation of real sites, whose data and models are theirs: pluribus serve goes on "
-            f"with it, and pluribus predict works at a site."
+            f"{folder.path} is a federation of real sites, which keep their data and models. Resume it with pluribus "
+            f"serve. Use pluribus predict at a site."
         )
     return described
 
 
 def check_settings(folder: RunFolder, described: Experiment) -> None:
-    """The same folder with other settings would be another experiment."""
+    """Refuse a folder whose experiment has other settings."""
     file = folder.path / "config.toml"
-    check_unchanged(folder.path, {"method": described.method}, file)  # before its hyper-parameters, which are another's
+    check_unchanged(folder.path, {"method": described.method}, file)  # first: other methods have other hyper-parameters
     check_unchanged(folder.path, described.decisive(), file)
 
 
 def check_partition(folder: RunFolder, parts: Assembly) -> None:
-    """The same experiment on other data would be another experiment."""
+    """Refuse a folder whose experiment ran on other data."""
     if folder.read_partition().digest != parts.manifest.digest:
         raise OtherRunError(
-            f"{folder.path} was run on other data: its partition.json does not match {parts.experiment.data}."
+            f"{folder.path} is a run on other data: its partition.json does not match {parts.experiment.data}."
         )
