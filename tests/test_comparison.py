@@ -772,7 +772,7 @@ def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
         "--seeds",
         "--set",
         "--lr LR eta: local learning rate. Above 0. (default: 0.01)",
-        "no figure but seconds depends on --jobs",
+        "no metric but seconds depends on --jobs",
     ):
         assert word in told
     assert "compare METHOD" in terminal("--help").out

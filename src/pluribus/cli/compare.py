@@ -1,4 +1,4 @@
-"""pluribus compare and tune: several methods."""
+"""pluribus compare and tune: commands for several methods."""
 
 from __future__ import annotations
 
@@ -21,55 +21,56 @@ from pluribus.cli.flags import (
 from pluribus.errors import FormatError, UnfinishedError
 
 ABOUT_COMPARE = """\
-Methods side by side on the same data, partition, models and initial weights, over several seeds.
+Compares methods on the same data, partition, models and initial weights, over several seeds.
 
   pluribus compare local fedgh fedproto --clients 10 --seeds 3
 
-Flags and their defaults hold for all methods. Where a method's own default of training is another and nobody gave the
-flag, a line above the tables says so, and there is no verdict on that method. --set fedgh.server_lr=0.02 is for one
-method: a hyper-parameter of its own, or a training setting.
+Flags and their defaults hold for all methods. If a method has another default for a training setting and you do not
+give the flag, a line above the tables says so, and the method gets no verdict. --set fedgh.server_lr=0.02 is for one
+method: it sets a hyper-parameter or a training setting.
 
-All methods are asked in one --view, and only equal views are tested against each other.
+All methods are evaluated in one --view, and only equal views are tested against each other.
 
---out is a folder with a run folder per method and seed. The same command with the same --out goes on: runs that are
-finished are read, those that were stopped are resumed. Every run has one CPU thread unless --threads says otherwise, so
-that no figure but seconds depends on --jobs.
+--out is a folder with a run folder per method and seed. The same command with the same --out continues: finished runs
+are read, stopped runs are resumed. Every run has one CPU thread unless you set --threads, so that no metric but seconds
+depends on --jobs.
 
-Differences to --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips over
-all pairs, corrected for several methods) and a 95 % interval without 0 (seeds drawn anew, then clients within them).
+Differences from --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips
+over all pairs, corrected for several methods) and a 95 % interval without 0 (resampled seeds, then clients in them).
 """
 
 ABOUT_TUNE = """\
-A fair search: every method gets as many trials of as many rounds, and only validation data decides, never test data.
+Searches for good settings. Every method gets the same number of trials and rounds. Validation data decides, never test
+data.
 
   pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
 
-Names of --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
-the methods that have them. Flags are those of compare. The same command with the same --out goes on, and with more
---trials goes further. It needs Optuna: pip install 'pluribus[tune]'.
+Names in --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
+the methods that have them. Flags are those of compare. The same command with the same --out continues the search, also
+with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
 """
 
 
 def compare(args: list[str]) -> None:
-    """pluribus compare: methods side by side over several seeds."""
+    """pluribus compare: compare methods over several seeds."""
     from pathlib import Path
 
     from pluribus.internal.views import ABOUT, AFTER, View
     from pluribus.storage.files import check_place, to_json, write_text
     from pluribus.study.compare import compare
 
-    target = "Rounds and bytes until the mean test accuracy is there."
+    target = "Report rounds and bytes until the mean test accuracy reaches this."
     asked = [
         flag("seeds", int, 3, "Number of seeds."),
-        flag("seed", int, 0, "The first of them."),
+        flag("seed", int, 0, "First seed."),
         (
             "baseline",
-            word(str | None, "METHOD", "Whom the others are compared with.", "(default: the first)"),
+            word(str | None, "METHOD", "Method that the others are compared with.", "(default: the first)"),
             None,
         ),
-        ("target", word(float | None, "ACCURACY", target, "(default: what the first method has)"), None),
+        ("target", word(float | None, "ACCURACY", target, "(default: the first method's accuracy)"), None),
         flag("view", View, AFTER, ABOUT),
-        flag("equal_steps", bool, False, "More rounds for some, until all have as many gradient steps per client."),
+        flag("equal_steps", bool, False, "Run more rounds of some methods, for equal gradient steps per client."),
         (
             "jobs",
             word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"),
@@ -77,7 +78,7 @@ def compare(args: list[str]) -> None:
         ),
     ]
     formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
-    files = [flag(kind, str | None, None, f"Write the tables to a file, as {name}.") for kind, name in formats.items()]
+    files = [flag(kind, str | None, None, f"Write the tables to a file as {name}.") for kind, name in formats.items()]
     methods, settings, flat = _parse_for_all("compare", ABOUT_COMPARE, args, asked, files)
     paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
     for path in paths:
@@ -97,16 +98,16 @@ def compare(args: list[str]) -> None:
 
 
 def tune(args: list[str]) -> None:
-    """pluribus tune: a search for settings."""
+    """pluribus tune: search for settings."""
     from pluribus.internal.views import ABOUT, AFTER, View, view_text
     from pluribus.storage.files import to_json
     from pluribus.study.tune import SPACE, tune
 
     asked = [
-        flag("trials", int, 20, "Trials of each method."),
-        flag("space", str, SPACE, "What is searched: NAME=LOW:HIGH, LOW:HIGH:log or ONE|OTHER, with commas between."),
+        flag("trials", int, 20, "Trials per method."),
+        flag("space", str, SPACE, "Search space, comma-separated: NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=ONE|OTHER."),
         flag("view", View, AFTER, ABOUT),
-        flag("seed", int, 0, "Of all runs, and of the search."),
+        flag("seed", int, 0, "Seed of all runs and of the search."),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
     found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
@@ -125,7 +126,7 @@ def tune(args: list[str]) -> None:
 def _parse_for_all(
     command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
 ) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """Methods, the settings that hold for all or for one of them, and every flag of a command by name."""
+    """Parse the methods, the settings for all or for one of them, and all flags of a command by name."""
     import itertools
 
     from pluribus.experiment import TRAINING
@@ -134,18 +135,18 @@ def _parse_for_all(
     config, args = take_flag(args, "--config")
     methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
     common = common_settings(config)
-    groups = _common_flags(common) | {command: [*asked, *_set_and_out()]}
+    groups = _common_flags(common) | {command: [*asked, *_set_and_out_flags()]}
     groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for name in groups for k, v in vars(getattr(given, identifier(name))).items()}
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
-    usual = {"data", "models"} - given_names(args)  # not named: hyper-parameters for the embedded ones hold
+    usual = {"data", "models"} - given_names(args)  # not named: the hyper-parameters for the embedded ones hold
     settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
-    return methods, settings | {"config": config, "own": _own(flat["set"]), "out": flat["out"]}, flat
+    return methods, settings | {"config": config, "own": _parse_set(flat["set"]), "out": flat["out"]}, flat
 
 
 def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
-    """Those of an experiment but for method, seed and folder."""
+    """The flags of an experiment except method, seed and folder."""
     from typing import get_type_hints
 
     from pluribus.experiment import SETTINGS, TRAINING, Experiment
@@ -157,28 +158,28 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
         for group, names in SETTINGS.items()
     }
     groups["training"] = []
-    for name in TRAINING:  # None where nobody says anything
+    for name in TRAINING:  # None if not given
         usual = f"(default: {common.get(name, getattr(Experiment, name))})"
         groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
     return groups
 
 
-def _set_and_out() -> list[Any]:
+def _set_and_out_flags() -> list[Any]:
     import tyro
 
-    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "A setting of one method; may be repeated."
+    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "Set a value for one method. May be repeated."
     return [
         ("set", word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
         (
             "out",
-            word(str | None, "FOLDER", "Where the runs are.", "(default: a name of its own under runs/)"),
+            word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"),
             None,
         ),
     ]
 
 
-def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """What `--set fedgh.server_lr=0.02` says, by method."""
+def _parse_set(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
+    """Parse `--set fedgh.server_lr=0.02` into settings by method."""
     import tomllib
 
     own: dict[str, dict[str, Any]] = {}
@@ -190,6 +191,6 @@ def _own(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         try:
             read = tomllib.loads(f"value = {value}")["value"]
         except tomllib.TOMLDecodeError:
-            read = value  # a word, which TOML would have in quotes
+            read = value  # a word, which TOML would need in quotes
         own.setdefault(method, {})[name.replace("-", "_")] = read
     return own

@@ -1,6 +1,6 @@
-"""Dataclasses as flags, and flags as settings.
+"""Turns dataclasses into flags, and flags into settings.
 
-torch takes seconds to import, so nothing here imports it before the flags are read.
+torch takes seconds to import, so this module does not import it before the flags are read.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ CONFIG = ("config", str | None, None, "A TOML file with these settings; flags ov
 
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
 
-TRACK = ("track", str, "", "Trackers that are told, with commas between: tensorboard, mlflow, wandb.")
+TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wandb.")
 
-BARE = ("bare", bool, True, "Time the bare loop too. It takes as long as the run.")
+BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the run.")
 
-ONE_BY_ONE = "(one by one)"  # what --help shows where a config file gives each client its model
+ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 
 
 def given_names(args: list[str]) -> set[str]:
-    """The settings that someone has given, as flags or in a config file."""
+    """The names of the settings that the user gave, as flags or in a config file."""
     from pathlib import Path
 
     from pluribus.experiment import from_toml
@@ -42,7 +42,7 @@ def given_names(args: list[str]) -> set[str]:
 
 
 def begin(args: list[str]) -> tuple[Experiment, list[str]]:
-    """What a method and a config file say of an experiment, and the flags that are left."""
+    """Make an experiment from the method and the config file. Returns the remaining flags too."""
     from pluribus.experiment import experiment
 
     config, args = take_flag(args, "--config")
@@ -54,7 +54,7 @@ def begin(args: list[str]) -> tuple[Experiment, list[str]]:
 
 
 def take_flag(args: list[str], flag: str) -> tuple[str | None, list[str]]:
-    """Take a flag that decides which other flags there are out of the arguments."""
+    """Remove a flag from the arguments and return its value: it decides which other flags exist."""
     for i, arg in enumerate(args):
         if arg == flag and i + 1 < len(args):
             return args[i + 1], args[:i] + args[i + 2 :]
@@ -66,7 +66,7 @@ def take_flag(args: list[str], flag: str) -> tuple[str | None, list[str]]:
 def parse_experiment(
     command: str, described: Experiment, args: list[str], output: list[Any], about: str = ""
 ) -> tuple[Experiment, dict[str, Any]]:
-    """Flags over an experiment's own values, and those of the command itself."""
+    """Parse flags that override an experiment, and the flags of the command itself."""
     import dataclasses
 
     from pluribus.experiment import SETTINGS
@@ -88,43 +88,43 @@ def parse_experiment(
 
 
 def parse_groups(groups: dict[str, list[Any]], command: str, about: str, args: list[str]) -> Any:
-    """The flags of a command, by group."""
+    """Parse the flags of a command, by group."""
     return parse(_tree(groups), command, about, args)
 
 
 def parse(form: type, command: str, about: str, args: list[str]) -> Any:
-    """The arguments of a command in the form of a dataclass."""
+    """Parse the arguments of a command into a dataclass."""
     import tyro
 
     _check_flags(form, command, args)
-    # no comment in any source is the help of a flag, and to look for some takes longer than all the rest
+    # comments in the source are never help texts, and searching for them takes longer than all the rest
     plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
     try:
-        return tyro.cli(form, prog=command, description=_wrapped(about), args=args, config=plain)
+        return tyro.cli(form, prog=command, description=_wrap(about), args=args, config=plain)
     except SystemExit as end:
-        if end.code and "--json" in args:  # tyro has told the person; a machine reads standard output
-            print(error_json("the flags are not understood; standard error says which.", "flags"))
+        if end.code and "--json" in args:  # tyro wrote to standard error; programs read standard output
+            print(error_json("the flags are wrong: standard error says which.", "flags"))
         raise
 
 
 def _check_flags(form: type, command: str, args: list[str]) -> None:
-    """Refuse a flag that is another name of one of ours, and a choice by its former name.
+    """Refuse a flag that is a synonym of a known flag, and a choice by its former name.
 
-    Of those that are merely mistyped tyro knows the nearest.
+    For a mistyped flag, tyro itself suggests the nearest one.
     """
     from pluribus.settings import FORMER, flag_name
 
     known = {"--help", *_flag_names(form)}
     for (name, former), now in FORMER.items():
         if flag_name(name) in known and take_flag(args, flag_name(name))[0] == former:
-            raise UnknownNameError(f"{flag_name(name)} {former} is called {flag_name(name)} {now} now.")
+            raise UnknownNameError(f"{flag_name(name)} {former} was renamed to {flag_name(name)} {now}.")
     for word in (arg.partition("=")[0] for arg in args if arg.startswith("--")):
         if word.replace("_", "-") not in known and same_thing(word, known):
             raise unknown("flag", word, known, f"{command} --help")
 
 
 def _flag_names(form: type) -> Iterator[str]:
-    """The flags of a dataclass, and of those within."""
+    """The flags of a dataclass and of the dataclasses in its fields."""
     import dataclasses
 
     from pluribus.settings import flag_name
@@ -137,8 +137,8 @@ def _flag_names(form: type) -> Iterator[str]:
             yield flag_name(f"no_{field.name}")
 
 
-def _wrapped(about: str) -> str:
-    """Paragraphs as wide as the terminal; tyro would make one long line of each, were it not for the margin."""
+def _wrap(about: str) -> str:
+    """Wrap paragraphs to the width of the terminal. The margin keeps tyro from joining their lines."""
     import shutil
     import textwrap
 
@@ -149,18 +149,18 @@ def _wrapped(about: str) -> str:
 
 
 def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
-    """Fields for tyro, with the attribute docstrings as help."""
+    """The fields of a dataclass as flags for tyro, with the attribute docstrings as help."""
     from typing import get_type_hints
 
     helps = explanations(cls)
     hints = get_type_hints(cls)
-    hints |= {"models": str, "augment": str}  # lists and tables are for config files and Python
+    hints |= {"models": str, "augment": str}  # only config files and Python take lists and tables
     return [flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 
-@cache  # a command asks for each of its groups of flags, and the source has to be parsed
+@cache  # parses the source, and a command calls it for each group of flags
 def explanations(cls: type) -> Mapping[str, str]:
-    """The attribute docstrings of a dataclass by field, those that it inherits too, with symbols and ranges."""
+    """The attribute docstrings of a dataclass by field, inherited ones included, with symbols and ranges."""
     import dataclasses
 
     import docstring_parser
@@ -174,14 +174,14 @@ def explanations(cls: type) -> Mapping[str, str]:
 
 
 def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
-    """A flag for tyro."""
+    """A flag for tyro: its name, its annotated type and its default."""
     import tyro
 
     return name, Annotated[kind, tyro.conf.arg(help=about)], value
 
 
 def word(kind: Any, metavar: str, about: str, hint: str) -> Any:
-    """A flag or argument whose help is written by hand."""
+    """The type of a flag or argument with a hand-written help."""
     import tyro
 
     return Annotated[kind, tyro.conf.arg(metavar=metavar, help=about, help_behavior_hint=hint)]
@@ -203,12 +203,12 @@ def _tree(groups: dict[str, list[Any]]) -> type:
 
 
 def identifier(name: str) -> str:
-    """The name of a group of flags, as Python spells it."""
+    """The name of a group of flags as a Python identifier."""
     return name.replace(" ", "_").replace("-", "_").replace(".", "_")
 
 
 def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:
-    """The argument of a command that takes just one, and whether it shall answer in JSON."""
+    """Parse the only argument of a command, and whether it answers in JSON."""
     usage = f"pluribus {command} {word} [--json]"
     if "-h" in args or "--help" in args:
         print(f"usage: {usage}\n\n{about}")
@@ -219,5 +219,5 @@ def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tupl
             raise unknown("flag", flag, ["--json", "--help"], f"pluribus {command} --help")
     if len(words) != 1:
         kind = FormatError if words else MissingSettingError
-        raise kind(f"{len(words)} arguments where one is needed: {usage}.")
+        raise kind(f"the command takes 1 argument, not {len(words)}: {usage}.")
     return words[0], bool(flags)
