@@ -27,7 +27,6 @@ class Blame(NamedTuple):
     frames: str
 
     def note(self) -> str:
-        """Where the error was raised, in words."""
         return f"{', '.join(self.where)} ({self.line})" if self.line else ", ".join(self.where)
 
 
@@ -42,18 +41,13 @@ def at(*where: str) -> Iterator[None]:
         known = blame_of(error)
         found = Blame(where, *_find_user_code(error)) if known is None else known
         found = found._replace(where=(*where, *(word for word in found.where if word not in where)))
-        _attach(error, known, found)
+        notes: list[str] = getattr(error, "__notes__", [])
+        if known is not None and known.note() in notes:  # one note, which grows as the error propagates
+            notes[notes.index(known.note())] = found.note()
+        else:
+            error.add_note(found.note())
+        setattr(error, ATTRIBUTE, found)
         raise
-
-
-def _attach(error: Exception, known: Blame | None, found: Blame) -> None:
-    """Attach one note, which grows as the error propagates."""
-    notes: list[str] = getattr(error, "__notes__", [])
-    if known is not None and known.note() in notes:
-        notes[notes.index(known.note())] = found.note()
-    else:
-        error.add_note(found.note())
-    setattr(error, ATTRIBUTE, found)
 
 
 def blame_of(error: BaseException) -> Blame | None:
@@ -70,6 +64,11 @@ def sentence_of(error: BaseException) -> str:
     return f"{', '.join(known.where)}: {text}" + (f" ({known.line})" if known.line else "")
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error's message, without its full stop; the type of the error if it has no message."""
+    return (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
+
+
 def own_line(error: BaseException) -> str:
     """The line of user code that raised the error; empty if there is none."""
     return _find_user_code(error)[0]
@@ -77,7 +76,8 @@ def own_line(error: BaseException) -> str:
 
 def _find_user_code(error: BaseException) -> tuple[str, str]:
     """The innermost line of user code, and all frames of user code."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if _is_user_code(frame.filename)]
+    every = traceback.extract_tb(error.__traceback__)
+    frames = [frame for frame in every if not frame.filename.startswith(_library_folders())]
     if not frames:
         return "", ""
     last = frames[-1]
@@ -85,13 +85,9 @@ def _find_user_code(error: BaseException) -> tuple[str, str]:
     return line, "".join(traceback.format_list(frames))
 
 
-def _is_user_code(file: str) -> bool:
-    return not file.startswith("<frozen") and not any(file.startswith(folder) for folder in _library_folders())
-
-
 @cache
 def _library_folders() -> tuple[str, ...]:
-    """Folders without user code: this package, libraries, and Python itself."""
+    """Beginnings of files without user code: those of this package, of libraries, and of Python itself."""
     paths = sysconfig.get_paths()
     libraries = (paths[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
-    return (*dict.fromkeys((str(Path(__file__).parents[1]), *libraries)),)
+    return ("<frozen", str(Path(__file__).parents[1]), *libraries)

@@ -13,7 +13,6 @@ class GreyToColour(nn.Module):
     """Repeat the only channel three times, without a copy."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 1, H, W) to (B, 3, H, W)."""
         return x.expand(-1, 3, -1, -1)
 
 

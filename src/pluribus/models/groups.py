@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import cycle, islice
 
 from pluribus.errors import FormatError, MissingSettingError, unknown
 from pluribus.models.zoo import LIST_COMMAND, entries
@@ -49,42 +48,28 @@ def assign(models: Models, clients: int) -> tuple[str, ...]:
     `models` is a group, a model or a dotted path, comma-separated names, a list (client i gets item i mod
     length), a mapping from client id to name, or a function from client id to name.
     """
+    if isinstance(models, str):
+        models = GROUPS[models].models if models in GROUPS else [name.strip() for name in models.split(",")]
     if isinstance(models, Mapping):
-        names = _from_mapping(models, clients)
-    elif isinstance(models, str | Sequence):
-        names = tuple(islice(cycle(_parse_names(models)), clients))
+        for client in range(clients):
+            if client not in models:
+                raise MissingSettingError(f"client {client} of {clients} has no model. Name a model for every client.")
+        names = tuple(models[client] for client in range(clients))
+    elif isinstance(models, Sequence):
+        if not models:
+            raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows all models.")
+        names = tuple(models[client % len(models)] for client in range(clients))
     else:
         names = tuple(models(client) for client in range(clients))
+    known = entries()
     for name in dict.fromkeys(names):
-        _check(name)
+        if name in GROUPS:
+            raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
+        if "." not in name and name not in known:
+            raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)
     return names
 
 
 def width_of(models: Models) -> int | None:
     """The width of a group. None: `models` is not a group, or its models keep their own widths."""
     return GROUPS[models].width if isinstance(models, str) and models in GROUPS else None
-
-
-def _parse_names(models: str | Sequence[str]) -> tuple[str, ...]:
-    if isinstance(models, str):
-        if models in GROUPS:
-            return GROUPS[models].models
-        models = [name.strip() for name in models.split(",")]
-    if not models:
-        raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows all models.")
-    return tuple(models)
-
-
-def _from_mapping(models: Mapping[int, str], clients: int) -> tuple[str, ...]:
-    for client in range(clients):
-        if client not in models:
-            raise MissingSettingError(f"client {client} of {clients} has no model. Name a model for every client.")
-    return tuple(models[client] for client in range(clients))
-
-
-def _check(name: str) -> None:
-    known = entries()
-    if name in GROUPS:
-        raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
-    if "." not in name and name not in known:
-        raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)

@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
-from torch.func import functional_call
 
-from pluribus.models.probe import Shape
+from pluribus.models.probe import Shape, run_with_zeros
 
 Kind = Literal["conv", "dwconv", "linear", "norm"]
-_SMALL = 10_000_000  # parameters
 
 
 class Layer(NamedTuple):
@@ -27,23 +24,19 @@ class Layer(NamedTuple):
 
 
 def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
-    """All layers of a model, traced by one forward pass. Each is listed at its first use.
-
-    The model may be on any device, including meta. It does not change.
-    """
+    """All layers of a model in the order of first use. The model does not change, and may be on any device."""
     names = {module: name for name, module in model.named_modules()}
     order: dict[nn.Module, Kind] = {}
 
     def record(module: nn.Module, inputs: object, output: object) -> None:
-        kind = kind_of(module)
-        if kind is not None:
+        if (kind := kind_of(module)) is not None:
             order.setdefault(module, kind)
 
     hooks = [module.register_forward_hook(record) for module in names]
     modes = {module: module.training for module in names}
     model.eval()
     try:
-        _run_with_zeros(model, shape)
+        run_with_zeros(model, shape)
     finally:
         for module, training in modes.items():
             module.training = training
@@ -51,18 +44,6 @@ def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
             hook.remove()
     last = next((m for m in reversed(order) if isinstance(m, nn.Linear)), None)
     return tuple(_layer(names[module], module, kind, module is last) for module, kind in order.items())
-
-
-def _run_with_zeros(model: nn.Module, shape: Shape) -> None:
-    """Pass one image through the model, with zeros as weights. A large model runs on the meta device.
-
-    The meta device computes nothing, but its first matrix product makes torch load code for seconds.
-    """
-    tensors = list(chain(model.named_parameters(), model.named_buffers()))
-    device = torch.device("cpu" if sum(tensor.numel() for _, tensor in tensors) < _SMALL else "meta")
-    stand_ins = {name: torch.zeros_like(tensor, device=device) for name, tensor in tensors}
-    with device, torch.no_grad():
-        functional_call(model, stand_ins, (torch.zeros(1, *shape),))
 
 
 def kind_of(module: nn.Module) -> Kind | None:

@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pluribus.errors import WeightsError
+from pluribus.internal.blame import first_line
 from pluribus.models.probe import Shape, shape_text
 from pluribus.models.two_part import TwoPartModel
 
@@ -52,7 +53,6 @@ class Normalise(nn.Module):
         self.register_buffer("spread", torch.tensor(std)[:, None, None] * 2, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 3, H, W) to the same. (B, 1, H, W) becomes three channels."""
         return (x - self.middle) / self.spread
 
 
@@ -75,8 +75,8 @@ def filled(
     return nn.Sequential(OrderedDict(scale=Normalise(origin.mean, origin.std), net=backbone))
 
 
-def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], nn.Module]:
-    """Separate the layers that only prepare images from the network after them."""
+def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], Any]:
+    """Separate the layers that only prepare images from the network after them, whose parts have no type."""
     before: list[nn.Module] = []
     while isinstance(backbone, nn.Sequential) and "net" in (parts := dict(backbone.named_children())):
         backbone = parts.pop("net")
@@ -143,10 +143,10 @@ def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
             else:
                 net = models.get_model(origin.name, weights="IMAGENET1K_V1")
     except Exception as error:  # each library and its downloader raise errors of their own
-        reason = (str(error).splitlines() or [type(error).__name__])[0].rstrip(". ")
         raise WeightsError(
-            f"the weights of '{model}' could not be downloaded through {origin.source} ({reason}). The first download "
-            f"needs internet access. Without it, give --weights a folder with a file {model}.safetensors."
+            f"the weights of '{model}' could not be downloaded through {origin.source} ({first_line(error)}). "
+            "The first download needs internet access. Without it, give --weights a folder with a file "
+            f"{model}.safetensors."
         ) from error
     state: Mapping[str, Tensor] = net.state_dict()
     return state

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import chain
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ def output_width(net: nn.Module, shape: Shape) -> int:
 
     Images of a wrong shape raise torch's own RuntimeError.
     """
-    output = _run_with_zeros(net, shape)
+    output = run_with_zeros(net, shape)
     if not isinstance(output, torch.Tensor) or output.dim() != 2:
         raise RuntimeError("it must return one flat vector for each image")
     return output.shape[1]
@@ -45,23 +44,20 @@ def normalised_pixels(net: nn.Module, shape: Shape) -> int | None:
     hooks = [norm.register_forward_pre_hook(record) for norm in norms]
     try:
         if hooks:
-            _run_with_zeros(net, shape)
+            run_with_zeros(net, shape)
     finally:
         for hook in hooks:
             hook.remove()
     return min(seen, default=None)
 
 
-def _run_with_zeros(net: nn.Module, shape: Shape) -> Any:
+def run_with_zeros(net: nn.Module, shape: Shape) -> Any:
     """The output for two images of zeros, with zeros as weights."""
     # The meta device computes nothing, but its first matrix product makes torch load code for a second. On zeros, a
     # small network takes a millisecond.
-    size = sum(parameter.numel() for parameter in net.parameters())
-    device = torch.device("cpu" if size < _SMALL else "meta")
-    stand_ins = {
-        name: torch.zeros_like(tensor, device=device)
-        for name, tensor in chain(net.named_parameters(), net.named_buffers())
-    }
+    tensors = dict([*net.named_parameters(), *net.named_buffers()])
+    device = torch.device("cpu" if sum(tensor.numel() for tensor in tensors.values()) < _SMALL else "meta")
+    stand_ins = {name: torch.zeros_like(tensor, device=device) for name, tensor in tensors.items()}
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
     # Two images, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, Literal, Self
+from typing import Literal, Self
 
 import torch
 from torch import Tensor, nn
@@ -29,17 +29,14 @@ class Frozen(nn.Module):
         self.net = net.requires_grad_(False).eval()
 
     def train(self, mode: bool = True) -> Self:
-        """Set the mode of everything but the backbone."""
         super().train(mode)
         self.net.eval()
         return self
 
     def prompts(self) -> dict[str, nn.Parameter]:
-        """The trainable parameters by name."""
         return dict(self.named_parameters(recurse=False))
 
     def draw(self, generator: torch.Generator) -> Self:
-        """Draw initial prompts."""
         raise NotImplementedError
 
     def _uniform(self, low: float, high: float, generator: torch.Generator) -> Self:
@@ -59,19 +56,19 @@ class PromptedTransformer(Frozen):
     def __init__(self, net: nn.Module, style: Style, number: int) -> None:
         super().__init__(net)
         self.style, self.number = style, number
-        _, vit = _parts(net)
+        _, vit = layers_before(net)
         blocks = (len(vit.blocks),) if style == "deep" else ()
         self.tokens = nn.Parameter(torch.zeros(*blocks, number, vit.embed_dim))
 
     def draw(self, generator: torch.Generator) -> Self:
         """U(-v, v) with v = sqrt(6 / (c patch^2 + d)), as for a layer from patches to tokens."""
-        _, vit = _parts(self.net)
+        _, vit = layers_before(self.net)
         bound = math.sqrt(6 / (vit.patch_embed.proj.weight[0].numel() + vit.embed_dim))
         return self._uniform(-bound, bound, generator)
 
     def forward(self, x: Tensor) -> Tensor:
         """The class token after the last block."""
-        before, vit = _parts(self.net)
+        before, vit = layers_before(self.net)
         for layer in before:
             x = layer(x)
         x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(x))))
@@ -100,15 +97,12 @@ class PaddedImage(Frozen):
         self.prompt_tb = nn.Parameter(torch.zeros(channels, 2 * padding, width + 2 * padding))
 
     def draw(self, generator: torch.Generator) -> Self:
-        """U(0, 1)."""
         return self._uniform(0.0, 1.0, generator)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The features of the framed images."""
         left, right = self._pixels(self.prompt_lr, len(x)).chunk(2, -1)
         top, bottom = self._pixels(self.prompt_tb, len(x)).chunk(2, -2)
-        framed = torch.cat([top, torch.cat([left, x, right], -1), bottom], -2)
-        features: Tensor = self.net(framed)
+        features: Tensor = self.net(torch.cat([top, torch.cat([left, x, right], -1), bottom], -2))
         return features
 
     def _pixels(self, prompt: Tensor, batch: int) -> Tensor:
@@ -149,7 +143,7 @@ class Prompting:
 
 def is_transformer(backbone: nn.Module) -> bool:
     """Whether a backbone is a vision transformer with a class token, judged by timm's names for its parts."""
-    _, net = _parts(backbone)
+    _, net = layers_before(backbone)
     parts = ("patch_embed", "_pos_embed", "patch_drop", "norm_pre", "blocks", "norm", "forward_head", "embed_dim")
     return all(hasattr(net, part) for part in parts) and getattr(net, "global_pool", None) == "token"
 
@@ -159,8 +153,3 @@ def prompts_of(model: nn.Module) -> dict[str, nn.Parameter]:
     backbone = model.get_submodule("features.backbone")
     assert isinstance(backbone, Frozen)
     return backbone.prompts()
-
-
-def _parts(backbone: nn.Module) -> tuple[list[nn.Module], Any]:
-    """`layers_before`, with the network as Any, because its parts have no type."""
-    return layers_before(backbone)

@@ -33,7 +33,6 @@ class Block(nn.Module):
         self.fc2 = nn.Linear(2 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, tokens, width) to the same."""
         x = x + self.proj(self._attention(self.norm1(x)))
         mixed: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
         return mixed
@@ -52,13 +51,12 @@ class TinyViT(nn.Module):
 
     def __init__(self, width: int, side: int) -> None:
         super().__init__()
-        tokens = (side // PATCH) ** 2
         self.embed_dim = width
         self.patch_embed = nn.Sequential(
             OrderedDict(proj=nn.Conv2d(SHAPE[0], width, PATCH, PATCH), flatten=nn.Flatten(2))
         )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.randn(1, 1 + tokens, width) * 0.02)
+        self.pos_embed = nn.Parameter(torch.randn(1, 1 + (side // PATCH) ** 2, width) * 0.02)
         self.patch_drop, self.norm_pre = nn.Identity(), nn.Identity()
         self.blocks = nn.Sequential(*(Block(width) for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(width)
@@ -68,11 +66,9 @@ class TinyViT(nn.Module):
         return torch.cat([self.cls_token.expand(len(patches), -1, -1), patches], 1) + self.pos_embed
 
     def forward_head(self, tokens: Tensor) -> Tensor:
-        """The class token."""
         return tokens[:, 0]
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, 1, 16, 16) to (B, width)."""
         return self.forward_head(self.norm(self.blocks(self._pos_embed(self.patch_embed(x)))))
 
 

@@ -21,17 +21,13 @@ class TwoPartModel(nn.Module):
 
 
 class Pool(nn.Module):
-    """Adaptive average pooling along the flat feature vector, as the papers reach a common width.
-
-    2048 -> 512 averages four neighbors, 64 -> 512 repeats every number eight times.
-    """
+    """Average pooling to a common width: 2048 -> 512 averages four neighbors, 64 -> 512 repeats each number."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.width = width
 
     def forward(self, x: Tensor) -> Tensor:
-        """(B, D) to (B, width)."""
         # torch would read (B, D) as one sample with B channels.
         return F.adaptive_avg_pool1d(x.unsqueeze(1), self.width).squeeze(1)
 

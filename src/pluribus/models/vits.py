@@ -10,7 +10,7 @@ from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, HeadKind, register_model
 
 
-def _vit(size: str, patch: int) -> Builder:
+def _vit(name: str, patch: int) -> Builder:
     def backbone(shape: Shape) -> nn.Module:
         _, height, width = shape
         if height % patch or width % patch:
@@ -19,20 +19,16 @@ def _vit(size: str, patch: int) -> Builder:
 
         import timm  # isort: skip
 
-        net = timm.create_model(_name(size, patch), pretrained=False, img_size=(height, width), num_classes=0)
+        net = timm.create_model(name, pretrained=False, img_size=(height, width), num_classes=0)
         return takes_grey(net, shape)
 
     return backbone
 
 
-def _name(size: str, patch: int) -> str:
-    return f"vit_{size}_patch{patch}_224"
-
-
 def _register(name: str, about: str, size: str, patch: int, head: HeadKind = "linear") -> None:
     # timm's own choice of weights for these names: ImageNet-21k, fine-tuned on ImageNet-1k, for pixels in [-1, 1]
-    origin = Origin("timm", _name(size, patch))
-    register_model(name, about, head=head, origin=origin)(_vit(size, patch))
+    origin = Origin("timm", f"vit_{size}_patch{patch}_224")
+    register_model(name, about, head=head, origin=origin)(_vit(origin.name, patch))
 
 
 _register("vit-s16", "timm's ViT-S/16", "small", 16)

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
-from pluribus.internal.blame import at, own_line
+from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import imported
 from pluribus.models.pretrained import Origin, filled
 from pluribus.models.probe import Shape, output_width, shape_text
@@ -40,7 +40,6 @@ class ModelEntry:
 
     @property
     def loads_own(self) -> bool:
-        """Whether the builder declares that it loads pretrained weights itself."""
         return getattr(self.builder, "pretrained", False) is True
 
 
@@ -99,45 +98,35 @@ def build(
     common = None if projector == "none" else width
     entry = _find(name)
     with at(f"model {name}"):
-        return _build(name, entry, shape, classes, common, projector, weights)
-
-
-def _build(
-    name: str, entry: ModelEntry, shape: Shape, classes: int, common: int | None, projector: str, weights: str | None
-) -> TwoPartModel:
-    try:
-        backbone = entry.builder(shape)
-        if isinstance(backbone, TwoPartModel):
-            checked = _check(backbone, name, shape, classes, common)
-            filled(checked, name, entry.origin, entry.loads_own, weights, shape)
-            return checked
-        backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
-        native = _native_width(backbone, name, shape)
-    except RuntimeError as error:
-        own = own_line(error)
-        why = _first_line(error) + (f" ({own})" if own else "")
-        raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
-    width = common or native
-    features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
-    return TwoPartModel(features, _head(entry.head, width, classes), width)
+        try:
+            backbone = entry.builder(shape)
+            if isinstance(backbone, TwoPartModel):
+                _check(backbone, name, shape, classes, common)
+                filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
+                return backbone
+            backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
+            native = _native_width(backbone, name, shape)
+        except RuntimeError as error:
+            own = own_line(error)
+            why = first_line(error) + (f" ({own})" if own else "")
+            raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
+        width = common or native
+        features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
+        return TwoPartModel(features, _head(entry.head, width, classes), width)
 
 
 def _find(name: str) -> ModelEntry:
     """The entry of a registered name, or one made for a dotted path."""
     if "." in name:
-        return ModelEntry(name, "your own builder", _import_builder(name))
+        builder = imported(name, "model")
+        if not callable(builder):
+            raise UserCodeError(
+                f"model '{name}' is not a function. Name one that takes an image shape and returns a backbone."
+            )
+        return ModelEntry(name, "your own builder", builder)
     if name not in _entries:
         raise unknown("model", name, _entries, LIST_COMMAND)
     return _entries[name]
-
-
-def _import_builder(path: str) -> Any:
-    builder = imported(path, "model")
-    if not callable(builder):
-        raise UserCodeError(
-            f"model '{path}' is not a function. Name one that takes an image shape and returns a backbone."
-        )
-    return builder
 
 
 def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
@@ -147,7 +136,7 @@ def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
     return _native_widths[name, shape]
 
 
-def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: int | None) -> TwoPartModel:
+def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: int | None) -> None:
     """Check that a user's complete model is what it declares."""
     missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
     if missing:
@@ -163,15 +152,9 @@ def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: i
             f"model '{name}' is a complete TwoPartModel of width {model.width}, but the common width is {common}. "
             f"Use --width {model.width}, or let its builder return a backbone, which is then projected."
         )
-    return model
 
 
 def _head(kind: HeadKind, width: int, classes: int) -> nn.Module:
     if kind == "linear":
         return nn.Linear(width, classes)
     return nn.Sequential(nn.Linear(width, MLP_HEAD_HIDDEN), nn.Tanh(), nn.Linear(MLP_HEAD_HIDDEN, classes))
-
-
-def _first_line(error: Exception) -> str:
-    lines = str(error).splitlines() or [type(error).__name__]
-    return lines[0].rstrip(". ")
