@@ -48,9 +48,9 @@ class Augment(NamedTuple):
         rows, columns = torch.arange(height, device=x.device)[:, None], torch.arange(width, device=x.device)
         blank = torch.zeros((), dtype=torch.bool, device=x.device)
         if CROP in self.names:
-            rows, columns = rows + _offset(bits[0], height), columns + _offset(bits[1], width)
-            blank = _is_outside(rows, height) | _is_outside(columns, width)
-            rows, columns = rows.clamp(0, height - 1), columns.clamp(0, width - 1)
+            moved = rows + _offset(bits[0], height), columns + _offset(bits[1], width)
+            rows, columns = moved[0].clamp(0, height - 1), moved[1].clamp(0, width - 1)
+            blank = (rows != moved[0]) | (columns != moved[1])
         if ERASE in self.names:
             top, left, high, wide = _rectangle(bits[3:], height, width)
             blank = blank | (_toss_coin(bits[3]) & _is_within(rows, top, high) & _is_within(columns, left, wide))
@@ -98,20 +98,14 @@ def _offset(bits: Tensor, side: int) -> Tensor:
 
 
 def _rectangle(bits: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """First row, first column, height and width of the erased rectangle.
-
-    Sides are computed in float64, so that all devices round them to the same number of pixels.
-    """
+    """First row, first column, height and width of the erased rectangle."""
+    # in float64, so that all devices round the sides to the same number of pixels
     share, turn = bits[1].double() / 2**BITS, bits[2].double() / 2**BITS
     area = (AREA[0] + (AREA[1] - AREA[0]) * share) * (height * width)
     ratio = torch.pow(RATIO, 2 * turn - 1)
     high = (area * ratio).sqrt().round().long().clamp(1, height)
     wide = (area / ratio).sqrt().round().long().clamp(1, width)
     return _draw_below(bits[3], height - high + 1), _draw_below(bits[4], width - wide + 1), high, wide
-
-
-def _is_outside(at: Tensor, side: int) -> Tensor:
-    return (at < 0) | (at >= side)
 
 
 def _is_within(at: Tensor, first: Tensor, size: Tensor) -> Tensor:

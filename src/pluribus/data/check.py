@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 from pluribus.data.dataset import Dataset
 from pluribus.data.datasets import load
 from pluribus.data.domains import folder_of
-from pluribus.data.folders import Layout, Place, read_layout
+from pluribus.data.folders import Place, read_layout
 from pluribus.data.images import Picture, decode, happened, picture_notes, shown
 from pluribus.errors import DataError
 
@@ -33,10 +33,8 @@ class Duplicates:
     """Images with the same bytes as an earlier image."""
 
     images: int = 0
-    across_splits: int = 0
-    """Those with a copy in another split, such as a test image that is also a training image."""
-    across_classes: int = 0
-    """Those with a copy that has another label."""
+    across_splits: int = 0  # those with a copy in another split, such as a test image that is also a training image
+    across_classes: int = 0  # those with a copy that has another label
     example: tuple[str, str] | None = None
 
 
@@ -49,25 +47,18 @@ class DataCheck:
     """
 
     path: str
-    images: int
-    """Number of images that can be read."""
-    counts: dict[Place, int]
-    """Images by class, domain and split."""
-    shapes: dict[str, int]
-    """Images by height x width, before they are resized."""
-    modes: dict[str, int]
-    """Images by channels and depth, as in the files."""
-    skipped: dict[str, Skipped] = field(default_factory=dict)
-    """Files that are not read, by suffix."""
+    images: int  # number of images that can be read
+    counts: dict[Place, int]  # images by class, domain and split
+    shapes: dict[str, int]  # images by height x width, before they are resized
+    modes: dict[str, int]  # images by channels and depth, as in the files
+    skipped: dict[str, Skipped] = field(default_factory=dict)  # files that are not read, by suffix
     merged: dict[str, list[str]] = field(default_factory=dict)
     """Class and domain names with several spellings, and the spellings."""
     happened: dict[str, int] = field(default_factory=lambda: happened([]))
     """Number of images that are scaled, rotated, and so on."""
     duplicates: Duplicates = Duplicates()
-    unreadable: dict[str, str] = field(default_factory=dict)
-    """Files that cannot be read, and the reason."""
-    notes: tuple[str, ...] = ()
-    """Warnings that a run would print."""
+    unreadable: dict[str, str] = field(default_factory=dict)  # files that cannot be read, and the reason
+    notes: tuple[str, ...] = ()  # warnings that a run would print
 
     @property
     def problem(self) -> str | None:
@@ -107,28 +98,25 @@ def check_data(path: str | Path) -> DataCheck:
     return _check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
 
 
-# ---- folders ---------------------------------------------------------------------------------------------------------
-
-
 def _check_folder(path: str, folder: Path) -> DataCheck:
     layout = read_layout(folder)
     with ThreadPoolExecutor() as pool:
-        results = list(pool.map(_inspect, layout.files))
-    seen = {at: result for at, result in enumerate(results) if not isinstance(result, DataError)}
-    files, places = [layout.files[at] for at in seen], [layout.places[at] for at in seen]
+        results = dict(zip(layout.files, pool.map(_inspect, layout.files), strict=True))
+    seen = {file: one for file, one in results.items() if not isinstance(one, DataError)}
+    places = [place for file, place in zip(layout.files, layout.places, strict=True) if file in seen]
     pictures, digests = [picture for picture, _ in seen.values()], [digest for _, digest in seen.values()]
     return DataCheck(
         path=path,
         images=len(seen),
         counts=dict(Counter(places)),
-        shapes=_most_common(f"{one.height} x {one.width}" for one in pictures),
-        modes=_most_common(f"{one.mode}, {one.bits} bit" for one in pictures),
-        skipped=_count_skipped(layout),
+        shapes=dict(Counter(f"{one.height} x {one.width}" for one in pictures).most_common()),
+        modes=dict(Counter(f"{one.mode}, {one.bits} bit" for one in pictures).most_common()),
+        skipped={kind: Skipped(len(those), shown(those[0], folder)) for kind, those in layout.skipped.items()},
         merged=layout.merged,
         happened=happened(pictures),
-        duplicates=_duplicates(digests, places, [shown(file, folder) for file in files]),
-        unreadable={shown(file): str(one) for file, one in zip(layout.files, results, strict=True) if _is_error(one)},
-        notes=(*layout.notes(), *picture_notes(files, pictures, folder), *_class_notes(layout.places)),
+        duplicates=_duplicates(digests, places, [shown(file, folder) for file in seen]),
+        unreadable={shown(file): str(one) for file, one in results.items() if isinstance(one, DataError)},
+        notes=(*layout.notes(), *picture_notes(list(seen), pictures, folder), *_class_notes(layout.places)),
     )
 
 
@@ -139,53 +127,30 @@ def _inspect(file: Path) -> tuple[Picture, str] | DataError:
         return refusal
 
 
-def _is_error(found: object) -> bool:
-    return isinstance(found, DataError)
-
-
 def _class_notes(places: Sequence[Place]) -> list[str]:
     labels = {place.label for place in places}
     return [] if len(labels) > 1 else [f"all images have one class, {labels.pop()}: a simulation needs two classes."]
 
 
-def _count_skipped(layout: Layout) -> dict[str, Skipped]:
-    return {kind: Skipped(len(files), shown(files[0], layout.folder)) for kind, files in layout.skipped.items()}
-
-
-# ---- other data sets -------------------------------------------------------------------------------------------------
-
-
 def _check_dataset(path: str, dataset: Dataset) -> DataCheck:
     channels, height, width = dataset.x.shape[1:]
-    places = _places(dataset)
-    digests = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in dataset.x]
-    names = [f"row {row}" for row in range(len(places))]
-    return DataCheck(
-        path=path,
-        images=len(places),
-        counts=dict(Counter(places)),
-        shapes={f"{height} x {width}": len(places)},
-        modes={f"{channels} channel{'s' if channels > 1 else ''}, 8 bit": len(places)},
-        duplicates=_duplicates(digests, places, names),
-        notes=dataset.notes,
-    )
-
-
-def _places(dataset: Dataset) -> list[Place]:
     rows = len(dataset.y)
     domains = [""] * rows if dataset.domain is None else [dataset.domains[d] for d in dataset.domain.tolist()]
     splits = [""] * rows
     if dataset.official is not None:
         splits = ["train"] * dataset.official + ["test"] * (rows - dataset.official)
     labels = [dataset.classes[y] for y in dataset.y.tolist()]
-    return [Place(*one) for one in zip(labels, domains, splits, strict=True)]
-
-
-# ---- both ------------------------------------------------------------------------------------------------------------
-
-
-def _most_common(things: Iterable[str]) -> dict[str, int]:
-    return dict(Counter(things).most_common())
+    places = [Place(*one) for one in zip(labels, domains, splits, strict=True)]
+    digests = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in dataset.x]
+    return DataCheck(
+        path=path,
+        images=rows,
+        counts=dict(Counter(places)),
+        shapes={f"{height} x {width}": rows},
+        modes={f"{channels} channel{'s' if channels > 1 else ''}, 8 bit": rows},
+        duplicates=_duplicates(digests, places, [f"row {row}" for row in range(rows)]),
+        notes=dataset.notes,
+    )
 
 
 def _duplicates(digests: Sequence[str], places: Sequence[Place], names: Sequence[str]) -> Duplicates:
@@ -201,13 +166,5 @@ def _duplicates(digests: Sequence[str], places: Sequence[Place], names: Sequence
     }
     worst = (apart["split"] or apart["label"] or groups)[0]
     other = next((at for at in worst if places[at] != places[worst[0]]), worst[1])
-    return Duplicates(
-        images=_count_copies(groups),
-        across_splits=_count_copies(apart["split"]),
-        across_classes=_count_copies(apart["label"]),
-        example=(names[worst[0]], names[other]),
-    )
-
-
-def _count_copies(groups: Iterable[list[int]]) -> int:
-    return sum(len(group) - 1 for group in groups)
+    images, splits, classes = (sum(len(group) - 1 for group in those) for those in (groups, *apart.values()))
+    return Duplicates(images, splits, classes, example=(names[worst[0]], names[other]))

@@ -103,7 +103,13 @@ def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
 
 def _load_keyed(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
     loader = _find(name)
-    arguments = _select_arguments(name, loader, {"image_size": image_size, "seed": seed})
+    offered = {"image_size": image_size, "seed": seed}
+    try:
+        signature = inspect.signature(loader)
+        arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
+        signature.bind(**arguments)
+    except (TypeError, ValueError) as reason:
+        raise UserCodeError(f"{name} may take only the arguments image_size and seed ({reason}).") from reason
     key = (name, image_size, arguments.get("seed"))
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
@@ -143,17 +149,6 @@ def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> d
         return {key: kept[key]}
 
 
-def _select_arguments(name: str, loader: Loader, offered: dict[str, Any]) -> dict[str, Any]:
-    """Select the arguments that this loader takes."""
-    try:
-        signature = inspect.signature(loader)
-        arguments = {key: value for key, value in offered.items() if key in signature.parameters}
-        signature.bind(**arguments)
-    except (TypeError, ValueError) as reason:
-        raise UserCodeError(f"{name} may take only the arguments image_size and seed ({reason}).") from reason
-    return arguments
-
-
 def _find(name: str) -> Loader:
     if entry := _entries.get(_normalize_name(name)):
         return entry.load
@@ -167,15 +162,11 @@ def _find(name: str) -> Loader:
             f"folder {path} does not exist: give a folder, an .npz file or a name from pluribus list data."
         )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        return _import_loader(name)
+        loader: Loader = imported(name, "data set")
+        if not callable(loader):
+            raise UserCodeError(f"{name} is not a function that loads a data set.")
+        return loader
     raise unknown("data set", name, _entries, "pluribus list data")
-
-
-def _import_loader(dotted: str) -> Loader:
-    loader = imported(dotted, "data set")
-    if not callable(loader):
-        raise UserCodeError(f"{dotted} is not a function that loads a data set.")
-    return loader  # type: ignore[no-any-return]
 
 
 # The cache ------------------------------------------------------------------------------------------------------------
@@ -197,7 +188,9 @@ def cache_file(name: str) -> Path:
 
 def read_npz(file: Path, name: str | None = None) -> Dataset:
     """Read a data set from a file in the cache format. Images are N x H x W or N x H x W x 3."""
-    arrays = _read_all_arrays(file)
+    arrays = npz_arrays(file, NPZ_KEYS)
+    if missing := [key for key in NPZ_KEYS if key not in arrays]:
+        raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
     if problem := next(_npz_problems(arrays), None):
         raise DamagedDataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
     train, test = arrays["x_train"], arrays["x_test"]
@@ -225,13 +218,6 @@ def write_npz(file: Path, arrays: Arrays) -> None:
         unfinished.replace(file)
     finally:
         unfinished.unlink(missing_ok=True)
-
-
-def _read_all_arrays(file: Path) -> Arrays:
-    arrays = npz_arrays(file, NPZ_KEYS)
-    if missing := [key for key in NPZ_KEYS if key not in arrays]:
-        raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
-    return arrays
 
 
 def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
@@ -357,24 +343,14 @@ def _digits() -> Dataset:
     return Dataset("digits", x, torch.from_numpy(bunch.target.astype(np.int64)), DIGITS)
 
 
-@_downloadable("mnist", "70,000 handwritten digits of 28 x 28, 10 classes")
-def _mnist(folder: Path) -> Arrays:
-    return _train_and_test("MNIST", folder, DIGITS)
-
-
-@_downloadable("fashion-mnist", "70,000 pieces of clothing of 28 x 28, 10 classes")
-def _fashion_mnist(folder: Path) -> Arrays:
-    return _train_and_test("FashionMNIST", folder)
-
-
-@_downloadable("cifar10", "60,000 photos of 32 x 32, 10 classes")
-def _cifar10(folder: Path) -> Arrays:
-    return _train_and_test("CIFAR10", folder)
-
-
-@_downloadable("cifar100", "60,000 photos of 32 x 32, 100 classes")
-def _cifar100(folder: Path) -> Arrays:
-    return _train_and_test("CIFAR100", folder)
+_downloadable("mnist", "70,000 handwritten digits of 28 x 28, 10 classes")(
+    partial(_train_and_test, "MNIST", classes=DIGITS)
+)
+_downloadable("fashion-mnist", "70,000 pieces of clothing of 28 x 28, 10 classes")(
+    partial(_train_and_test, "FashionMNIST")
+)
+_downloadable("cifar10", "60,000 photos of 32 x 32, 10 classes")(partial(_train_and_test, "CIFAR10"))
+_downloadable("cifar100", "60,000 photos of 32 x 32, 100 classes")(partial(_train_and_test, "CIFAR100"))
 
 
 @_downloadable("svhn", "99,289 house numbers of 32 x 32, 10 classes")

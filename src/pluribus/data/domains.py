@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +19,6 @@ from pluribus.errors import DataError, MissingDataError
 ANGLES = (0, 20, 40, 60)
 PER_CLASS = 100
 PRETRAINED_SIZE = 224
-
-
-# Rotations ------------------------------------------------------------------------------------------------------------
 
 
 def rotated(base: Dataset, per_class: int, angles: Sequence[float], seed: int, independent: bool) -> Dataset:
@@ -61,23 +59,22 @@ def _choose_rows(base: Dataset, per_class: int, seed: int) -> torch.Tensor:
     return torch.from_numpy(np.concatenate(rows))
 
 
-@register_data("rotated-mnist", "1,000 MNIST digits under 4 angles: domains M0 M20 M40 M60, copies kept in one part")
-def _rotated_mnist(seed: int) -> Dataset:
-    return rotated(load("mnist"), PER_CLASS, ANGLES, seed, independent=False)
+def _rotated_mnist(seed: int, independent: bool) -> Dataset:
+    return rotated(load("mnist"), PER_CLASS, ANGLES, seed, independent)
 
 
-@register_data("rotated-mnist-independent", "rotated-mnist with every domain split on its own, copies may leak")
-def _rotated_mnist_independent(seed: int) -> Dataset:
-    return rotated(load("mnist"), PER_CLASS, ANGLES, seed, independent=True)
+register_data("rotated-mnist", "1,000 MNIST digits under 4 angles: domains M0 M20 M40 M60, copies kept in one part")(
+    partial(_rotated_mnist, independent=False)
+)
+register_data("rotated-mnist-independent", "rotated-mnist with every domain split on its own, copies may leak")(
+    partial(_rotated_mnist, independent=True)
+)
 
 
 @register_data("rotated-digits", "1,000 embedded digits under 4 angles at 16 x 16: domains M0 M20 M40 M60, no download")
 def _rotated_digits(seed: int) -> Dataset:
     # at 8 x 8 strokes are one pixel wide, and a rotation by 40 degrees fills the holes of 4, 6 and 8
     return rotated(resized(load("digits"), 16), PER_CLASS, ANGLES, seed, independent=False)
-
-
-# Image folders --------------------------------------------------------------------------------------------------------
 
 
 BY_HAND = ("pacs", "office-home")
@@ -99,13 +96,9 @@ def _load_folder(name: str, example: str, image_size: int | None) -> Dataset:
     return image_folder(folder, image_size or PRETRAINED_SIZE)
 
 
-@register_data("pacs", "photo, art, cartoon and sketch, 7 classes, 224 x 224, from the folder pacs placed by hand")
-def _pacs(image_size: int | None) -> Dataset:
-    return _load_folder("pacs", "art_painting/dog/pic_001.jpg", image_size)
-
-
-@register_data(
-    "office-home", "4 domains of office things, 65 classes, 224 x 224, from the folder office-home placed by hand"
+register_data("pacs", "photo, art, cartoon and sketch, 7 classes, 224 x 224, from the folder pacs placed by hand")(
+    partial(_load_folder, "pacs", "art_painting/dog/pic_001.jpg")
 )
-def _office_home(image_size: int | None) -> Dataset:
-    return _load_folder("office-home", "Art/Bed/00001.jpg", image_size)
+register_data(
+    "office-home", "4 domains of office things, 65 classes, 224 x 224, from the folder office-home placed by hand"
+)(partial(_load_folder, "office-home", "Art/Bed/00001.jpg"))

@@ -74,7 +74,6 @@ class Data:
         return self.store.take(self.rows[positions], augment)
 
     def labels(self) -> Tensor:
-        """All labels of the set, in order."""
         return self.store.y[self.rows]
 
 
@@ -137,10 +136,7 @@ def _draw_common_test(dataset: Dataset, share: float, rng: np.random.Generator) 
 
 
 class Federated:
-    """A data set, its partition among clients, and the split of each client into train, val, test and public.
-
-    `domain_of` has the domain of every client, where clients hold one domain each.
-    """
+    """A data set, its partition among clients, and the split of each client into train, val, test and public."""
 
     def __init__(
         self,
@@ -150,7 +146,7 @@ class Federated:
         seed: int,
         device: torch.device,
         channels_last: bool = False,
-        domain_of: Mapping[int, int] = MappingProxyType({}),
+        domain_of: Mapping[int, int] = MappingProxyType({}),  # of each client, where clients hold one domain each
     ) -> None:
         self.dataset = dataset
         self.parts = parts
@@ -203,13 +199,11 @@ class Federated:
         """The data set's own split. Public rows are a share of the test part, and are not tested on."""
         held = self.parts[client]
         cut = {name: held[part == number] for number, name in enumerate(PARTS)}
-        public = self._fractions.public
-        rng = numpy_rng(self._seed, "split", client)
-        shares = split(self._labels[cut["test"]], {"test": 1.0 - public, "public": public}, rng)
-        return cut | {name: cut["test"][at] for name, at in shares.items()}
+        shares = {"test": 1.0 - self._fractions.public, "public": self._fractions.public}
+        positions = split(self._labels[cut["test"]], shares, numpy_rng(self._seed, "split", client))
+        return cut | {name: cut["test"][at] for name, at in positions.items()}
 
     def sets(self, client: int) -> dict[str, Data]:
-        """The client's `train`, `val`, `test` and `public` sets."""
         device = self.store.y.device
         return {name: Data(self.store, rows.to(device)) for name, rows in self.rows(client).items()}
 
@@ -218,7 +212,6 @@ class Federated:
         return len(self.rows(client)["train"])
 
     def test_samples(self, client: int) -> int:
-        """Size of the client's test set."""
         return len(self.rows(client)["test"])
 
     def counts(self, client: int) -> list[int]:
@@ -235,10 +228,7 @@ class Federated:
 
     @cached_property
     def exams(self) -> ExamSets:
-        """Per domain, the union of its clients' val and test sets. ACC, BWT and FWT are measured on them.
-
-        A common test set is divided by the domain of its rows.
-        """
+        """Per domain, the union of its clients' val and test sets, or its part of a common test set."""
         if not self._domain_of:
             return {}
         device = self.store.y.device

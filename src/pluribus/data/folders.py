@@ -17,15 +17,7 @@ from pluribus.data.lists import find_lists, read_splits
 from pluribus.errors import DataError, MissingDataError
 
 FOLDER_SIZE = 64
-SPLITS = {
-    "train": "train",
-    "training": "train",
-    "val": "val",
-    "valid": "val",
-    "validation": "val",
-    "test": "test",
-    "testing": "test",
-}
+SPLITS = {part: part for part in PARTS} | {"training": "train", "valid": "val", "validation": "val", "testing": "test"}
 LAYOUTS = "class/*.jpg, domain/class/*.jpg or train/class/*.jpg and test/class/*.jpg"
 ELSEWHERE = "images at another depth"
 UNLISTED = "images in no list"
@@ -46,8 +38,7 @@ class Place:
 
     label: str
     domain: str = ""
-    split: str = ""
-    """train, val or test. Empty: there are no splits."""
+    split: str = ""  # train, val or test. Empty: there are no splits.
 
 
 @dataclass(frozen=True)
@@ -58,8 +49,7 @@ class Layout:
     files: list[Path]
     places: list[Place]
     skipped: dict[str, list[Path]]
-    merged: dict[str, list[str]]
-    """Class and domain names with several spellings, and the spellings."""
+    merged: dict[str, list[str]]  # class and domain names with several spellings, and the spellings
     listed: bool = False
     """Whether lists beside the images define the split. Such a split is fixed, without an official test set."""
 
@@ -71,13 +61,17 @@ class Layout:
 
     def notes(self) -> list[str]:
         """Sentences about what a person may not expect when this folder is read."""
-        return [*self._split_notes(), *self._name_notes(), *skipped_note(self.skipped, self.folder)]
+        spellings = [
+            f"{len(those)} spellings of '{name}' that differ only in their code points are read as one name."
+            for name, those in self.merged.items()
+        ]
+        return [*self._split_notes(), *spellings, *skipped_note(self.skipped, self.folder)]
 
     def _split_notes(self) -> Iterable[str]:
         found = [place.split for place in self.places]
         if not found[0]:
             return
-        sizes = [f"{split} ({found.count(split)} images)" for split in ("train", "val", "test") if split in found]
+        sizes = [f"{split} ({found.count(split)} images)" for split in PARTS if split in found]
         if self.listed:
             yield f"the *_kfold.txt lists define the split, not --val-fraction and --test-fraction: {', '.join(sizes)}."
             return
@@ -86,10 +80,6 @@ class Layout:
             yield POOLED
             if "val" in found:
                 yield "val is part of the official training data: each client takes validation rows from its own rows."
-
-    def _name_notes(self) -> Iterable[str]:
-        for name, spellings in self.merged.items():
-            yield f"{len(spellings)} spellings of '{name}' that differ only in their code points are read as one name."
 
 
 def read_layout(folder: Path) -> Layout:
@@ -200,18 +190,17 @@ def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
     layout, size = read_layout(folder), image_size or FOLDER_SIZE
     x, pictures = decoded(layout.files, (3, size, size))
     labels, domains = [place.label for place in layout.places], [place.domain for place in layout.places]
-    dataset = Dataset(
+    return Dataset(
         name=folder.resolve().name,
         x=x,
         y=_numbers(labels),
         classes=tuple(sorted(set(labels))),
         official=layout.official,
+        domain=_numbers(domains) if domains[0] else None,
+        domains=tuple(sorted(set(domains))) if domains[0] else (),
         part=torch.tensor([PARTS.index(place.split) for place in layout.places]) if layout.listed else None,
         notes=(*layout.notes(), *picture_notes(layout.files, pictures, folder)),
     )
-    if not domains[0]:
-        return dataset
-    return dataclasses.replace(dataset, domain=_numbers(domains), domains=tuple(sorted(set(domains))))
 
 
 def _numbers(names: list[str]) -> torch.Tensor:

@@ -48,8 +48,7 @@ class Found:
     """The files below a folder, in an order that does not depend on the file system."""
 
     images: list[Path]
-    skipped: dict[str, list[Path]]
-    """Files that are not read, by suffix or by another reason."""
+    skipped: dict[str, list[Path]]  # files that are not read, by suffix or by another reason
 
 
 def find_images(folder: Path) -> Found:
@@ -93,11 +92,8 @@ def skipped_note(skipped: Mapping[str, Sequence[Path]], folder: Path) -> list[st
     if not skipped:
         return []
     kinds = [f"{len(files)} {kind} (such as {shown(files[0], folder)})" for kind, files in skipped.items()]
-    return [f"{_files_were(sum(map(len, skipped.values())))} not read: {', '.join(kinds)}."]
-
-
-def _files_were(number: int) -> str:
-    return "1 file was" if number == 1 else f"{number} files were"
+    number = sum(map(len, skipped.values()))
+    return [f"{number} {'file was' if number == 1 else 'files were'} not read: {', '.join(kinds)}."]
 
 
 # Pixels ---------------------------------------------------------------------------------------------------------------
@@ -109,16 +105,11 @@ class Picture:
 
     height: int
     width: int
-    mode: str
-    """Pillow's name for its channels: L, RGB, P, CMYK, ..."""
-    bits: int
-    """Per channel."""
-    orientation: int | None
-    """EXIF orientation; 1 is upright. None: the EXIF data cannot be read."""
-    transparent: bool
-    """Whether any pixel is not opaque."""
-    further: int
-    """Number of pictures after the first, such as previews of a camera. They are not read."""
+    mode: str  # Pillow's name for its channels: L, RGB, P, CMYK, ...
+    bits: int  # per channel
+    orientation: int | None  # EXIF orientation; 1 is upright. None: the EXIF data cannot be read.
+    transparent: bool  # whether any pixel is not opaque
+    further: int  # number of pictures after the first, such as previews of a camera. They are not read.
     brightest: float | None
     """The largest gray pixel as a fraction of the range, for images with more than 8 bits. None: other images."""
 
@@ -137,7 +128,9 @@ def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
 
 
 def _prepare(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
-    further = _count_further(image, file)
+    pages = getattr(image, "n_frames", 1)
+    if pages > 1 and image.format != "MPO":  # a camera's MPO file has previews after the photo
+        raise DamagedDataError(f"{shown(file)} contains {pages} pages or frames: save each of them as a separate file.")
     bits, mode, tags = _bits(image), image.mode, dict(_tags(image))  # before load(), which drops some of it
     image.load()
     orientation = int(tags.get(ExifTags.Base.Orientation, 1)) if tags else _orientation(image)
@@ -148,16 +141,7 @@ def _prepare(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
     brightest, eight = _to_eight_bits(image, bits, negative, file)
     if not tags and orientation in TURNS:  # Pillow rotates TIFF images by itself
         eight = eight.transpose(TURNS[orientation])
-    picture = Picture(eight.height, eight.width, mode, bits, orientation, transparent, further, brightest)
-    return picture, eight
-
-
-def _count_further(image: Image.Image, file: Path) -> int:
-    """Count the pictures of a camera's file that are not read. Other files must not have several pages or frames."""
-    pages = getattr(image, "n_frames", 1)
-    if pages > 1 and image.format != "MPO":  # in an MPO file, the first picture is the photo
-        raise DamagedDataError(f"{shown(file)} contains {pages} pages or frames: save each of them as a separate file.")
-    return int(pages) - 1
+    return Picture(eight.height, eight.width, mode, bits, orientation, transparent, pages - 1, brightest), eight
 
 
 def _tags(image: Image.Image) -> Mapping[int, Any]:
@@ -225,13 +209,11 @@ def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]
     with ThreadPoolExecutor() as pool:
         found = list(pool.map(decode_into, range(len(files))))
     if refusals := [one for one in found if isinstance(one, DataError)]:
-        more = f" {_files_more(len(refusals) - 1)}: pluribus data check lists them all." if len(refusals) > 1 else ""
-        raise type(refusals[0])(f"{refusals[0]}{more}") from refusals[0]
+        first, more = refusals[0], len(refusals) - 1
+        files_more = "1 more file" if more == 1 else f"{more} more files"
+        rest = f" {files_more} cannot be read: pluribus data check lists them all." if more else ""
+        raise type(first)(f"{first}{rest}") from first
     return x, [one for one in found if isinstance(one, Picture)]
-
-
-def _files_more(number: int) -> str:
-    return "1 more file cannot be read" if number == 1 else f"{number} more files cannot be read"
 
 
 # Notes ----------------------------------------------------------------------------------------------------------------
@@ -283,7 +265,7 @@ def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Pa
     return notes
 
 
-def pixels(image: Image.Image, shape: tuple[int, int, int]) -> Tensor:
+def pixels(image: Image.Image, shape: Shape) -> Tensor:
     """Convert a decoded image to bytes of this shape: channels (1 is gray, 3 is RGB), height and width."""
     channels, height, width = shape
     scaled = image.convert("L" if channels == 1 else "RGB").resize((width, height), Image.Resampling.BILINEAR)

@@ -36,7 +36,7 @@ def read_splits(folder: Path, files: Sequence[Path], lists: dict[str, list[Path]
     is for training, even if it is in other lists. Of the images in both other lists, every second one of a domain and
     class is for validation.
     """
-    train, val, test = (_read_lists(lists[kind]) for kind in LISTS)
+    train, val, test = ({name for file in lists[kind] for name in _read_list(file)} for kind in LISTS)
     turns: dict[Path, count[int]] = {}
     splits = []
     for file in files:
@@ -48,17 +48,10 @@ def read_splits(folder: Path, files: Sequence[Path], lists: dict[str, list[Path]
             splits.append("test" if turn % 2 else "val")
         else:
             splits.append("val" if name in val else "test" if name in test else "")
-    for split in ("train", "val", "test"):
+    for split, purpose in (("train", "training"), ("val", "validation"), ("test", "test")):
         if split not in splits:
-            raise DataError(f"the lists of {folder} leave no image for {PURPOSES[split]}: repair or remove them.")
+            raise DataError(f"the lists of {folder} leave no image for {purpose}: repair or remove them.")
     return splits
-
-
-PURPOSES = {"train": "training", "val": "validation", "test": "test"}
-
-
-def _read_lists(lists: Iterable[Path]) -> set[str]:
-    return {name for file in lists for name in _read_list(file)}
 
 
 def _read_list(file: Path) -> Iterable[str]:

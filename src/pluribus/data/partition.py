@@ -11,6 +11,7 @@ import inspect
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -117,7 +118,8 @@ def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0,
     return _deal(labels, _draw_until_enough(draw, len(labels), clients, min_samples), rng)
 
 
-def fedhpl_noniid(
+def fedhpl_by_class(
+    give: Callable[[np.ndarray, np.ndarray, Rng], Parts],
     labels: np.ndarray,
     clients: int,
     rng: Rng,
@@ -128,10 +130,16 @@ def fedhpl_noniid(
 ) -> Parts:
     """Divide each class by Dir(alpha) among all clients; without alpha, by Dir of a random point of the simplex.
 
-    Every client holds at least `min_share` of each class.
+    Every client holds at least `min_share` of each class. `give` is `_deal`, or `_sample` if clients may share rows.
     """
-    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
-    return _deal(labels, counts, rng)
+    sizes = _class_sizes(labels)
+    floors = _floor(sizes, clients, min_share)
+
+    def draw() -> np.ndarray:
+        by_class = zip(floors, sizes, strict=True)
+        return np.stack([_cut_above(n, size, _simplex(clients, alpha, rng), min_share) for n, size in by_class])
+
+    return give(labels, _draw_until_enough(draw, len(labels), clients, min_samples), rng)
 
 
 def fedhpl_dir(
@@ -156,20 +164,6 @@ def fedhpl_dir(
     rest, least = each - floor.sum(), floor / max(each, 1)
     mixes = [np.maximum(_simplex(len(sizes), alpha, rng) - least, 0) for _ in range(clients)]
     counts = np.stack([_cut_within(rest, mix, sizes - floor) for mix in mixes], axis=1) + floor[:, None]
-    return _sample(labels, counts, rng)
-
-
-def fedhpl_dir_clients(
-    labels: np.ndarray,
-    clients: int,
-    rng: Rng,
-    *,
-    alpha: float | None = None,
-    min_samples: int = 1,
-    min_share: float = MIN_SHARE,
-) -> Parts:
-    """Every client draws from all rows. Its share of a class is from Dir(alpha) over clients, as in fedhpl-noniid."""
-    counts = _shares_over_clients(labels, clients, rng, alpha, min_samples, min_share)
     return _sample(labels, counts, rng)
 
 
@@ -222,19 +216,6 @@ def _cut_within(total: int, shares: np.ndarray, room: np.ndarray) -> np.ndarray:
 def _simplex(size: int, alpha: float | None, rng: Rng) -> np.ndarray:
     """A draw from Dir(alpha); without alpha, from Dir(a) with `a` itself uniform on the simplex."""
     return rng.dirichlet(rng.dirichlet(np.ones(size)) if alpha is None else np.full(size, alpha))
-
-
-def _shares_over_clients(
-    labels: np.ndarray, clients: int, rng: Rng, alpha: float | None, min_samples: int, min_share: float
-) -> np.ndarray:
-    sizes = _class_sizes(labels)
-    floors = _floor(sizes, clients, min_share)
-
-    def draw() -> np.ndarray:
-        by_class = zip(floors, sizes, strict=True)
-        return np.stack([_cut_above(n, size, _simplex(clients, alpha, rng), min_share) for n, size in by_class])
-
-    return _draw_until_enough(draw, len(labels), clients, min_samples)
 
 
 def _cut_above(floor: int, size: int, shares: np.ndarray, min_share: float) -> np.ndarray:
@@ -315,10 +296,14 @@ PARTITIONS: dict[str, PartitionKind] = {
     "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
     "class-mass": PartitionKind(class_mass, "each client's rows divided among its classes by --mass (FedFree)"),
     "dirichlet": PartitionKind(dirichlet, "each class cut by Dir(--alpha), full clients left out (HtFLlib)"),
-    "fedhpl-noniid": PartitionKind(fedhpl_noniid, "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"),
+    "fedhpl-noniid": PartitionKind(
+        partial(fedhpl_by_class, _deal), "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"
+    ),
     "fedhpl-dir": PartitionKind(fedhpl_dir, "overlapping: each client mixes classes by Dir (FedHPL, CIFAR-10)", False),
     "fedhpl-dir-clients": PartitionKind(
-        fedhpl_dir_clients, "overlapping: each class over clients by Dir (FedHPL, CIFAR-100 and SVHN)", False
+        partial(fedhpl_by_class, _sample),
+        "overlapping: each class over clients by Dir (FedHPL, CIFAR-100 and SVHN)",
+        disjoint=False,
     ),
     "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
 }
@@ -351,28 +336,17 @@ def partition(
         if domain is None:
             raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
         labels = domain
-    offered = {
-        "classes_per_client": classes_per_client,
-        "unequal": unequal,
-        "mass": mass,
-        "alpha": alpha,
-        "min_samples": min_samples,
-        "min_share": min_share,
-    }
+    offered: dict[str, Any] = {"classes_per_client": classes_per_client, "unequal": unequal, "mass": mass}
+    offered |= {"alpha": alpha, "min_samples": min_samples, "min_share": min_share}
     reads = PARTITIONS[kind].reads
-    parts = PARTITIONS[kind].function(
-        labels, clients, rng, **{name: value for name, value in offered.items() if name in reads and value is not None}
-    )
-    _refuse_empty(parts, kind)
-    return parts
-
-
-def _refuse_empty(parts: Parts, kind: str) -> None:
+    given = {name: value for name, value in offered.items() if name in reads and value is not None}
+    parts = PARTITIONS[kind].function(labels, clients, rng, **given)
     for client, part in enumerate(parts):
         if len(part) == 0:
             raise PartitionError(
                 f"client {client} got no data from partition '{kind}': use fewer clients (--clients) or more data."
             )
+    return parts
 
 
 @dataclass(frozen=True)
@@ -382,10 +356,8 @@ class Manifest:
     kind: str
     parameters: dict[str, Any]
     seed: int
-    counts: list[list[int]]
-    """Rows per client and class."""
-    digest: str
-    """Depends on every label and every row number of every client, and not on the machine."""
+    counts: list[list[int]]  # rows per client and class
+    digest: str  # depends on every label and every row number of every client, and not on the machine
 
     @classmethod
     def of(
