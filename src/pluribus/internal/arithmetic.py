@@ -19,12 +19,10 @@ class Arithmetic(NamedTuple):
 
     @classmethod
     def here(cls) -> Arithmetic:
-        """The settings of this process."""
         deterministic = torch.are_deterministic_algorithms_enabled()
         return cls(torch.get_num_threads(), deterministic, torch.get_float32_matmul_precision())
 
     def set(self) -> None:
-        """Apply the settings to this process."""
         torch.set_num_threads(self.threads)
         torch.set_num_interop_threads(1)
         if self.deterministic:  # the call takes seconds, even with False

@@ -6,6 +6,7 @@ refers to it. The ledger of a thousand rounds of a ResNet stays small.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -44,19 +45,15 @@ class Ledger:
         self.total = {"up": 0, "down": 0, "evaluation": 0}
 
     def add(self, round: int, exchange: int, client: int, direction: str, data: bytes | Parcel) -> None:
-        """Record one serialized message."""
         layout = data.layout if isinstance(data, Parcel) else tensor_bytes(data)
         key = tuple(layout.items())
         if key not in self._known:
-            self._known[key] = len(self.layouts)
-            self.layouts.append(layout)
-            self._fresh.append({"layout": self._known[key], "tensors": layout})
-        self._record(_Transfer(round, exchange, client, direction, self._known[key]), sum(layout.values()))
+            self._record({"layout": len(self.layouts), "tensors": layout})
+        self._record(vars(_Transfer(round, exchange, client, direction, self._known[key])))
 
-    def _record(self, transfer: _Transfer, size: int) -> None:
-        self._transfers.append(transfer)
-        self._fresh.append(vars(transfer))
-        self.total[transfer.direction] += size
+    def _record(self, line: dict[str, Any]) -> None:
+        self._fresh.append(line)
+        self.replay(line)
 
     def entries(self) -> Iterator[Entry]:
         """Every tensor of every transfer, in order."""
@@ -66,12 +63,11 @@ class Ledger:
 
     def by(self, column: str, direction: str | None = None) -> dict[Any, int]:
         """Bytes summed by a column: `round`, `client`, `direction` or `tensor`."""
-        sums: dict[Any, int] = {}
+        sums: Counter[Any] = Counter()
         for entry in self.entries():
             if direction in (None, entry.direction):
-                key = getattr(entry, column)
-                sums[key] = sums.get(key, 0) + entry.bytes
-        return sums
+                sums[getattr(entry, column)] += entry.bytes
+        return dict(sums)
 
     def flush(self) -> list[dict[str, Any]]:
         """The entries since the last flush, as lines for `traffic.jsonl`."""

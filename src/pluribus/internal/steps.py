@@ -13,7 +13,7 @@ from torch import Tensor
 from pluribus import draws
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
-from pluribus.internal.batches import Batch, gathered
+from pluribus.internal.batches import Batch, batch_sizes, gathered
 
 if TYPE_CHECKING:
     from pluribus.client import Client
@@ -33,7 +33,6 @@ class Descent:
     opts: tuple[str, ...]
 
     def __call__(self, client: Client, batch: Batch) -> Tensor:
-        """One step; the loss to be logged."""
         loss = self.loss(client, batch)
         client.descend(loss, *self.opts)
         return loss
@@ -82,5 +81,4 @@ class Eager:
 
 def sweep_sizes(samples: int) -> list[int]:
     """Rows of each forward pass over a data set."""
-    full, rest = divmod(samples, SWEEP_BATCH)
-    return [SWEEP_BATCH] * full + [rest] * (rest > 0)
+    return batch_sizes(samples, SWEEP_BATCH, least=0)
