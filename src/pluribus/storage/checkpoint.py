@@ -59,9 +59,16 @@ class Checkpoint:
         self._stale: list[int] = []  # files that the previous commit needs, but not the newest one
         self.latest: int | None = None
         self.threads: int | None = None
-        stored = 0
+        stored = 0  # the sum in the newest file
         for path in sorted(self._folder.glob("round-*.safetensors")):
-            stored = self._index(path)
+            with _open(path) as file:
+                facts = file.metadata() or {}
+            try:
+                t, threads, stored = (int(facts[name]) for name in ("round", "threads", "sum"))
+                self._update_index(json.loads(facts["clients"]), t)
+            except (KeyError, ValueError) as error:
+                raise _damaged_error(path, error) from error
+            self.latest, self.threads = t, threads
         self._stale = [t for t, clients in self._holds.items() if not clients and t != self.latest]
         self._sum = sum(t + 1 for t in self._newest.values())
         if self._sum != stored:
@@ -70,24 +77,11 @@ class Checkpoint:
                 f"Start again: pluribus run --config {self._folder.parent / 'config.toml'}"
             )
 
-    def _index(self, path: Path) -> int:
-        """Add a file to the index; returns the sum of rounds that the file stores."""
-        with _open(path) as file:
-            facts = file.metadata() or {}
-        try:
-            t, threads, stored = (int(facts[name]) for name in ("round", "threads", "sum"))
-            self._update_index(json.loads(facts["clients"]), t)
-        except (KeyError, ValueError) as error:
-            raise _damaged_error(path, error) from error
-        self.latest, self.threads = t, threads
-        return stored
-
     def _update_index(self, clients: list[int], t: int) -> list[int]:
         """Set the newest round of these clients; returns the files that this commit no longer needs."""
         emptied = [] if self.latest is None or self._holds[self.latest] else [self.latest]
         for k in clients:
-            old = self._newest.get(k)
-            if old is not None:
+            if (old := self._newest.get(k)) is not None:
                 self._holds[old] -= 1
                 if not self._holds[old]:
                     emptied.append(old)
@@ -143,23 +137,20 @@ class Checkpoint:
     # ---- the latest commit -----------------------------------------------------------------------------------------
 
     def server(self) -> Tensors:
-        """The server's state at the latest commit."""
         assert self.latest is not None
-        return self._read(self.latest, "server/")
+        return _tensors(self._path(self.latest), "server/")
 
     def client(self, k: int) -> Tensors | None:
         """A client's state at the latest commit; None if it never took part."""
-        return self._read(self._newest[k], f"client/{k}/") if k in self._newest else None
+        return _tensors(self._path(self._newest[k]), f"client/{k}/") if k in self._newest else None
 
     def enrolled(self) -> dict[int, bytes]:
         """All enrollment messages so far. Each one is saved with its client."""
         messages: dict[int, bytes] = {}
         for t in sorted(set(self._newest.values())):
-            messages |= {int(k): bytes(value.numpy()) for k, value in self._read(t, "enrolled/").items()}
+            saved = _tensors(self._path(t), "enrolled/")
+            messages |= {int(k): bytes(value.numpy()) for k, value in saved.items()}
         return messages
-
-    def _read(self, t: int, prefix: str) -> Tensors:
-        return _tensors(self._path(t), prefix)
 
     def _path(self, t: int) -> Path:
         return self._folder / f"round-{t:06d}.safetensors"

@@ -14,6 +14,7 @@ from __future__ import annotations
 import fcntl
 import json
 from datetime import date
+from itertools import takewhile
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,7 +22,7 @@ from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
-from pluribus.storage.toml import read_toml, to_toml
+from pluribus.storage.toml import to_toml
 
 RESULT = "result.json"  # of a finished run
 PATHS = ("data", "weights")  # may have moved to another folder; partition.json shows whether the data are the same
@@ -54,7 +55,6 @@ class RunFolder:
 
     @staticmethod
     def check_free(out: str | None) -> None:
-        """Refuse a folder that already holds a run."""
         if out and (Path(out) / "config.toml").exists():
             raise OtherRunError(
                 f"{out} already holds a run. Resume it (pluribus resume {out}) or choose another --out."
@@ -78,7 +78,6 @@ class RunFolder:
         return lock
 
     def close(self) -> None:
-        """Release the lock, so that other processes can write."""
         if self._lock is not None:
             self._lock.close()
 
@@ -95,9 +94,6 @@ class RunFolder:
         write_json(self.path / "started.json", decisive)
         write_text(self.path / "config.toml", to_toml(settings))  # last: it makes the folder a run that can be resumed
 
-    def read_config(self) -> dict[str, Any]:
-        return read_toml(self.path / "config.toml")
-
     def write_partition(self, manifest: Manifest) -> None:
         write_text(self.path / "partition.json", manifest.to_json())
 
@@ -111,7 +107,6 @@ class RunFolder:
             raise DamagedFileError(f"{path} is damaged: {error}") from error
 
     def append(self, record: dict[str, Any], traffic: list[dict[str, Any]]) -> None:
-        """Append the lines of one round."""
         append_lines(self.path / "metrics.jsonl", [record])
         append_lines(self.path / "traffic.jsonl", traffic)
 
@@ -139,7 +134,6 @@ class RunFolder:
         return metrics, traffic
 
     def write_result(self, summary: dict[str, Any]) -> None:
-        """Mark the run as finished."""
         write_json(self.path / RESULT, summary)
 
     @property
@@ -176,11 +170,8 @@ def _change(name: str, before: Any, now: Any) -> str:
 
 def _lines_until(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
     """Lines before the first line of a later round. Layout lines have no round; at the end they are dropped, too."""
-    kept: list[dict[str, Any]] = []
-    for line in lines:
-        if line.get("round", -1) > (-1 if until is None else until):
-            break
-        kept.append(line)
+    last = -1 if until is None else until
+    kept = list(takewhile(lambda line: line.get("round", -1) <= last, lines))
     while kept and "tensors" in kept[-1]:
         kept.pop()
     return kept

@@ -26,7 +26,6 @@ class Selections:
         self._waiting: dict[int, int] = {}  # client -> bytes of its copy
 
     def restore(self, history: Iterable[Mapping[str, Any]], view: str) -> None:
-        """Restore the selections from the rounds so far."""
         self._best = {k: Selection.of(one) for k, one in choose(history, view).items()}
 
     def best(self, k: int) -> Selection | None:
