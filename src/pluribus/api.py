@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,10 @@ def run(
     described = experiment(method, config, **settings)
     with reproducible(described.threads_per_worker(), described.precision):
         parts = assemble(described)
-        folder = RunFolder.create(described.out, _label(described))
-        try:
+        with closing(RunFolder.create(described.out, _label(described))) as folder:
             folder.write_partition(parts.manifest)
             folder.write_config(described.settings(), described.decisive())
             return _run(parts, folder, watchers)
-        finally:
-            folder.close()
 
 
 def resume(
@@ -65,16 +62,13 @@ def resume(
     if (Path(path) / RESULT).exists():
         return load_result(path)
     watchers = _collect_observers(observers, track, progress)
-    folder = RunFolder.open(path)
-    try:
+    with closing(RunFolder.open(path)) as folder:
         described = read_experiment(folder)
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
             check_partition(folder, parts)
             return _run(parts, folder, watchers)
-    finally:
-        folder.close()
 
 
 def load_result(path: str | Path) -> Result:

@@ -148,65 +148,39 @@ class UnfinishedError(PluribusError):
 
     def __init__(self, sentence: str, failed: Mapping[str, str]) -> None:
         super().__init__(sentence)
-        self.failed = failed
-        """The reason of each failure, by run folder."""
-        self.partial: Any = None
-        """The results of the finished runs of a comparison; None if there are none."""
+        self.failed = failed  # the reason of each failure, by run folder
+        self.partial: Any = None  # the results of the finished runs of a comparison; None if there are none
 
 
 # Names of our settings in other tools and papers.
-OTHER_NAMES = {
-    "algorithm": "method",
-    "algo": "method",
-    "strategy": "method",
-    "dataset": "data",
-    "data_set": "data",
-    "model": "models",
-    "arch": "models",
-    "architecture": "models",
-    "num_clients": "clients",
-    "n_clients": "clients",
-    "num_parties": "clients",
-    "num_rounds": "rounds",
-    "n_rounds": "rounds",
-    "global_rounds": "rounds",
-    "comm_rounds": "rounds",
-    "communication_rounds": "rounds",
-    "local_epochs": "epochs",
-    "num_epochs": "epochs",
-    "n_epochs": "epochs",
-    "batch": "batch_size",
-    "bs": "batch_size",
-    "local_batch_size": "batch_size",
-    "learning_rate": "lr",
-    "local_learning_rate": "lr",
-    "local_lr": "lr",
-    "eta": "lr",
-    "learning_rate_decay": "lr_decay",
-    "server_learning_rate": "server_lr",
-    "opt": "optimizer",
-    "wd": "weight_decay",
-    "dirichlet_alpha": "alpha",
-    "num_classes_per_client": "classes_per_client",
-    "client_fraction": "participation",
-    "sample_fraction": "participation",
-    "join_ratio": "participation",
-    "feature_dim": "width",
-    "eval_every": "evaluate_every",
-    "random_seed": "seed",
-    "random_state": "seed",
-    "num_seeds": "seeds",
-    "gpu": "device",
-    "num_threads": "threads",
-    "num_workers": "workers",
-    "n_workers": "workers",
-    "n_jobs": "jobs",
-    "num_trials": "trials",
-    "output": "out",
-    "output_dir": "out",
-    "outdir": "out",
-    "save_dir": "out",
+_NAMES_ELSEWHERE = {
+    "method": "algorithm algo strategy",
+    "data": "dataset data_set",
+    "models": "model arch architecture",
+    "clients": "num_clients n_clients num_parties",
+    "rounds": "num_rounds n_rounds global_rounds comm_rounds communication_rounds",
+    "epochs": "local_epochs num_epochs n_epochs",
+    "batch_size": "batch bs local_batch_size",
+    "lr": "learning_rate local_learning_rate local_lr eta",
+    "lr_decay": "learning_rate_decay",
+    "server_lr": "server_learning_rate",
+    "optimizer": "opt",
+    "weight_decay": "wd",
+    "alpha": "dirichlet_alpha",
+    "classes_per_client": "num_classes_per_client",
+    "participation": "client_fraction sample_fraction join_ratio",
+    "width": "feature_dim",
+    "evaluate_every": "eval_every",
+    "seed": "random_seed random_state",
+    "seeds": "num_seeds",
+    "device": "gpu",
+    "threads": "num_threads",
+    "workers": "num_workers n_workers",
+    "jobs": "n_jobs",
+    "trials": "num_trials",
+    "out": "output output_dir outdir save_dir",
 }
+OTHER_NAMES = {other: ours for ours, others in _NAMES_ELSEWHERE.items() for other in others.split()}
 
 
 def unknown(kind: str, name: str, known: Iterable[str], look: str) -> UnknownNameError:
@@ -216,7 +190,9 @@ def unknown(kind: str, name: str, known: Iterable[str], look: str) -> UnknownNam
     "unknown method 'FedG'. Did you mean 'fedgh'? pluribus list methods shows all."
     """
     known = list(known)
-    near = same_thing(name, known) or _find_similar(name, known)
+    by_lower = {one.lower(): one for one in known}
+    similar = difflib.get_close_matches(name.lower(), list(by_lower), n=1, cutoff=0.5)
+    near = same_thing(name, known) or (by_lower[similar[0]] if similar else None)
     hint = f" Did you mean '{near}'?" if near else ""
     return UnknownNameError(f"unknown {kind} '{name}'.{hint} {look} shows all.")
 
@@ -235,9 +211,3 @@ def same_thing(name: str, known: Iterable[str]) -> str | None:
 
 def _letters(name: str) -> str:
     return name.lower().replace("-", "").replace("_", "")
-
-
-def _find_similar(name: str, known: list[str]) -> str | None:
-    ours = {one.lower(): one for one in known}
-    near = difflib.get_close_matches(name.lower(), list(ours), n=1, cutoff=0.5)
-    return ours[near[0]] if near else None

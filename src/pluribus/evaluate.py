@@ -41,9 +41,8 @@ def score(rule: Map, client: Client, data: Data) -> Counts:
     if not len(data):
         return 0, 0, 0.0
     scores, labels = client.sweep(rule, data), data.labels()
-    correct = (scores.argmax(1) == labels).sum()
     loss = F.cross_entropy(scores, labels, reduction="sum")
-    return int(correct), len(data), float(loss)
+    return int((scores.argmax(1) == labels).sum()), len(data), float(loss)
 
 
 def figures(rule: Map, client: Client) -> Figures:
@@ -59,14 +58,8 @@ def _domain_metrics(rule: Map, client: Client) -> Figures:
     exams, own = client.exams, client.task.domain_of[client.card.id]
     tests = [score(rule, client, exam["test"]) for exam in exams.values()]
     vals = [score(rule, client, exam["val"]) for exam in exams.values()]
-    others = [counts for domain, counts in enumerate(tests) if domain != own]
-    return {
-        "val": _accuracy(*vals),
-        "test": _accuracy(*tests),
-        "acc": _accuracy(*tests),
-        "bwt": _accuracy(tests[own]),
-        "fwt": _accuracy(*others),
-    }
+    acc, bwt, fwt = _accuracy(*tests), _accuracy(tests[own]), _accuracy(*tests[:own], *tests[own + 1 :])
+    return {"val": _accuracy(*vals), "test": acc, "acc": acc, "bwt": bwt, "fwt": fwt}
 
 
 def exam_sizes(task: Task, client: int) -> Exams | None:
@@ -97,9 +90,8 @@ def figures_over_clients(
 
     `samples` has the sizes of the clients' own test sets. In a run with domains, `exams` has those of the domains.
     """
-    names = next(iter(rows.values()), {}).keys()
     found: dict[str, Figures] = {}
-    for name in names:
+    for name in next(iter(rows.values()), {}):
         counts = {k: _sample_count(name, samples[k], (exams or {}).get(k)) for k in rows}
         found[name] = over_clients({k: row[name] for k, row in rows.items()}, counts, loss=is_loss(name))
     return found
@@ -157,8 +149,10 @@ class Selection(NamedTuple):
 
 
 def selects(now: Figures, best: Selection | None) -> bool:
-    """Whether validation data prefers these metrics to those of the best round so far."""
-    return best is None or _is_better(now["val"], best.val)
+    """Whether validation data prefers these metrics to those of the best round so far. Ties keep the earliest round."""
+    if best is None or best.val is None:  # without validation data, the last round is selected
+        return True
+    return now["val"] is not None and now["val"] > best.val
 
 
 def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]:
@@ -174,11 +168,6 @@ def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]
     return dict(sorted(chosen.items()))
 
 
-def _is_better(val: float | None, best: float | None) -> bool:
-    """Strictly better, so that ties keep the earliest round. Without validation data, the last round is selected."""
-    return best is None if val is None else best is None or val > best
-
-
 def summarise(
     history: Sequence[Mapping[str, Any]],
     views: Sequence[str],
@@ -186,14 +175,14 @@ def summarise(
     exams: Mapping[int, Exams | None] | None = None,
 ) -> dict[str, dict[str, dict[str, Figures]]]:
     """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best`."""
-    summary: dict[str, dict[str, dict[str, Figures]]] = {}
-    for view in views:
-        chosen = choose(history, view)
-        summary[view] = {}
-        for moment in ("last", "selected"):
-            rows: dict[int, Figures] = {k: getattr(c, moment) for k, c in chosen.items()}
-            summary[view][moment] = figures_over_clients(rows, samples, exams)
-    return summary
+    chosen = {view: choose(history, view).items() for view in views}
+    return {
+        view: {
+            "last": figures_over_clients({k: one.last for k, one in rows}, samples, exams),
+            "selected": figures_over_clients({k: one.selected for k, one in rows}, samples, exams),
+        }
+        for view, rows in chosen.items()
+    }
 
 
 def selection_text(validation: Iterable[float | None]) -> str:

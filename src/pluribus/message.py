@@ -67,7 +67,21 @@ class Rows:
 Value = Tensor | Rows
 
 
-class Message(Mapping[str, Value]):
+class Fields(Mapping[str, Value]):
+    """Values by name, of either kind."""
+
+    def tensor(self, name: str) -> Tensor:
+        value = self[name]
+        assert isinstance(value, Tensor), f"'{name}' is class-keyed: use rows()"
+        return value
+
+    def rows(self, name: str) -> Rows:
+        value = self[name]
+        assert isinstance(value, Rows), f"'{name}' is a plain tensor: use tensor()"
+        return value
+
+
+class Message(Fields):
     """Tensors by flat dotted name. A message copies its tensors, so it never aliases a live weight.
 
     >>> m = Message({"mean": torch.tensor([1.0, 2.0])})
@@ -93,19 +107,10 @@ class Message(Mapping[str, Value]):
     def __len__(self) -> int:
         return len(self._fields)
 
-    def tensor(self, name: str) -> Tensor:
-        """A plain tensor field."""
-        return _tensor(self._fields, name)
-
-    def rows(self, name: str) -> Rows:
-        """A class-keyed field."""
-        return _rows(self._fields, name)
-
     def part(self, prefix: str = "") -> dict[str, Tensor]:
         """The plain tensors under a prefix, named without it, for `load_state_dict`. "head" is the same as "head."."""
         start = _add_dot(prefix)
-        fields = self._fields.items()
-        return {n[len(start) :]: v for n, v in fields if n.startswith(start) and isinstance(v, Tensor)}
+        return {n[len(start) :]: v for n, v in self.items() if n.startswith(start) and isinstance(v, Tensor)}
 
 
 class Parcel:
@@ -114,31 +119,13 @@ class Parcel:
     layout: dict[str, int]
 
 
-class Kept(dict[str, Value]):
+class Kept(dict[str, Value], Fields):
     """The fields that a client keeps of its downloads: live buffers of fixed shape."""
-
-    def tensor(self, name: str) -> Tensor:
-        return _tensor(self, name)
-
-    def rows(self, name: str) -> Rows:
-        return _rows(self, name)
 
 
 def _add_dot(prefix: str) -> str:
     """The prefix with one dot at its end, whether or not the caller wrote it."""
     return prefix if not prefix or prefix.endswith(".") else f"{prefix}."
-
-
-def _tensor(fields: Mapping[str, Value], name: str) -> Tensor:
-    value = fields[name]
-    assert isinstance(value, Tensor), f"'{name}' is class-keyed: use rows()"
-    return value
-
-
-def _rows(fields: Mapping[str, Value], name: str) -> Rows:
-    value = fields[name]
-    assert isinstance(value, Rows), f"'{name}' is a plain tensor: use tensor()"
-    return value
 
 
 def _copy(value: Value) -> Value:
@@ -263,19 +250,21 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
     sizes: dict[str, int] = {}
     for name, value in sorted(flat.items()):
         declared = expected[name]
+        shape = tuple(value.shape)
         if value.dtype != declared.dtype:
-            raise SchemaError(
-                f"{who}: '{name}' is {_dtype_text(value.dtype)}, declared as {_dtype_text(declared.dtype)}."
-            )
-        if not _fits(tuple(value.shape), declared.shape, sizes):
-            raise SchemaError(
-                f"{who}: '{name}' has shape {tuple(value.shape)}, declared as {_shape_text(declared.shape)}."
-            )
+            kinds = [str(dtype).removeprefix("torch.") for dtype in (value.dtype, declared.dtype)]
+            raise SchemaError(f"{who}: '{name}' is {kinds[0]}, declared as {kinds[1]}.")
+        if not _fits(shape, declared.shape, sizes):
+            raise SchemaError(f"{who}: '{name}' has shape {shape}, declared as {_shape_text(declared.shape)}.")
         if (value.is_floating_point() or value.is_complex()) and not bool(torch.isfinite(value).all()):
             raise NotFiniteError(f"{who}: '{name}' holds NaN or infinity.")
     for name, declared in schema.items():
         if declared.form == "rows":
-            _check_ids(flat[name + IDS], declared, f"{who}: '{name}'")
+            ids, classes = flat[name + IDS].tolist(), _classes(declared)
+            if any(not 0 <= number < classes for number in ids):
+                raise SchemaError(f"{who}: '{name}' names a class outside 0..{classes - 1}.")
+            if len(set(ids)) != len(ids):
+                raise SchemaError(f"{who}: '{name}' names a class twice.")
 
 
 def _sent_fields(schema: Schema) -> dict[str, Field]:
@@ -291,33 +280,16 @@ def _sent_fields(schema: Schema) -> dict[str, Field]:
 
 
 def _fits(shape: tuple[int, ...], declared: tuple[int | Dim, ...], sizes: dict[str, int]) -> bool:
-    if len(shape) != len(declared):
-        return False
-    for size, want in zip(shape, declared, strict=True):
-        if isinstance(want, int):
-            if size != want:
-                return False
-        elif size > want.most or sizes.setdefault(want.name, size) != size:
-            return False
-    return True
-
-
-def _check_ids(ids: Tensor, declared: Field, what: str) -> None:
-    classes = _classes(declared)
-    if len(ids) and (int(ids.min()) < 0 or int(ids.max()) >= classes):
-        raise SchemaError(f"{what} names a class outside 0..{classes - 1}.")
-    if len(set(ids.tolist())) != len(ids):
-        raise SchemaError(f"{what} names a class twice.")
+    return len(shape) == len(declared) and all(
+        size == want if isinstance(want, int) else size <= want.most and sizes.setdefault(want.name, size) == size
+        for size, want in zip(shape, declared, strict=True)
+    )
 
 
 def _classes(declared: Field) -> int:
     classes = declared.shape[0]
     assert isinstance(classes, int), "the number of classes is fixed"
     return classes
-
-
-def _dtype_text(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _shape_text(shape: tuple[int | Dim, ...]) -> str:

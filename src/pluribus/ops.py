@@ -23,7 +23,7 @@ from pluribus.server import Server
 Weighting = Literal["samples", "uniform"]
 Tensors = Mapping[str, Tensor]
 
-# ---- classes -------------------------------------------------------------------------------------------------------
+# ---- classes and logits --------------------------------------------------------------------------------------------
 
 
 def onehot(y: Tensor, classes: int) -> Tensor:
@@ -32,11 +32,9 @@ def onehot(y: Tensor, classes: int) -> Tensor:
 
 
 def class_means(client: Client, on: str = "train", rows: Map = Client.features) -> Rows:
-    """Mean feature (or other row) per held class, over all samples, in eval mode: exact for every batch size.
-
-    A matrix product, not `index_add_`: its order of summation is fixed on every device.
-    """
+    """Mean feature (or other row) per held class, over all samples, in eval mode: exact for every batch size."""
     members = onehot(client.data[on].labels(), client.task.classes)
+    # a matrix product, not `index_add_`: its order of summation is fixed on every device
     return row_means(members.T @ client.sweep(rows, on), members.sum(0))
 
 
@@ -67,13 +65,11 @@ class Tally(nn.Module):
         self.counts.zero_()
 
     def add(self, y: Tensor, values: Tensor) -> None:
-        """Add each sample's row to the sum of its class."""
         members = onehot(y, len(self.counts))
         self.sums += members.T @ values.detach().float()
         self.counts += members.sum(0)
 
     def means(self) -> Rows:
-        """The mean of each class that was added."""
         return row_means(self.sums, self.counts)
 
 
@@ -97,9 +93,6 @@ def nearest(values: Tensor, rows: Rows) -> Tensor:
     return (-squared).masked_fill(~rows.held, -torch.inf)
 
 
-# ---- logits --------------------------------------------------------------------------------------------------------
-
-
 def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
     """KL divergence of the student's softmax from the teacher's, for each row of logits: summed over classes."""
     target, given = (teacher / temperature).log_softmax(1), (student / temperature).log_softmax(1)
@@ -112,9 +105,8 @@ def kl(teacher: Tensor, student: Tensor, temperature: float = 1.0) -> Tensor:
 def weighted_mean(parts: Mapping[int, Mapping[str, Tensor]], weights: Mapping[int, float]) -> dict[str, Tensor]:
     """Mean of named tensors over clients. Of integers (counters), the maximum: their mean may not be an integer."""
     total = sum(weights[k] for k in parts)
-    names = next(iter(parts.values())).keys()
     mean: dict[str, Tensor] = {}
-    for name in names:
+    for name in next(iter(parts.values())):
         values = [part[name] for part in parts.values()]
         if values[0].is_floating_point():
             mean[name] = sum((v * (weights[k] / total) for k, v in zip(parts, values, strict=True)), torch.zeros(()))

@@ -81,11 +81,8 @@ class Optimiser:
 
     def slots(self) -> dict[str, Tensor]:
         """Momentum buffers, moments and step counters, by parameter."""
-        found = {}
-        for name, p in self.parameters.items():
-            for slot, value in self._torch.state[p].items():
-                found[f"{name}.{slot}"] = value
-        return found
+        slots = {name: self._torch.state[p] for name, p in self.parameters.items()}
+        return {f"{name}.{slot}": value for name, those in slots.items() for slot, value in those.items()}
 
     def reset(self) -> None:
         """Make it equal to a new optimizer, in place."""
@@ -113,10 +110,8 @@ def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
     cls = torch.optim.AdamW if rule.name == "adamw" else torch.optim.Adam
     amsgrad = rule.name == "amsgrad"
     adam = cls(parameters, lr=lr, weight_decay=rule.weight_decay, amsgrad=amsgrad, foreach=True, capturable=on_gpu)
+    moments = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else []))
     for p in parameters:
-        counter = torch.zeros((), device=device)
-        slots = {"step": counter, "exp_avg": torch.zeros_like(p), "exp_avg_sq": torch.zeros_like(p)}
-        if amsgrad:
-            slots["max_exp_avg_sq"] = torch.zeros_like(p)
-        adam.state[p].update(slots)
+        adam.state[p]["step"] = torch.zeros((), device=device)
+        adam.state[p].update({moment: torch.zeros_like(p) for moment in moments})
     return adam

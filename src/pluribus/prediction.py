@@ -10,7 +10,7 @@ import csv
 import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -19,15 +19,12 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
-from pluribus.data.images import SUFFIXES, Picture, decoded, find_images, picture_notes, skipped_note
+from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decoded, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.method import Method
 from pluribus.storage.files import write_text
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
-
-Shape = tuple[int, int, int]
-OpenModel = AbstractContextManager[tuple[Method, Client]]
 
 
 @dataclass(frozen=True)
@@ -37,9 +34,8 @@ class Prediction:
     file: str | None
     """None if the image was given in a tensor."""
     label: str
-    """The name of the class."""
     number: int
-    """The number of the class."""
+    """The number of the class `label`."""
     score: float
     """The class's share in the softmax of the method's scores. It is the model's probability if the scores are logits.
     If they are distances, as in FedProto, it is only a number that grows as the distance shrinks."""
@@ -92,9 +88,6 @@ def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
     write_text(path, text.getvalue())
 
 
-# ---- images --------------------------------------------------------------------------------------------------------
-
-
 def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:
     """The given files, with all images of a given folder; and notes about other files in the folders."""
     given = [images] if isinstance(images, str | Path) else images
@@ -102,30 +95,20 @@ def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[
         raise MissingDataError("no images were given: give files, or folders of images.")
     found, notes = [], []
     for path in map(Path, given):
-        files, sentences = _images(path)
-        found += files
-        notes += [f"{path}: {sentence}" for sentence in sentences]
-    return found, notes
-
-
-def _images(path: Path) -> tuple[list[Path], list[str]]:
-    if path.is_dir():
-        found = find_images(path)
-        if not found.images:
+        if not path.exists():
+            raise MissingDataError(f"there is no file or folder {path}.")
+        inside = find_images(path) if path.is_dir() else Found([path], {})
+        if not inside.images:
             raise MissingDataError(f"{path} holds no images. Names of images end in {', '.join(sorted(SUFFIXES))}.")
-        return found.images, skipped_note(found.skipped, path)
-    if not path.exists():
-        raise MissingDataError(f"there is no file or folder {path}.")
-    return [path], []
+        found += inside.images
+        notes += [f"{path}: {sentence}" for sentence in skipped_note(inside.skipped, path)]
+    return found, notes
 
 
 def _batches(
     images: Tensor | list[Path], shape: Shape, pictures: list[Picture]
 ) -> Iterator[tuple[Sequence[str | None], Tensor]]:
-    """Batches of the size that evaluation uses, so that the bits are the same. One at a time is in memory.
-
-    The facts about the files are added to `pictures`.
-    """
+    """Batches of the size that evaluation uses, for the same bits. The facts about the files go to `pictures`."""
     _check(images, shape)
     for start in range(0, len(images), SWEEP_BATCH):
         some = images[start : start + SWEEP_BATCH]
@@ -156,23 +139,18 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
         yield Prediction(file, client.task.names[number], number, share)
 
 
-# ---- models --------------------------------------------------------------------------------------------------------
-
-
-def _open_model(path: Path, client: int | None, round: Round) -> OpenModel:
+@contextmanager
+def _open_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
-    if (path / "config.toml").exists():
-        return _open_run_model(path, client, round)
-    if client is not None:
-        raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
-    from pluribus.sites.recall import recalled
+    if not (path / "config.toml").exists():
+        if client is not None:
+            raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
+        from pluribus.sites.recall import recalled
 
-    return recalled(path, round)
-
-
-@contextmanager
-def _open_run_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
+        with recalled(path, round) as opened:
+            yield opened
+        return
     with open_run(path) as (parts, folder):
         if client is None:
             raise MissingSettingError(

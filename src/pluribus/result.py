@@ -28,14 +28,11 @@ class ClientFacts:
     classes: tuple[str, ...]
     train: int
     test: int
-    name: str = ""
-    """Empty if the client has only a number."""
-    exams: Exams | None = None
-    """Number of test samples of its own domain and of all domains, in a run with domains."""
+    name: str = ""  # empty if the client has only a number
+    exams: Exams | None = None  # None in a run without domains
 
     @property
     def label(self) -> str:
-        """The name of the client in tables."""
         return self.name or str(self.id)
 
 
@@ -118,7 +115,6 @@ class Result:
         return sum(self.steps.values()) / len(self.steps) if self.steps else None
 
     def per_client(self, view: str | None = None) -> dict[int, Chosen]:
-        """Last and selected metrics of every evaluated client."""
         return choose(self.history, view or self.views[0])
 
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
