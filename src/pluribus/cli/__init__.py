@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
+import pluribus
 from pluribus.cli import failures
 from pluribus.cli.compare import compare, tune
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
@@ -41,40 +42,25 @@ Pluribus: heterogeneous federated learning.
   pluribus run METHOD --help       show every flag with its default and the paper's symbol
 """
 
+NAMED = (run, resume, compare, tune, reproduce, predict, report, watch, bench, data, keys, serve, join)
+COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
     sys.path.insert(0, "")  # the user's own method, model or data set is in the working folder
-    commands: dict[str, Callable[[list[str]], None]] = {
-        "run": run,
-        "resume": resume,
-        "compare": compare,
-        "tune": tune,
-        "reproduce": reproduce,
-        "predict": predict,
-        "report": report,
-        "watch": watch,
-        "bench": bench,
-        "list": show_list,
-        "data": data,
-        "keys": keys,
-        "serve": serve,
-        "join": join,
-    }
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0
     if args[0] == "--version":
-        from importlib.metadata import version
-
-        print(version("pluribus"))
+        print(pluribus.__version__)
         return 0
     try:
-        if args[0] not in commands:
-            raise unknown("command", args[0], commands, "pluribus --help")
+        if args[0] not in COMMANDS:
+            raise unknown("command", args[0], COMMANDS, "pluribus --help")
         with end_imports_on_ctrl_c():
-            commands[args[0]](args[1:])
+            COMMANDS[args[0]](args[1:])
         return 0
     except PluribusError as error:
         failures.fail(str(error), error.kind, "--json" in args)

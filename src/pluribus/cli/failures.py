@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import traceback
 
 
 def fail(sentence: str, kind: str, as_json: bool) -> None:
@@ -20,8 +21,6 @@ def error_json(sentence: str, kind: str) -> str:
 
 def fail_with_lines(error: Exception, as_json: bool) -> None:
     """Print the error and where it was raised, then the frames of user code, or the whole traceback without them."""
-    import traceback
-
     from pluribus.internal.blame import blame_of, sentence_of
 
     fail(sentence_of(error), "exception", as_json)

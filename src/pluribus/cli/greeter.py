@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from pluribus.cli.interrupts import at_work
+from pluribus.storage.files import to_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -18,34 +19,24 @@ if TYPE_CHECKING:
 
 
 class Greeter:
-    """Prints a heading when a run starts, and remembers the run folder for the message after Ctrl-C."""
+    """Prints a heading if it has experiments, and remembers the run folder for the message after Ctrl-C."""
 
-    def __init__(self, console: Console, chain: Sequence[Experiment], first: bool) -> None:
+    def __init__(self, console: Console, chain: Sequence[Experiment] = ()) -> None:
         self._console = console
         self._chain = chain
-        self._first = first
-        self._run: RunFolder | None = None
-
-    @property
-    def folder(self) -> str | None:
-        """Path of the run folder; None before the run starts."""
-        return None if self._run is None else str(self._run.path)
-
-    def saved(self) -> int | None:
-        """The last saved round; None if no round is saved."""
-        return None if self._run is None else self._run.checkpoint.latest
+        self.run: RunFolder | None = None
+        """None before the run starts."""
 
     def start(self, federation: Federation) -> None:
-        """Print the heading, for the first run only."""
         from rich.markup import escape
 
         from pluribus import __version__
         from pluribus.assembly import Assembly
         from pluribus.terminal import print_partition
 
-        self._run = federation.folder
+        self.run = federation.folder
         at_work.set()
-        if not self._first:
+        if not self._chain:
             return
         one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
         kinds = len(federation.parts.cards.architectures())
@@ -55,11 +46,17 @@ class Greeter:
         print_partition(federation.parts, self._console)
         self._console.print()
 
-    def round(self, record: Any, ledger: Any) -> None:
-        pass
+    def round(self, record: Any, ledger: Any) -> None: ...
 
-    def finish(self, result: Result) -> None:
-        pass
+    def finish(self, result: Result) -> None: ...
+
+
+def print_answer(as_json: bool, to_object: Callable[[], Any], show: Callable[[], None]) -> None:
+    """Print a result as one JSON object, or show it to a person."""
+    if as_json:
+        print(to_json(to_object()))
+    else:
+        show()
 
 
 def print_results(
@@ -71,7 +68,6 @@ def print_results(
     cautions: Sequence[str] = (),
 ) -> None:
     """Print the table of one or more runs, or with `--json` an object."""
-    from pluribus.storage.files import to_json
     from pluribus.study.tables import show_cautions
     from pluribus.terminal import print_table
 

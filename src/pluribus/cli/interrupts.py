@@ -9,6 +9,7 @@ import signal
 import sys
 import threading
 from collections.abc import Iterator
+from traceback import walk_stack
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
@@ -16,7 +17,6 @@ from pluribus.errors import CheckpointError
 
 if TYPE_CHECKING:
     from pluribus.cli.greeter import Greeter
-
 
 at_work = threading.Event()  # set once something runs that Ctrl-C must clean up
 
@@ -27,15 +27,12 @@ def end_imports_on_ctrl_c() -> Iterator[None]:
 
     Otherwise KeyboardInterrupt is raised inside that module: torch and numpy turn it into another error, or swallow it.
     """
-    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or handled by other code
+    is_main = threading.current_thread() is threading.main_thread()  # only there can signals be handled
+    if not is_main or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:  # ignored, or of other code
         yield
         return
     at_work.clear()
-    try:
-        signal.signal(signal.SIGINT, _handle_ctrl_c)
-    except ValueError:  # not in the main thread: only there can signals be handled
-        yield
-        return
+    signal.signal(signal.SIGINT, _handle_ctrl_c)
     try:
         yield
     finally:
@@ -43,18 +40,11 @@ def end_imports_on_ctrl_c() -> Iterator[None]:
 
 
 def _handle_ctrl_c(number: int, frame: FrameType | None) -> None:
-    if _is_importing(frame) and not (at_work.is_set() or multiprocessing.active_children()):
+    is_importing = any(one.f_code.co_filename.startswith("<frozen importlib") for one, _ in walk_stack(frame))
+    if is_importing and not (at_work.is_set() or multiprocessing.active_children()):
         print("\nstopped.", file=sys.stderr, flush=True)
         os._exit(130)
     signal.default_int_handler(number, frame)
-
-
-def _is_importing(frame: FrameType | None) -> bool:
-    while frame is not None:
-        if frame.f_code.co_filename.startswith("<frozen importlib"):
-            return True
-        frame = frame.f_back
-    return False
 
 
 @contextlib.contextmanager
@@ -62,14 +52,12 @@ def resumable(greeter: Greeter) -> Any:
     """If a run is interrupted, say how to resume it."""
     try:
         yield
-    except KeyboardInterrupt as stop:
-        if greeter.folder is None:
+    except (KeyboardInterrupt, CheckpointError) as error:
+        if (run := greeter.run) is None:
             raise
-        raise KeyboardInterrupt(f"Resume with: pluribus resume {greeter.folder}") from stop
-    except CheckpointError as error:
-        if greeter.folder is None:
-            raise
-        raise type(error)(f"{error} {_saved_text(greeter.saved())} pluribus resume {greeter.folder}") from error
+        stopped = isinstance(error, KeyboardInterrupt)
+        before = "Resume with:" if stopped else f"{error} {_saved_text(run.checkpoint.latest)}"
+        raise type(error)(f"{before} pluribus resume {run.path}") from error
 
 
 def _saved_text(latest: int | None) -> str:
@@ -83,12 +71,8 @@ def _saved_text(latest: int | None) -> str:
 @contextlib.contextmanager
 def say_how_to_resume(command: str) -> Any:
     """If Ctrl-C or SIGTERM stops this block, clean up, and say how to resume."""
-
-    def interrupt(*_: object) -> None:
-        raise KeyboardInterrupt
-
     at_work.set()
-    before = signal.signal(signal.SIGTERM, interrupt)  # the signal that stops a service
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)  # the signal that stops a service
     try:
         yield
     except KeyboardInterrupt as stop:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-import json
+import dataclasses
 import sys
-from typing import Any
+from typing import Any, get_type_hints
 
 from pluribus.cli.flags import JSON, explanations, flag, parse, parse_groups, parse_one_word, word
+from pluribus.cli.greeter import print_answer
 from pluribus.errors import unknown
+from pluribus.settings import flag_name
 
 ABOUT_DATA = """\
 Shows what a data set holds: images per class, domain and split, their shapes and depths, which files are skipped and
@@ -32,18 +34,12 @@ def show_list(args: list[str]) -> None:
     if what not in LISTS:
         raise unknown("list", what, lists, "pluribus list --help")
     rows = LISTS[what]()
-    if as_json:
-        print(json.dumps({what: rows}))
-    else:
-        print_list(rows)
+    print_answer(as_json, lambda: {what: rows}, lambda: print_list(rows))
 
 
 def _list_methods(args: list[str]) -> None:
-    from typing import get_type_hints
-
     from pluribus.experiment import SETTINGS, Experiment
     from pluribus.listing import method_rows, print_methods
-    from pluribus.settings import flag_name
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str, "augment": str}
     task = ("data", "models", "rounds", "training")
@@ -53,17 +49,13 @@ def _list_methods(args: list[str]) -> None:
     parsed = parse_groups(groups, "pluribus list methods", about, args)
     settings = {k: v for group in task for k, v in vars(getattr(parsed, group)).items() if v is not None}
     rows = method_rows(settings)
-    if parsed.output.json:
-        print(json.dumps({"methods": rows}))
-    else:
-        given = " ".join(f"{flag_name(name)} {value}" for name, value in settings.items())
-        print_methods(rows, f"with {given}" if given else "each on its default task")
+    given = " ".join(f"{flag_name(name)} {value}" for name, value in settings.items())
+    heading = f"with {given}" if given else "each on its default task"
+    print_answer(parsed.output.json, lambda: {"methods": rows}, lambda: print_methods(rows, heading))
 
 
 def data(args: list[str]) -> None:
     """pluribus data check: show what a data set holds."""
-    import dataclasses
-
     import tyro
 
     if args and args[0] != "check" and not args[0].startswith("-"):
@@ -76,14 +68,10 @@ def data(args: list[str]) -> None:
     form = dataclasses.make_dataclass("DataCheck", flags)
     given = parse(form, "pluribus data check", ABOUT_DATA, args[1:] if args[:1] == ["check"] else args)
     from pluribus.data.check import check_data
-    from pluribus.storage.files import to_json
     from pluribus.terminal import print_data_check
 
     found = check_data(given.path)
-    if given.json:
-        print(to_json(found.to_json()))
-    else:
-        print_data_check(found)
+    print_answer(given.json, found.to_json, lambda: print_data_check(found))
     if found.problem is not None:
         print(f"error: {found.problem}", file=sys.stderr)
         sys.exit(2)

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+import dataclasses
+from pathlib import Path
+from typing import Any, Literal
 
 from pluribus.cli.flags import flag, parse, word
+from pluribus.cli.greeter import print_answer
 
 ABOUT_PREDICT = """\
 Classifies images with a model that a run has trained.
@@ -36,10 +39,6 @@ Shows the page of pluribus report live, during a run. Only this machine can read
 
 def predict(args: list[str]) -> None:
     """pluribus predict: classify images."""
-    import dataclasses
-    from pathlib import Path
-    from typing import Literal
-
     import tyro
 
     words, path = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
@@ -49,31 +48,21 @@ def predict(args: list[str]) -> None:
         ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
-        (
-            "out",
-            word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"),
-            None,
-        ),
+        ("out", word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
     ]
     given = parse(dataclasses.make_dataclass("Predict", flags), "pluribus predict", ABOUT_PREDICT, args)
     from pluribus.prediction import predict, to_csv
-    from pluribus.storage.files import to_json
     from pluribus.terminal import print_predictions
 
     predictions = predict(given.path, given.images, given.client, given.round)
     if given.out:
         to_csv(predictions, Path(given.out))
-    if given.json:
-        print(to_json([dataclasses.asdict(one) for one in predictions]))
-    else:
-        print_predictions(predictions)
+    rows = [dataclasses.asdict(one) for one in predictions]
+    print_answer(given.json, lambda: rows, lambda: print_predictions(predictions))
 
 
 def report(args: list[str]) -> None:
     """pluribus report: write plots and tables to a web page."""
-    import dataclasses
-    from typing import Literal
-
     import tyro
 
     words, paths = tyro.conf.Positional[tuple[str, ...]], "Run folders, or folders that contain run folders."
@@ -93,8 +82,6 @@ def report(args: list[str]) -> None:
 
 def watch(args: list[str]) -> None:
     """pluribus watch: show the page of a run live."""
-    import dataclasses
-
     import tyro
 
     flags: list[Any] = [

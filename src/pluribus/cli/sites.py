@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import dataclasses
+import time
+from datetime import UTC, datetime
+from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pluribus.cli.flags import JSON, flag, parse, parse_groups, word
@@ -12,7 +16,6 @@ from pluribus.errors import MissingSettingError
 
 if TYPE_CHECKING:
     from rich.console import Console
-
 
 ABOUT_KEYS = """\
 Makes certificates and keys for a federation of real sites: your own CA, a certificate for the server, a key per site.
@@ -51,25 +54,14 @@ docs/deployment.md shows one. The same command resumes after a crash: the state 
 
 def keys(args: list[str]) -> None:
     """pluribus keys: make certificates and keys."""
-    import dataclasses
-    from datetime import UTC, datetime
-    from pathlib import Path
-
     import tyro
 
     reached = "Host names and IP addresses under which sites reach the server."
     flags: list[Any] = [
-        (
-            "folder",
-            word(tyro.conf.Positional[str], "FOLDER", "Folder of the keys.", "(required)"),
-        ),
+        ("folder", word(tyro.conf.Positional[str], "FOLDER", "Folder of the keys.", "(required)")),
         ("server", word(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
         ("sites", word(str, "NAME[,NAME...]", "Sites to make a key for.", "(default: none)"), ""),
-        (
-            "days",
-            word(int, "INT", "Days that a new server certificate is valid.", "(default: 825)"),
-            825,
-        ),
+        ("days", word(int, "INT", "Days that a new server certificate is valid.", "(default: 825)"), 825),
     ]
     given = parse(dataclasses.make_dataclass("Keys", flags), "pluribus keys", ABOUT_KEYS, args)
     from pluribus.sites.keys import make_keys  # after the flags: --help needs no further packages
@@ -86,9 +78,8 @@ def serve(args: list[str]) -> None:
     method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
     config = ("config", str, "federation.toml", "Settings that the server and the sites agree on.")
     out = ("out", str | None, None, "Run folder. Default: that of the config, or 'federation' beside it.")
-    given = parse_groups(
-        {"server": [flag(*one) for one in (config, out, JSON)]}, "pluribus serve METHOD", ABOUT_SERVE, args
-    )
+    groups = {"server": [flag(*one) for one in (config, out, JSON)]}
+    flags = parse_groups(groups, "pluribus serve METHOD", ABOUT_SERVE, args).server
     if method is None:
         raise MissingSettingError(
             "which method? pluribus serve fedgh --config federation.toml; pluribus list methods shows all."
@@ -96,12 +87,11 @@ def serve(args: list[str]) -> None:
     from pluribus.sites.serve import serve
     from pluribus.terminal import Progress
 
-    flags = given.server
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
     again += f" --out {flags.out}" if flags.out else ""
     with say_how_to_resume(again), Progress() as bar:
-        observers = [] if flags.json else [bar]
-        result = serve(method, flags.config, out=flags.out, tell=make_teller(console), observers=observers)
+        tell, observers = partial(print_with_time, console), [] if flags.json else [bar]
+        result = serve(method, flags.config, out=flags.out, tell=tell, observers=observers)
     print_results([result], flags.json, console, f"pluribus serve {method} --config {flags.config} --out NEW-FOLDER")
 
 
@@ -114,14 +104,9 @@ def join(args: list[str]) -> None:
     from pluribus.sites.join import join
 
     with say_how_to_resume(f"pluribus join --config {given.site.config}"):
-        join(given.site.config, tell=make_teller(Console()))
+        join(given.site.config, tell=partial(print_with_time, Console()))
 
 
-def make_teller(console: Console) -> Callable[[str], None]:
-    """Make a function that prints a line with the time."""
-    import time
-
-    def tell(text: str) -> None:
-        console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)
-
-    return tell
+def print_with_time(console: Console, text: str) -> None:
+    """Print a line that begins with the time."""
+    console.print(f"{time.strftime('%H:%M:%S')} {text}", highlight=False, markup=False, soft_wrap=True)

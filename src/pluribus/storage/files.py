@@ -8,13 +8,14 @@ import math
 import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import safetensors.torch
 from safetensors import SafetensorError
-from torch import Tensor
 
 from pluribus.errors import DamagedFileError, FileAccessError
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 def check_place(path: Path) -> None:
@@ -58,6 +59,8 @@ def read_json(path: Path) -> Any:
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], metadata: dict[str, str]) -> None:
     """Write named tensors as safetensors."""
+    import safetensors.torch  # here alone: keys, which are files too, need no torch
+
     _write_atomically(path, lambda temporary: safetensors.torch.save_file(tensors, temporary, metadata))
 
 
