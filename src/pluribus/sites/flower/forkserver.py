@@ -9,7 +9,6 @@ python -m pluribus.sites.flower.forkserver FOLDER flower-supernode [flags of the
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import signal
@@ -61,10 +60,7 @@ def program(name: str) -> Work:
 
 
 def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
-    """Fork when this process or a descendant starts one of these programs by name.
-
-    This process exits if the fork server dies.
-    """
+    """Fork when this process or a descendant starts one of these by name. Exit if the fork server dies."""
     pipe = folder / "pipe"
     pipe.unlink(missing_ok=True)
     os.mkfifo(pipe, 0o600)
@@ -78,7 +74,7 @@ def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
 
 
 def _fork_on_demand(pipe: Path, programs: Mapping[str, Work]) -> None:
-    signal.signal(signal.SIGCHLD, lambda *_: _reap())
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel reaps the forks
     with open(os.open(pipe, os.O_RDWR), encoding="utf-8") as lines:  # O_RDWR: without a writer the pipe would end
         for line in lines:
             sys.argv = line.removesuffix("\n").split("\t")
@@ -105,12 +101,6 @@ def fork(name: str, work: Work) -> int:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code if isinstance(code, int) else 1)
-
-
-def _reap() -> None:
-    with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
 
 
 def _exit_without(server: int) -> None:

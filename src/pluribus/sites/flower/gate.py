@@ -30,21 +30,11 @@ from pluribus.errors import CertificateError, ConfigError, DeviceError, FormatEr
 from pluribus.sites.flower.programs import be_called
 
 # The calls of a SuperNode with a key. The call that registers a node is missing: the server registers the sites.
-PATHS = frozenset(
-    b"/v1/fleet/" + call
-    for call in (
-        b"activate-node",
-        b"deactivate-node",
-        b"send-node-heartbeat",
-        b"pull-messages",
-        b"push-messages",
-        b"get-run",
-        b"get-fab",
-        b"push-object",
-        b"pull-object",
-        b"confirm-message-received",
-    )
+CALLS = (
+    b"activate-node deactivate-node send-node-heartbeat get-run get-fab "
+    b"pull-messages push-messages confirm-message-received push-object pull-object"
 )
+PATHS = frozenset(b"/v1/fleet/" + call for call in CALLS.split())
 
 # Headers that are forwarded, with those that begin with flwr-. Others belong to one connection, or can be forged: the
 # SuperLink trusts x-forwarded-for.
@@ -110,7 +100,6 @@ class Gate:
 
 
 async def _read_body(receive: Receive) -> AsyncIterator[bytes]:
-    """Yield the chunks of a request's body as they arrive."""
     more = True
     while more:
         try:
@@ -194,11 +183,7 @@ class _Connection(H11Protocol):
 
 
 def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: int = LARGEST) -> None:
-    """Serve as the gate of the SuperLink at `to` until a signal arrives.
-
-    A SuperLink that checks the keys of its nodes requires TLS, even on loopback. `ca` must have signed its certificate,
-    for the name or IP address in `to`.
-    """
+    """Serve as the gate of the SuperLink at `to` until a signal arrives. `ca` has signed its certificate for `to`."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     with _explain_errors(CertificateError, f"the certificate {certificate} with the key {key}"):
         tls.load_cert_chain(certificate, key, password="")  # without a password, OpenSSL may prompt for one
@@ -270,9 +255,8 @@ def _explain_errors(kind: type[ConfigError], what: str) -> Iterator[None]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
-    parser = argparse.ArgumentParser(
-        prog="python -m pluribus.sites.flower.gate", description=(__doc__ or "").splitlines()[0]
-    )
+    about = (__doc__ or "").splitlines()[0]
+    parser = argparse.ArgumentParser("python -m pluribus.sites.flower.gate", description=about)
     parser.add_argument("--listen", required=True, metavar="HOST:PORT", help="address for sites; port 0: any free port")
     parser.add_argument("--to", required=True, metavar="HOST:PORT", help="address of the SuperLink")
     parser.add_argument("--certificate", required=True, metavar="FILE", help="certificate of the gate, shown to sites")

@@ -67,15 +67,11 @@ class Link:
         try:
             self._open()
         except BaseException:
-            self.close()
+            self.__exit__()
             raise
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Stop all programs."""
         self._disconnect()
         for program in reversed(self._programs.values()):
             program.stop()
@@ -83,7 +79,6 @@ class Link:
         self._scratch.cleanup()
 
     def exchange(self, requests: Mapping[int, bytes], seconds: float) -> dict[int, bytes | Missing]:
-        """Send each site its request, and wait at most `seconds` for the answers."""
         end = time.monotonic() + seconds
         nodes = {k: str(self._nodes[self._names[k]]) for k in requests}
         reason = "there was no time left"
@@ -100,8 +95,6 @@ class Link:
                 reason = str(error)
                 self._disconnect()
         return dict.fromkeys(requests, Missing(f"Flower failed at the server: {reason}"))
-
-    # ---- programs --------------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
         flower("flower-superlink")
@@ -150,19 +143,15 @@ class Link:
                 time.sleep(0.1)
         raise WorkerError("the SuperLink does not answer.")
 
-    def _restart_dead(self) -> None:
+    def _connect(self, end: float) -> socket.socket:
+        """The connection to the relay. What has died is restarted."""
         for name, program in list(self._programs.items()):
             if program.ended() is not None:
                 self._disconnect()
                 self._start(name)
-
-    def _connect(self, end: float) -> socket.socket:
-        """The connection to the relay. If there is none, start a relay."""
-        self._restart_dead()
         if self._connection is None:
-            settings = f'socket="{self._socket}"'
-            left = min(START, end - time.monotonic())
-            flwr(self._home, "run", self._folder / "app", NAME, "--run-config", settings, seconds=left)
+            app, left = self._folder / "app", min(START, end - time.monotonic())
+            flwr(self._home, "run", app, NAME, "--run-config", f'socket="{self._socket}"', seconds=left)
             self._wait_for(self._listener, min(START, end - time.monotonic()))
             self._connection, _ = self._listener.accept()
         return self._connection
@@ -181,8 +170,6 @@ class Link:
         if self._connection is not None:
             self._connection.close()
             self._connection = None
-
-    # ---- registered sites ------------------------------------------------------------------------------------------
 
     def _register(self, nodes: list[dict[str, Any]]) -> dict[str, int]:
         """Register exactly the sites at a SuperLink that knows `nodes`. Returns the node id of each site."""

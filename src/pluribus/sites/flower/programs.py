@@ -33,9 +33,8 @@ class Program:
     def __init__(self, command: Sequence[object], home: Path, log: Path | None) -> None:
         """`home` is Flower's folder. Without a log, the program writes to our stdout and stderr."""
         self._log = log
-        output = log.open("ab") if log else None
-        self._begin = output.tell() if output else 0
-        try:
+        with log.open("ab") if log else contextlib.nullcontext() as output:
+            self._begin = output.tell() if output else 0
             self._process = subprocess.Popen(
                 list(map(str, command)),
                 stdin=subprocess.DEVNULL,
@@ -45,9 +44,6 @@ class Program:
                 start_new_session=True,  # Ctrl-C reaches only us; we stop the program
                 preexec_fn=end_with_parent,
             )
-        finally:
-            if output:
-                output.close()
 
     def ended(self) -> int | None:
         """Exit status, or None while the program runs."""
@@ -58,9 +54,7 @@ class Program:
         return self._log.read_bytes()[self._begin :].decode(errors="replace")[-most:] if self._log else ""
 
     def stop(self) -> None:
-        """Terminate the program; kill it if it does not exit in time."""
-        with contextlib.suppress(ProcessLookupError):
-            self._process.terminate()
+        self._process.terminate()
         try:
             self._process.wait(GRACE)
         except subprocess.TimeoutExpired:
@@ -95,11 +89,9 @@ def flwr(home: Path, *arguments: str | Path, seconds: float = 60) -> dict[str, A
 def flwr_all(home: Path, commands: Sequence[Sequence[str | Path]], seconds: float = 60) -> list[dict[str, Any]]:
     """Run several commands of Flower's command line, and return their answers, which are JSON."""
     lines = "".join(json.dumps([*map(str, command), "--format", "json"]) + "\n" for command in commands)
-    console = module("pluribus.sites.flower.commands")
+    console, env = module("pluribus.sites.flower.commands"), environment(home)
     try:
-        done = subprocess.run(
-            console, input=lines, capture_output=True, text=True, env=environment(home), timeout=seconds
-        )
+        done = subprocess.run(console, input=lines, capture_output=True, text=True, env=env, timeout=seconds)
     except subprocess.TimeoutExpired as error:
         raise WorkerError(f"flwr {commands[0][0]} did not answer within {seconds:.0f} s.") from error
     outputs = [json.loads(line) for line in done.stdout.splitlines()]

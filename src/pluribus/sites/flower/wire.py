@@ -5,6 +5,7 @@ This module imports neither torch nor anything that imports torch: at a site Flo
 
 from __future__ import annotations
 
+import contextlib
 import os
 import socket
 from collections.abc import Callable
@@ -28,11 +29,8 @@ def serve(path: Path, answer: Callable[[bytes], bytes], done: Callable[[], bool]
     with listen(path) as listener:
         while not done():
             connection, _ = listener.accept()
-            with connection:
-                try:
-                    send(connection, answer(receive(connection)))
-                except OSError:
-                    continue  # the other side has disconnected, and will ask again
+            with connection, contextlib.suppress(OSError):  # the other side has disconnected, and will ask again
+                send(connection, answer(receive(connection)))
 
 
 def listen(path: Path) -> socket.socket:
