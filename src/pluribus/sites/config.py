@@ -1,12 +1,8 @@
-"""The two files of a federation: federation.toml at the server, site.toml at each site.
-
-This module does not import torch: `pluribus join` needs it only in its worker.
-"""
+"""federation.toml at the server and site.toml at each site. No torch: `pluribus join` needs it only in its worker."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
@@ -23,10 +19,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FederationFile:
-    """federation.toml: the sites, what they agree on, and the limits of the server.
-
-    The file may also hold training settings and hyper-parameters of the method.
-    """
+    """federation.toml, but for training settings and hyper-parameters of the method, which it may hold too."""
 
     sites: tuple[str, ...]
     """Names of the sites, in the order of the clients. Each site needs a key: pluribus keys."""
@@ -114,10 +107,8 @@ def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
         made = cls(**fitted(cls, written))
     except ConfigError as error:
         raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
-    return dataclasses.replace(made, **_resolve_paths(vars(made), path.absolute().parent))  # type: ignore[type-var]
-
-
-def _resolve_paths(values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    values, folder = vars(made), path.absolute().parent
     paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
-    images = {name: folder / values[name] for name in IMAGES if values.get(name)}
-    return paths | {name: str(path) for name, path in images.items() if path.exists()}
+    images = {name: str(folder / values[name]) for name in IMAGES if values.get(name)}
+    found = {name: image for name, image in images.items() if Path(image).exists()}
+    return dataclasses.replace(made, **paths, **found)  # type: ignore[type-var]

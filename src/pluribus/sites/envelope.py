@@ -23,7 +23,6 @@ class Envelope(NamedTuple):
     parts: dict[str, bytes]
 
     def digest(self) -> str:
-        """A hash of the content."""
         return hashlib.sha256(seal(self.head, self.parts)).hexdigest()
 
 
@@ -52,7 +51,8 @@ def unseal(data: bytes) -> Envelope:
         head, sizes = content["head"], content["parts"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UnreadableMessageError(f"the head of the message cannot be read ({type(error).__name__}).") from error
-    if not (isinstance(head, dict) and isinstance(sizes, dict) and all(_is_size(size) for size in sizes.values())):
+    is_sized = isinstance(sizes, dict) and all(type(size) is int and size >= 0 for size in sizes.values())
+    if not (isinstance(head, dict) and is_sized):
         raise UnreadableMessageError("the head of the message has the wrong structure.")
     if start + length + sum(sizes.values()) != len(data):
         raise UnreadableMessageError("the length of the message differs from the length in its head.")
@@ -74,7 +74,3 @@ def _parse_int(text: str) -> int:
     if not -MOST_NUMBER <= (value := int(text)) < MOST_NUMBER:
         raise ValueError("a number beyond 64 bits")
     return value
-
-
-def _is_size(size: object) -> bool:
-    return isinstance(size, int) and not isinstance(size, bool) and size >= 0

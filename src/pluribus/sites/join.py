@@ -30,10 +30,7 @@ REFUSED = "code: 2004"  # Flower's error for a key that the server refuses
 
 
 def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
-    """Take part in a federation as the site that `config` describes, until it ends.
-
-    >>> join("site.toml")     # doctest: +SKIP
-    """
+    """Take part in a federation as the site that `config` describes, until it ends."""
     file = Path(config)
     site = read_site(file)
     ca, key = site.keys / "ca.crt", site.keys / f"{site.name}.key"
@@ -126,12 +123,11 @@ class Node:
             self._program.stop()
 
     def _start(self) -> Program:
-        log = self._home / "supernode.log"
         keys = ["--root-certificates", self._ca, "--auth-supernode-private-key", self._key]
         addresses = ["--superlink", self._site.server, "--host", "127.0.0.1", "--port", str(free_port())]
         config = ["--node-config", f'socket="{self._socket}"']
         forkserver = [*module("pluribus.sites.flower.forkserver"), self._socket.parent, "flower-supernode"]
-        return Program([*forkserver, *keys, *addresses, *config], self._home, log)
+        return Program([*forkserver, *keys, *addresses, *config], self._home, self._home / "supernode.log")
 
     def _report_end(self, now: float) -> None:
         assert self._program is not None

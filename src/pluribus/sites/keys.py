@@ -16,7 +16,6 @@ import ipaddress
 import os
 import re
 import shutil
-import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -24,29 +23,24 @@ from pathlib import Path
 
 from pluribus.errors import (
     CertificateError,
-    DamagedFileError,
     FileAccessError,
     FormatError,
     MissingSettingError,
     PackageError,
     RangeError,
 )
+from pluribus.storage.files import sync
+from pluribus.storage.toml import read_toml
 
 try:
     from cryptography import x509
     from cryptography.exceptions import InvalidSignature, UnsupportedAlgorithm
-    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePrivateKey as PrivateKey
+    from cryptography.hazmat.primitives.asymmetric.ec import EllipticCurvePublicKey as PublicKey
     from cryptography.hazmat.primitives.asymmetric.types import PrivateKeyTypes
-    from cryptography.hazmat.primitives.serialization import (
-        Encoding,
-        NoEncryption,
-        PrivateFormat,
-        PublicFormat,
-        load_pem_private_key,
-        load_ssh_private_key,
-        load_ssh_public_key,
-    )
+    from cryptography.hazmat.primitives.serialization import Encoding, PrivateFormat, PublicFormat
     from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 except ImportError as error:
     raise PackageError("keys and certificates need Flower's packages: pip install 'pluribus[flower]'.") from error
@@ -54,12 +48,12 @@ except ImportError as error:
 CA_DAYS = 3650
 CLOCK_SKEW = timedelta(hours=1)  # certificates are valid from this long ago, for sites whose clock is behind
 PRIVATE, PUBLIC, PRIVATE_FOLDER = 0o600, 0o644, 0o700
+USES = ["digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement"]
+USES += ["key_cert_sign", "crl_sign", "encipher_only", "decipher_only"]
+HEADING = "# The sites that may join, and their public keys."  # of sites.toml
 
 SITE = re.compile("[A-Za-z0-9_]([A-Za-z0-9_.-]{0,62}[A-Za-z0-9_-])?")
 LABEL = re.compile("[A-Za-z0-9_]([A-Za-z0-9_-]{0,61}[A-Za-z0-9_])?")
-
-
-# ---- what `pluribus keys` makes ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -133,9 +127,9 @@ def _make_authority(folder: Path, now: datetime) -> Item:
         if (folder / "server").exists() or (folder / "sites").exists():
             raise CertificateError(f"{folder} holds keys, but no ca.crt: restore ca.crt, or use another folder.")
         if not key_file.exists():
-            _write(key_file, _pem(_generate_key()), PRIVATE)
+            _write(key_file, _pem(_generate_key(), PrivateFormat.PKCS8), PRIVATE)
         _write(file, _build_ca(_read_signing_key(key_file), now), PUBLIC)
-    return Item(file, made, f"valid until {_day(_read_certificate(file).not_valid_after_utc)}")
+    return Item(file, made, f"valid until {_read_certificate(file).not_valid_after_utc.date()}")
 
 
 def _make_server(folder: Path, names: list[x509.GeneralName], days: int, now: datetime) -> Item:
@@ -143,12 +137,12 @@ def _make_server(folder: Path, names: list[x509.GeneralName], days: int, now: da
     made = not server.exists()
     if made:
         key = _generate_key()
-        signed = _build_server_certificate(folder, names, key.public_key(), days, now)
+        signed = _certify(folder, names, key.public_key(), days, now)
         with _create_folder(server) as new:
-            _write(new / "server.key", _pem(key), PRIVATE)
+            _write(new / "server.key", _pem(key, PrivateFormat.PKCS8), PRIVATE)
             _write(new / "server.pem", signed, PUBLIC)
     certificate = _read_certificate(server / "server.pem")
-    about = f"{_join_names(_names_of(certificate))}; valid until {_day(certificate.not_valid_after_utc)}"
+    about = f"{_join_names(_names_of(certificate))}; valid until {certificate.not_valid_after_utc.date()}"
     return Item(server, made, about)
 
 
@@ -160,100 +154,70 @@ def _make_site(folder: Path, site: str, known: dict[str, str]) -> Item:
         key = _generate_key()
         own.parent.mkdir(PRIVATE_FOLDER, exist_ok=True)
         with _create_folder(own) as new:
-            private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-            _write(new / f"{site}.key", private, PRIVATE)
+            _write(new / f"{site}.key", _pem(key, PrivateFormat.OpenSSH), PRIVATE)
             _write(new / f"{site}.pub", f"{_openssh(key.public_key())} {site}\n".encode(), PUBLIC)
             _write(new / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
     if site not in known:
-        _add_site(folder / "sites.toml", site, public_key_of(own / f"{site}.key"))
+        file, public = folder / "sites.toml", public_key_of(own / f"{site}.key")
+        before = file.read_text(encoding="utf-8").rstrip() if file.exists() else HEADING
+        _write(file, f'{before}\n"{site}" = "{public}"\n'.encode(), PUBLIC)
     return Item(own, made)
 
 
-def _add_site(file: Path, site: str, key: str) -> None:
-    before = (
-        file.read_text(encoding="utf-8") if file.exists() else "# The sites that may join, and their public keys.\n"
-    )
-    _write(file, f'{before.rstrip()}\n"{site}" = "{key}"\n'.encode(), PUBLIC)
-
-
-# ---- certificates --------------------------------------------------------------------------------------------------
-
-
-def _build_ca(key: ec.EllipticCurvePrivateKey, now: datetime) -> bytes:
-    subject, public = _common_name("Pluribus CA"), key.public_key()
-    builder = _builder(subject, subject, public, now, timedelta(days=CA_DAYS))
+def _build_ca(key: PrivateKey, now: datetime) -> bytes:
+    builder = _begin("Pluribus CA", None, key.public_key(), now, CA_DAYS)
     builder = builder.add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-    builder = builder.add_extension(_usage(key_cert_sign=True, crl_sign=True), critical=True)
+    builder = builder.add_extension(_usage("key_cert_sign", "crl_sign"), critical=True)
     return builder.sign(key, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
-def _build_server_certificate(
-    folder: Path, names: list[x509.GeneralName], public: ec.EllipticCurvePublicKey, days: int, now: datetime
-) -> bytes:
+def _certify(folder: Path, names: list[x509.GeneralName], public: PublicKey, days: int, now: datetime) -> bytes:
     ca, ca_key = _read_certificate(folder / "ca.crt"), _read_signing_key(folder / "ca.key")
     _check_pair(ca, folder / "ca.crt", ca_key, folder / "ca.key")
     left = (ca.not_valid_after_utc - now).days
     if days > left:
         raise RangeError(
-            f"--days {days} is too long: {folder / 'ca.crt'} is valid until {_day(ca.not_valid_after_utc)}, "
+            f"--days {days} is too long: {folder / 'ca.crt'} is valid until {ca.not_valid_after_utc.date()}, "
             f"{left} days from now."
         )
-    builder = _builder(_common_name("Pluribus server"), ca.subject, public, now, timedelta(days=days))
+    builder = _begin("Pluribus server", ca.subject, public, now, days)
     issuer = x509.AuthorityKeyIdentifier.from_issuer_public_key(ca_key.public_key())
     builder = builder.add_extension(issuer, critical=False)
     builder = builder.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-    builder = builder.add_extension(_usage(digital_signature=True), critical=True)
+    builder = builder.add_extension(_usage("digital_signature"), critical=True)
     builder = builder.add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False)
     builder = builder.add_extension(x509.SubjectAlternativeName(names), critical=False)
     return builder.sign(ca_key, hashes.SHA384()).public_bytes(Encoding.PEM)
 
 
-def _builder(
-    subject: x509.Name, issuer: x509.Name, public: ec.EllipticCurvePublicKey, now: datetime, lifetime: timedelta
-) -> x509.CertificateBuilder:
-    builder = x509.CertificateBuilder(issuer, subject, public, x509.random_serial_number())
-    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + lifetime)
+def _begin(name: str, issuer: x509.Name | None, public: PublicKey, now: datetime, days: int) -> x509.CertificateBuilder:
+    """Start a certificate. Without an issuer, it signs itself."""
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    builder = x509.CertificateBuilder(issuer or subject, subject, public, x509.random_serial_number())
+    builder = builder.not_valid_before(now - CLOCK_SKEW).not_valid_after(now + timedelta(days=days))
     return builder.add_extension(x509.SubjectKeyIdentifier.from_public_key(public), critical=False)
 
 
-def _common_name(name: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+def _usage(*allowed: str) -> x509.KeyUsage:
+    return x509.KeyUsage(**{use: use in allowed for use in USES})
 
 
-def _usage(digital_signature: bool = False, key_cert_sign: bool = False, crl_sign: bool = False) -> x509.KeyUsage:
-    return x509.KeyUsage(
-        digital_signature=digital_signature,
-        key_cert_sign=key_cert_sign,
-        crl_sign=crl_sign,
-        content_commitment=False,
-        key_encipherment=False,
-        data_encipherment=False,
-        key_agreement=False,
-        encipher_only=False,
-        decipher_only=False,
-    )
-
-
-def _generate_key() -> ec.EllipticCurvePrivateKey:
+def _generate_key() -> PrivateKey:
     return ec.generate_private_key(ec.SECP384R1())
 
 
-def _pem(key: ec.EllipticCurvePrivateKey) -> bytes:
-    return key.private_bytes(Encoding.PEM, PrivateFormat.PKCS8, NoEncryption())
+def _pem(key: PrivateKey, form: PrivateFormat) -> bytes:
+    return key.private_bytes(Encoding.PEM, form, serialization.NoEncryption())
 
 
-def _openssh(key: ec.EllipticCurvePublicKey) -> str:
+def _openssh(key: PublicKey) -> str:
     return key.public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH).decode()
-
-
-# ---- what server and sites check before they start -----------------------------------------------------------------
 
 
 def check_certificate(ca_file: Path, cert_file: Path, key_file: Path, name: str | None, now: datetime) -> None:
     """Refuse a server's certificate that sites would refuse. They reach the server by `name`. None: any name."""
     ca = check_authority(ca_file, now)
-    certificate = _read_certificate(cert_file)
-    _check_dates(certificate, cert_file, now)
+    certificate = _read_valid(cert_file, now)
     _check_pair(certificate, cert_file, _read_private_key(key_file), key_file)
     try:
         certificate.verify_directly_issued_by(ca)
@@ -266,9 +230,7 @@ def check_certificate(ca_file: Path, cert_file: Path, key_file: Path, name: str 
 
 def check_authority(ca_file: Path, now: datetime) -> x509.Certificate:
     """Read the CA's certificate, and refuse it if it is not valid now."""
-    ca = _read_certificate(ca_file)
-    _check_dates(ca, ca_file, now)
-    return ca
+    return _read_valid(ca_file, now)
 
 
 def check_node_key(file: Path) -> None:
@@ -285,16 +247,12 @@ def public_key_of(private_key_file: Path) -> str:
 
 def site_keys(file: Path) -> dict[str, str]:
     """Read the public key of each site from sites.toml."""
-    try:
-        keys = tomllib.loads(_read_bytes(file).decode())
-    except ValueError as error:
-        raise DamagedFileError(f"{file} is not valid TOML: {error}.") from error
+    keys = read_toml(file)
     _check_site_names(list(keys))
+    owners: dict[str, str] = {}
     for site, key in keys.items():
         if not isinstance(key, str) or not _is_public_key(key):
             raise CertificateError(f"the key of site '{site}' in {file} is not an ECDSA P-384 public key of OpenSSH.")
-    owners: dict[str, str] = {}
-    for site, key in keys.items():
         first = owners.setdefault(" ".join(key.split()[:2]), site)  # without the comment
         if first != site:
             raise CertificateError(
@@ -305,18 +263,18 @@ def site_keys(file: Path) -> dict[str, str]:
 
 def _is_public_key(text: str) -> bool:
     try:
-        key = load_ssh_public_key(text.encode())
+        key = serialization.load_ssh_public_key(text.encode())
     except (ValueError, UnsupportedAlgorithm):
         return False
-    return isinstance(key, ec.EllipticCurvePublicKey) and isinstance(key.curve, ec.SECP384R1)
+    return isinstance(key, PublicKey) and isinstance(key.curve, ec.SECP384R1)
 
 
-def _read_node_key(file: Path) -> ec.EllipticCurvePrivateKey:
+def _read_node_key(file: Path) -> PrivateKey:
     try:
-        key = load_ssh_private_key(_read_bytes(file), None)
+        key = serialization.load_ssh_private_key(_read_bytes(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"{file} is not an OpenSSH private key without a passphrase.") from error
-    if not isinstance(key, ec.EllipticCurvePrivateKey) or not isinstance(key.curve, ec.SECP384R1):
+    if not isinstance(key, PrivateKey) or not isinstance(key.curve, ec.SECP384R1):
         raise CertificateError(f"{file} is not an ECDSA P-384 key: use a key that pluribus keys made.")
     return key
 
@@ -332,14 +290,14 @@ def _read_certificate(file: Path) -> x509.Certificate:
 
 def _read_private_key(file: Path) -> PrivateKeyTypes:
     try:
-        return load_pem_private_key(_read_bytes(file), None)
+        return serialization.load_pem_private_key(_read_bytes(file), None)
     except (ValueError, TypeError, UnsupportedAlgorithm) as error:
         raise CertificateError(f"{file} is not a private key in PEM without a passphrase.") from error
 
 
-def _read_signing_key(file: Path) -> ec.EllipticCurvePrivateKey:
+def _read_signing_key(file: Path) -> PrivateKey:
     key = _read_private_key(file)
-    if not isinstance(key, ec.EllipticCurvePrivateKey):
+    if not isinstance(key, PrivateKey):
         raise CertificateError(f"{file} is not an EC key: use a key that pluribus keys made.")
     return key
 
@@ -351,12 +309,14 @@ def _read_bytes(file: Path) -> bytes:
         raise FileAccessError(f"cannot read {file}: {error.strerror}.") from error
 
 
-def _check_dates(certificate: x509.Certificate, file: Path, now: datetime) -> None:
+def _read_valid(file: Path, now: datetime) -> x509.Certificate:
+    certificate = _read_certificate(file)
     begin, end = certificate.not_valid_before_utc, certificate.not_valid_after_utc
     if now > end:
-        raise CertificateError(f"{file} expired on {_day(end)}.")
+        raise CertificateError(f"{file} expired on {end.date()}.")
     if now < begin:
-        raise CertificateError(f"{file} is not valid before {_day(begin)}; today is {_day(now)} on this machine.")
+        raise CertificateError(f"{file} is not valid before {begin.date()}; today is {now.date()} on this machine.")
+    return certificate
 
 
 def _check_pair(certificate: x509.Certificate, cert_file: Path, key: PrivateKeyTypes, key_file: Path) -> None:
@@ -374,13 +334,6 @@ def _names_of(certificate: x509.Certificate) -> list[x509.GeneralName]:
 
 def _join_names(names: list[x509.GeneralName]) -> str:
     return ", ".join(str(name.value) for name in names)
-
-
-def _day(moment: datetime) -> str:
-    return moment.date().isoformat()
-
-
-# ---- files ---------------------------------------------------------------------------------------------------------
 
 
 @contextlib.contextmanager
@@ -403,7 +356,7 @@ def _create_folder(path: Path) -> Iterator[Path]:
     new.mkdir(PRIVATE_FOLDER)
     yield new
     new.rename(path)
-    _sync(path.parent)
+    sync(path.parent)
 
 
 def _write(path: Path, content: bytes, mode: int) -> None:
@@ -415,12 +368,4 @@ def _write(path: Path, content: bytes, mode: int) -> None:
         file.flush()
         os.fsync(file.fileno())
     new.rename(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:  # storage.files has the same function, but imports torch
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(path.parent)

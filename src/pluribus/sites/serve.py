@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -26,6 +27,7 @@ from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.toml import read_toml
 
 MEGABYTE = 10**6
+Agreed = tuple[Agreement, dict[int, SiteFacts]]
 
 
 def serve(
@@ -36,14 +38,11 @@ def serve(
     tell: Callable[[str], None] = print,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Run a federation with the sites that `config` names. A stopped run is resumed.
-
-    >>> serve("fedgh", "federation.toml")     # doctest: +SKIP
-    """
+    """Run a federation with the sites that `config` names. A stopped run is resumed."""
     file, described = read_federation(Path(config), method)
     keys, endpoint = _read_keys(file), _make_endpoint(file)
-    folder = _open_folder(Path(out or file.out).absolute(), described, Path(config))  # Flower needs absolute paths
-    try:
+    run = Path(out or file.out).absolute()  # Flower needs absolute paths
+    with closing(_open_folder(run, described, Path(config))) as folder:
         path, names = folder.path / "link", dict(enumerate(file.sites))
         path.mkdir(exist_ok=True)
         saved = _read_agreement(path / "agreement.json", file, described)
@@ -52,12 +51,9 @@ def serve(
             agreement, facts = saved or _agree(
                 path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
-            made = federation(described, agreement, names, facts, link, folder, file.deadline, observers)
-            result = made.run()
+            result = federation(described, agreement, names, facts, link, folder, file.deadline, observers).run()
             dismiss(agreement, names, link)
             return result
-    finally:
-        folder.close()
 
 
 def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
@@ -93,16 +89,14 @@ def _make_endpoint(file: FederationFile) -> Endpoint:
 
 
 def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
-    """Open the existing run, or create a new one."""
     if not (out / "config.toml").exists():
         folder = RunFolder.create(str(out), described.method)
         folder.write_config(described.settings(), described.decisive())
         return folder
     folder = RunFolder.open(out)
-    if folder.finished:
-        folder.close()
-        raise OtherRunError(f"{out} holds a finished run. Give another folder with --out to start a new run.")
     try:
+        if folder.finished:
+            raise OtherRunError(f"{out} holds a finished run. Give another folder with --out to start a new run.")
         check_unchanged(folder.path, described.decisive(), config)
     except PluribusError:
         folder.close()
@@ -112,7 +106,7 @@ def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
 
 def _agree(
     path: Path, file: FederationFile, described: Experiment, greeted: Callable[[Agreement], dict[int, SiteFacts]]
-) -> tuple[Agreement, dict[int, SiteFacts]]:
+) -> Agreed:
     """What all sites agree on before the first round, and what each site reports about itself."""
     offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # sites keep a folder per run
     facts = greeted(offer)
@@ -122,9 +116,7 @@ def _agree(
     return agreement, facts
 
 
-def _read_agreement(
-    path: Path, file: FederationFile, described: Experiment
-) -> tuple[Agreement, dict[int, SiteFacts]] | None:
+def _read_agreement(path: Path, file: FederationFile, described: Experiment) -> Agreed | None:
     """Read the agreement of a run that has started. A setting that has changed since is refused."""
     if not path.exists():
         return None

@@ -96,7 +96,8 @@ class RequestHandler:
             head = unseal(blob).head
             answer = self._responder.answer(blob)
             self.over = head.get("verb") == "finish"
-            _print(f"{_describe(head)}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
+            when = f"round {head['t']}" if "t" in head else "federation"
+            _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
         except PluribusError as error:
             reason = str(error)
@@ -105,11 +106,6 @@ class RequestHandler:
             reason = f"it failed with {type(error).__name__}: the log of the site shows where."
         _print(f"refused: {reason}")
         return seal({"refused": reason}, {})
-
-
-def _describe(head: dict[str, object]) -> str:
-    when = f"round {head['t']}" if "t" in head else "federation"
-    return f"{when}: {head['verb']}"
 
 
 def _print(text: str) -> None:
