@@ -288,7 +288,7 @@ class TestClient:
         batch = batch_of(client)
         found = method.loss(client, batch)
         client.state.key = torch.tensor(77)
-        u = method._drawn(client, 8).double()
+        u = method._draw_noise(client, 8).double()
         drawn = torch.where(u[:, 6] < 0.5, 0, 2)
         head, generator = client.model.double().head, client.state.generator.double()
         logits = head(client.model.features(batch.x.double()))
@@ -331,7 +331,7 @@ class TestClient:
         """The gradient of the head's bias is the mean of q - p alone."""
         grads = self.gradients(guide=1 / 0.98)
         client = toy_client(SMALL)
-        batch, u = batch_of(client), SMALL._drawn(client, 8)
+        batch, u = batch_of(client), SMALL._draw_noise(client, 8)
         p = client.model.head(client.state.generator(u[:, :3], batch.y)).softmax(1)
         q = client.model(batch.x).softmax(1)
         torch.testing.assert_close(grads["head.bias"], (q - p).mean(0).detach(), rtol=0, atol=1e-6)
@@ -346,7 +346,7 @@ class TestClient:
 
     def test_noise_is_new_in_every_step_and_every_round(self):
         client = toy_client(SMALL)
-        one, other = (SMALL._drawn(client, 500) for _ in range(2))
+        one, other = (SMALL._draw_noise(client, 500) for _ in range(2))
         assert not (one == other).any(1).any()
         for drawn in (one, other):
             assert drawn.min() >= 0

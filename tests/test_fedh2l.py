@@ -569,9 +569,9 @@ class TestEvery:
         sums = []
 
         class Watched(FedH2L):
-            def _resolved(self, lesson, local):
+            def _resolve(self, lesson, local):
                 sums.append(local.clone())
-                return super()._resolved(lesson, local)
+                return super()._resolve(lesson, local)
 
         method = Watched(every=2)
         client = node(method, [((1, -1), 0)], TestLesson.PUBLIC)

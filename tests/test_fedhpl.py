@@ -263,7 +263,7 @@ class TestUpload:
 
     def sent(self, **settings) -> Message:
         client, _ = student(method := FedHPL(**settings), [], [], self.ROWS, self.LABELS)
-        return Message(method._knowledge(client))
+        return Message(method._report(client))
 
     def test_mean_and_count_of_correct_logits(self):
         """Class 0: two of three are right. Class 1: one; (1, 1) is a tie, which argmax gives to class 0."""
@@ -291,7 +291,7 @@ class TestUpload:
 
     def test_a_class_that_is_never_right_is_not_sent(self):
         client, _ = student(method := FedHPL(), [], [], ((1, -1), (1, -1)), (0, 1))
-        assert Message(method._knowledge(client)).rows("logits").held.tolist() == [True, False]
+        assert Message(method._report(client)).rows("logits").held.tolist() == [True, False]
 
 
 class TestFreezing:

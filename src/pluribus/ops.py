@@ -138,11 +138,13 @@ def sgd_step(module: nn.Module, loss: Tensor, lr: float) -> None:
 
 @contextmanager
 def blamed_on(flag: str) -> Iterator[None]:
-    """A refusal that comes up meanwhile, of a model that a setting names, begins with the flag of that setting."""
+    """Put the flag that names a model before the sentence of any error about that model."""
     try:
         yield
     except ConfigError as error:
-        hint = " Enlarge them, for example --image-size 32." if "cannot take" in str(error) else ""
+        # a model that fails on images of this shape: the zoo has caught a RuntimeError of its layers
+        too_small = isinstance(error, MismatchError) and isinstance(error.__cause__, RuntimeError)
+        hint = " Enlarge them, for example --image-size 32." if too_small else ""
         raise type(error)(f"{flag}: {error}{hint}") from error
 
 

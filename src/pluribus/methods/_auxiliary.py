@@ -1,4 +1,4 @@
-"""Methods in which a small model of one architecture travels beside private models of any: FML, FedKD, FedMRL."""
+"""The base of FML, FedKD and FedMRL: clients share a small model and keep private models of any architecture."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ from pluribus.task import Card, Cards, Task
 
 @dataclass(frozen=True)
 class Auxiliary(Method):
-    """Methods in which a small model of one architecture travels beside private models of any."""
+    """Clients share a small model of one architecture and keep private models of any architecture."""
 
     aux_model: str | None = None
     """Architecture of the small model that all clients share. Default: the smallest model of the federation."""
@@ -27,13 +27,13 @@ class Auxiliary(Method):
         return self if self.aux_model is not None else replace(self, aux_model=task.smallest(architectures))
 
     def auxiliary(self, task: Task) -> TwoPartModel:
-        """The shared model as it begins, alike for all parties."""
+        """The initial shared model, equal on the server and on all clients."""
         if self.aux_model is None:
-            raise MissingSettingError("no shared model is chosen yet: name one with --aux-model.")
+            raise MissingSettingError("the method has no shared model yet: name one with --aux-model.")
         return task.build(self.aux_model, "auxiliary")
 
     def auxiliary_shape(self, task: Task) -> TwoPartModel:
-        """The shared model on the meta device: all names and shapes, no weights."""
+        """The shared model on the meta device: names and shapes without weights."""
         with torch.device("meta"):
             return self.auxiliary(task)
 

@@ -1,15 +1,15 @@
-"""A border of learnt pixels, as pFedPT puts one on every image."""
+"""The border of learned pixels that pFedPT adds to every image."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-SPREAD = 0.1  # standard deviation of the first prompts; images lie in [-1, 1]
+SPREAD = 0.1  # standard deviation of the initial prompts; images are in [-1, 1]
 
 
 class Border(nn.Module):
-    """x + delta: delta (c, H, W) is learnt in a border of some pixels and zero inside it."""
+    """x + delta, where delta (c, H, W) is learned in a border of `width` pixels and zero inside it."""
 
     def __init__(self, shape: tuple[int, int, int], width: int) -> None:
         super().__init__()
@@ -26,5 +26,4 @@ class Border(nn.Module):
         return torch.cat([top, torch.cat([left, inside, right], 2), bottom], 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Every image with the same prompt."""
         return x + self.delta()

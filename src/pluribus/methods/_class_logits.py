@@ -1,4 +1,4 @@
-"""What FD and FedHe share: mean logits per class go up, and their mean over clients comes down."""
+"""The base of FD and FedHe."""
 
 from collections.abc import Mapping
 
@@ -15,20 +15,20 @@ from pluribus.task import Card, Task
 
 
 class ClassLogits(Method):
-    """What FD and FedHE share: mean logits per class go up, their mean over clients comes down.
+    """Clients upload mean logits per class, and download their mean over clients.
 
-    The server keeps a sum and a number of reports per class; a class has a global logit once it has a report.
+    The server keeps the sum and the number of reports per class. A class has a global logit once a client reports it.
     """
 
     up = "mean logit of each held class"
     down = "global logit of each known class"
 
     def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
-        """What the global logits add to the loss, with its weight."""
+        """The weighted loss term of the global logits."""
         raise NotImplementedError
 
     def output(self, logits: Tensor) -> Tensor:
-        """What is averaged of a sample: its logits unless the paper says otherwise."""
+        """The vector of a sample that is averaged. Default: its logits."""
         return logits
 
     def schema(self, task: Task, card: Card) -> Wire:
@@ -44,12 +44,12 @@ class ClassLogits(Method):
         return Message({"logits": client.state.seen.means()})
 
     def train(self, client: Client) -> None:
-        """The local training of a round."""
+        """Train locally for one round."""
         client.fit(self.step)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
-        client.state.seen.add(batch.y, self.output(logits))  # as the model stands before the step, in train mode
+        client.state.seen.add(batch.y, self.output(logits))  # of the model before the step, in train mode
         return F.cross_entropy(logits, batch.y) + self.distillation(client, logits, batch.y)
 
     def setup(self, server: Server) -> None:
@@ -60,7 +60,7 @@ class ClassLogits(Method):
         return Message({"logits": row_means(server.state.sums, server.state.reports)})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """The mean over those who report a class; a class that nobody reports this time keeps its last one."""
+        """Average over the clients that report a class. A class without a report keeps its last global logit."""
         state, sent = server.state, [upload.rows("logits") for upload in uploads.values()]
         reports = torch.stack([rows.held for rows in sent]).sum(0).float()
         state.sums = torch.where(reports[:, None] > 0, torch.stack([rows.value for rows in sent]).sum(0), state.sums)

@@ -1,8 +1,8 @@
-"""Single layers of different networks: which ones correspond, what they compute, how they are merged and inserted.
+"""The layers of FedFree: how layers of different networks are matched, compared, merged and replaced.
 
-A `Pair` says which layers of a client and of the global model correspond; all else are functions of tensors and shapes,
-but for a `GlobalLayer`, which learns. Tensors are *dense* where they are compared: a grouped convolution is written as
-the plain one that computes the same, and the weight of a normalisation as one vector.
+A `Pair` holds the layers of a client and of the global model and their match. A `GlobalLayer` learns. All else are
+functions of tensors and shapes. Tensors are compared in *dense* form: a grouped convolution as the equivalent plain
+convolution, and the weight of a normalization as one vector.
 """
 
 from __future__ import annotations
@@ -35,16 +35,15 @@ class Weights(NamedTuple):
     bias: Tensor | None = None
 
     def flat(self) -> Tensor:
-        """Both as one vector."""
+        """Weight and bias as one vector."""
         return self.weight.flatten() if self.bias is None else torch.cat([self.weight.flatten(), self.bias.flatten()])
 
     def to(self, device: torch.device) -> Weights:
-        """Both on a device."""
         return Weights(self.weight.to(device), None if self.bias is None else self.bias.to(device))
 
     @torch.no_grad()
     def copy_(self, values: Tensor) -> None:
-        """Take over the first numbers of a vector."""
+        """Copy the first numbers of a vector into weight and bias."""
         size = self.weight.numel()
         self.weight.copy_(values[:size].view_as(self.weight))
         if self.bias is not None:
@@ -55,7 +54,7 @@ _traced: dict[tuple[object, ...], tuple[Layer, ...]] = {}
 
 
 def layers(task: Task, model: str) -> tuple[Layer, ...]:
-    """`task.layers(model)`, found once: a deep network takes a second."""
+    """`task.layers(model)`, cached, because tracing a deep network takes a second."""
     key = (model, task.shape, task.classes, task.width, task.projector)
     if key not in _traced:
         _traced[key] = task.layers(model)
@@ -63,63 +62,63 @@ def layers(task: Task, model: str) -> tuple[Layer, ...]:
 
 
 def weights_of(model: nn.Module, layer: Layer) -> Weights:
-    """A layer's parameters, live, without their gradients' history."""
+    """The parameters of a layer, detached; they share memory with the model."""
     bias = model.get_parameter(f"{layer.name}.bias").detach() if layer.bias else None
     return Weights(model.get_parameter(f"{layer.name}.weight").detach(), bias)
 
 
-# ---- layers in messages, each under its number -----------------------------------------------------------------------
+# ---- layers in messages, named by their numbers ----------------------------------------------------------------------
 
 
 def fields_of(layers: Sequence[Layer], chosen: Collection[int]) -> dict[str, Field]:
-    """The schema of messages with some of the chosen layers."""
+    """The schema of a message that may hold any of the chosen layers."""
     shapes = {f"{at}.weight": layers[at].weight for at in chosen}
     shapes |= {f"{at}.bias": bias for at in chosen if (bias := layers[at].bias)}
     return {name: Field(shape, kept=False, optional=True) for name, shape in shapes.items()}
 
 
 def size(layer: Layer) -> int:
-    """Bytes of a layer in a message."""
+    """Number of bytes of a layer in a message."""
     return payload(fields_of([layer], [0]), 0, {})
 
 
 def packed(layers: Mapping[int, Weights]) -> dict[str, Tensor]:
-    """Layers as fields of a message."""
+    """Write layers as fields of a message."""
     named = {f"{at}.{name}": part for at, w in layers.items() for name, part in w._asdict().items()}
     return {name: part for name, part in named.items() if part is not None}
 
 
 def unpacked(message: Message, chosen: Iterable[int]) -> dict[int, Weights]:
-    """Those of the chosen layers that are in a message."""
+    """Read those of the chosen layers that are in a message."""
     fields = message.part()
     return {at: Weights(fields[f"{at}.weight"], fields.get(f"{at}.bias")) for at in chosen if f"{at}.weight" in fields}
 
 
-# ---- which layers correspond -----------------------------------------------------------------------------------------
+# ---- matching layers -------------------------------------------------------------------------------------------------
 
 
 def same_kind(layer: Layer, others: Sequence[Layer]) -> list[int]:
-    """Which of the others may take the place of a layer: those of its kind, and for logits only what gives logits."""
+    """Indices of the others that may replace a layer: those of its kind, and only output layers for an output layer."""
     return [j for j, other in enumerate(others) if other.kind == layer.kind and (other.output or not layer.output)]
 
 
 def kinds(layers: Sequence[Layer]) -> str:
-    """The kinds of some layers, for a sentence."""
+    """The kinds of these layers, for an error sentence."""
     return ", ".join(dict.fromkeys("output" if one.output else one.kind for one in layers)) or "no layers"
 
 
 def match(mine: Sequence[Layer], theirs: Sequence[Layer]) -> dict[int, int]:
-    """Each of my layers to the one of theirs of its kind at the nearest relative depth, the shallower on a tie.
+    """Match each of my layers with their layer of the same kind at the nearest relative depth, the shallower on a tie.
 
-    The i-th of n layers of a kind has relative depth (i + 1/2) / n. What gives logits goes with what gives logits and
-    with nothing else. Layers without a counterpart are left out.
+    Layer i of the n layers of a kind has relative depth (i + 1/2) / n. An output layer matches output layers only.
+    Layers without a counterpart are left out.
     """
     found: dict[int, int] = {}
     for at, layer in enumerate(mine):
         candidates = [j for j in same_kind(layer, theirs) if theirs[j].output == layer.output]
         if candidates:
             i, n = _rank(at, mine)
-            found[at] = min(candidates, key=lambda j: (_apart(i, n, *_rank(j, theirs)), j))
+            found[at] = min(candidates, key=lambda j: (_depth_gap(i, n, *_rank(j, theirs)), j))
     return found
 
 
@@ -129,13 +128,13 @@ def _rank(at: int, layers: Sequence[Layer]) -> tuple[int, int]:
     return sum(layer.kind == kind for layer in layers[:at]), sum(layer.kind == kind for layer in layers)
 
 
-def _apart(i: int, n: int, j: int, m: int) -> int:
-    """|(i + 1/2) / n - (j + 1/2) / m|, times 2nm: a whole number, so that a tie is a tie."""
+def _depth_gap(i: int, n: int, j: int, m: int) -> int:
+    """|(i + 1/2) / n - (j + 1/2) / m|, times 2nm: an integer, so that ties are exact."""
     return abs((2 * i + 1) * m - (2 * j + 1) * n)
 
 
 class Pair(NamedTuple):
-    """The layers of a client's model and of the global model, and which of them correspond."""
+    """The layers of a client's model and of the global model, and their match."""
 
     mine: tuple[Layer, ...]
     theirs: tuple[Layer, ...]
@@ -143,48 +142,47 @@ class Pair(NamedTuple):
 
     @classmethod
     def of(cls, task: Task, card: Card, global_model: str) -> Pair:
-        """That of a client and the global model."""
         mine, theirs = layers(task, card.model), layers(task, global_model)
         return cls(mine, theirs, match(mine, theirs))
 
     def choices(self, sent: Iterable[int], distribution: Distribution) -> list[tuple[int, int]]:
-        """The layers that a client sent, each with every global layer that may take its place."""
+        """All pairs of a layer that the client sent and a global layer that may replace it."""
         if distribution == "aligned":
             return [(at, self.matched[at]) for at in sent]
         return [(at, j) for at in sent for j in same_kind(self.mine[at], self.theirs)]
 
     def project(self, model: nn.Module, at: int, j: int, given: Weights, mode: Projection) -> Weights:
-        """Eq. 7: the client's layer with a global one in its place."""
+        """Eq. 7: the client's layer after a global layer replaces it."""
         return project(weights_of(model, self.mine[at]), self.mine[at], given, self.theirs[j], mode)
 
     def names(self, at: int, j: int) -> dict[str, str]:
-        """The names of a client's layer and of a global one, for the record."""
+        """The names of a client's layer and of a global layer, for the record of the round."""
         return {"layer": self.mine[at].name, "global": self.theirs[j].name}
 
     def weights(self, model: nn.Module) -> dict[int, Weights]:
-        """The client's layers that have a counterpart, live."""
+        """The client's layers that have a counterpart; they share memory with the model."""
         return {at: weights_of(model, self.mine[at]) for at in self.matched}
 
     def largest(self) -> int:
-        """How many numbers the largest of them has."""
+        """Number of parameters of the largest layer that has a counterpart."""
         shapes = [(self.mine[at].weight, self.mine[at].bias or (0,)) for at in self.matched]
         return max(math.prod(weight) + math.prod(bias) for weight, bias in shapes)
 
     def wires(self) -> tuple[Wire, Wire]:
-        """Some of the client's layers up; then one global layer down, and the number of the one it replaces."""
+        """Upload: some of the client's layers. Then download: a global layer and the number of the one it replaces."""
         fitting = sorted({j for _, j in self.choices(self.matched, "any-depth")})
         down = {"target": Field((), torch.int32, kept=False), **fields_of(self.theirs, fitting)}
         return Wire(up=fields_of(self.mine, self.matched)), Wire(down=down)
 
     def traffic(self, top_k: int) -> Traffic:
-        """The k largest layers up; down the largest one, and whose place it takes."""
+        """At most: the k largest layers up, the largest global layer and a number down."""
         up = sorted(size(self.mine[at]) for at in self.matched)[-top_k:]
         down = max(size(self.theirs[j]) for _, j in self.choices(self.matched, "any-depth"))
         return Traffic(sum(up), torch.int32.itemsize + down)
 
 
 def pairs_of(task: Task, cards: Cards, global_model: str) -> list[Pair]:
-    """That of each architecture; one without a counterpart for any of its layers is refused."""
+    """The pair of each architecture. MismatchError: an architecture has no layer with a counterpart."""
     with blamed_on("--global-model"):
         layers(task, global_model)
     found = []
@@ -193,7 +191,7 @@ def pairs_of(task: Task, cards: Cards, global_model: str) -> list[Pair]:
         if not pair.matched:
             raise MismatchError(
                 f"fedfree exchanges layers of one kind, but client {card.id} ({card.model}) has {kinds(pair.mine)} and "
-                f"the global model {global_model} {kinds(pair.theirs)}. Choose another --global-model."
+                f"the global model {global_model} has {kinds(pair.theirs)}. Choose another --global-model."
             )
         found.append(pair)
     return found
@@ -203,7 +201,7 @@ def pairs_of(task: Task, cards: Cards, global_model: str) -> list[Pair]:
 
 
 def dense(own: Weights, layer: Layer) -> Weights:
-    """A layer's tensors in the form in which layers of a kind can be compared."""
+    """Convert a layer's tensors to dense form, in which layers of one kind can be compared."""
     if layer.kind == "norm":
         return Weights(own.weight.flatten(), own.bias if own.bias is None else own.bias.flatten())
     if layer.groups == 1:
@@ -217,7 +215,7 @@ def dense(own: Weights, layer: Layer) -> Weights:
 
 
 def dense_shape(layer: Layer) -> tuple[int, ...]:
-    """That of a layer's weight in dense form."""
+    """The shape of a layer's weight in dense form."""
     if layer.kind == "norm":
         return (math.prod(layer.weight),)
     outputs, inputs, *kernel = layer.weight
@@ -225,7 +223,7 @@ def dense_shape(layer: Layer) -> tuple[int, ...]:
 
 
 def undense(weight: Tensor, layer: Layer) -> Tensor:
-    """The layer's own weight tensor out of its dense form."""
+    """Convert a weight from dense form to the layer's own shape."""
     if layer.groups > 1:
         inputs = layer.weight[1]
         blocks = enumerate(weight.chunk(layer.groups))
@@ -234,7 +232,7 @@ def undense(weight: Tensor, layer: Layer) -> Tensor:
 
 
 def overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
-    """The entries that two weights or biases have in common, as views: first outputs, first inputs, kernels centred."""
+    """Views of the entries that both weights or biases have: first outputs, first inputs, centers of kernels."""
     for dim, (a, b) in enumerate(zip(one.shape, other.shape, strict=True)):
         size = min(a, b)
         one = one.narrow(dim, (a - size) // 2 if dim >= 2 else 0, size)
@@ -242,16 +240,16 @@ def overlap(one: Tensor, other: Tensor) -> tuple[Tensor, Tensor]:
     return one, other
 
 
-# ---- what layers compute (Eq. 3 to 5 of FedFree) ---------------------------------------------------------------------
+# ---- learning what layers compute (Eq. 3 to 5) -----------------------------------------------------------------------
 
 
 def inputs(kind: Kind, own: Sequence[int], others: Iterable[Sequence[int]]) -> int:
-    """Most numbers that an output of a layer sees when it is compared with others, by the shapes of dense weights."""
+    """Most inputs of one output when a layer is compared with others, from the shapes of dense weights."""
     return 1 if kind == "norm" else max(min(own[1], other[1]) for other in others) * math.prod(own[2:])
 
 
 def enough_probes(seen: int) -> int:
-    """Gaussian inputs for a layer whose outputs see so many numbers: a step of rate 0.4 then shrinks every error.
+    """Number of probes for outputs with `seen` inputs: so many that a step at rate 0.4 reduces every error.
 
     The Gram matrix of S probes of d numbers has eigenvalues up to (1 + sqrt(d / S))^2, here 2.25, and a step multiplies
     an error along one of them by 1 - 2 * 0.4 * eigenvalue.
@@ -260,13 +258,13 @@ def enough_probes(seen: int) -> int:
 
 
 def settles(lr: float, steps: int, seen: int, probes: int) -> bool:
-    """Whether steps of Eq. 4 bring a layer nearer to what it imitates: one step in the mean, several in any case."""
+    """Whether Eq. 4 converges: one step reduces the error on average, several steps reduce it in every direction."""
     largest = (1 + math.sqrt(seen / probes)) ** 2 if steps > 1 else 1 + (seen + 1) / probes
     return lr * largest < 1
 
 
 def check_step(pairs: Sequence[Pair], lr: float, steps: int, probes: int | None) -> None:
-    """Too large a step on too few probes makes a global layer grow without bounds, after some rounds."""
+    """Refuse a step so large, or probes so few, that a global layer would diverge after some rounds."""
     shapes: dict[int, set[tuple[int, ...]]] = {}  # of the clients' layers, by global layer
     for pair in pairs:
         for at, j in pair.matched.items():
@@ -277,13 +275,13 @@ def check_step(pairs: Sequence[Pair], lr: float, steps: int, probes: int | None)
         shown = probes or enough_probes(seen)
         if not settles(lr, steps, seen, shown):
             raise RangeError(
-                f"--server-lr {lr} diverges on {layer.name} of the global model, which has {seen} inputs to learn "
-                f"from {shown} --probes: use a smaller --server-lr or more --probes."
+                f"--server-lr {lr} diverges on {layer.name} of the global model, which learns {seen} inputs from "
+                f"{shown} probes: use a smaller --server-lr or more --probes."
             )
 
 
 def by_global_layer(pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]) -> dict[int, list[Weights]]:
-    """The layers that clients sent, in dense form, by the global layer that they correspond to."""
+    """Group the layers that clients sent, in dense form, by the matched global layer."""
     found: dict[int, list[Weights]] = {}
     for k, pair in pairs.items():
         for at, own in sent[k].items():
@@ -294,9 +292,9 @@ def by_global_layer(pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, W
 def gaussian_probe(
     kind: Kind, layer: Weights, others: Sequence[Weights], probes: int | None, draw: torch.Generator
 ) -> Tensor:
-    """X-hat ~ N(0, I): inputs of a layer, for a convolution patches as large as the largest kernel among all.
+    """X-hat ~ N(0, I): inputs of a layer. A convolution gets patches of the size of the largest kernel.
 
-    Channels that none of the others has are left out. Without a number of probes there are enough.
+    Channels that no other layer has are left out. Default number of probes: `enough_probes`.
     """
     shapes = [other.weight.shape for other in others]
     if probes is None:
@@ -307,10 +305,10 @@ def gaussian_probe(
 
 
 def probe_loss(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor) -> Tensor:
-    """Eq. 3: how far a layer's outputs are from those of others on the same inputs.
+    """Eq. 3: the squared distance between a layer's outputs and those of the others on the same inputs.
 
-    Mean over layers and probes, summed over outputs. Two layers are compared on the outputs that both have; inputs that
-    only one has are zero. A convolution is seen at one position, so that stride and padding play no part.
+    Mean over layers and probes, sum over outputs. Two layers are compared on the outputs that both have. Inputs that
+    only one of them has are zero. A convolution is applied at one position, so stride and padding do not matter.
     """
     return torch.stack([_distance(kind, layer, other, x) for other in others]).mean()
 
@@ -318,46 +316,46 @@ def probe_loss(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor)
 def _distance(kind: Kind, layer: Weights, other: Weights, x: Tensor) -> Tensor:
     outputs = min(layer.weight.shape[0], other.weight.shape[0])
     seen = x[:, : _channels(kind, layer, other)]
-    gap = _answer(kind, layer, seen, outputs) - _answer(kind, other, seen, outputs)
+    gap = _outputs(kind, layer, seen, outputs) - _outputs(kind, other, seen, outputs)
     return gap.square().sum(1).mean()
 
 
 def _channels(kind: Kind, layer: Weights, other: Weights) -> int:
-    """Input channels that two layers have in common."""
+    """Number of input channels that both layers have."""
     return min(w.weight.shape[1 if kind in ("conv", "linear") else 0] for w in (layer, other))
 
 
-def _answer(kind: Kind, layer: Weights, x: Tensor, outputs: int) -> Tensor:
+def _outputs(kind: Kind, layer: Weights, x: Tensor, outputs: int) -> Tensor:
     """The first outputs of a layer for inputs (S, channels, ...)."""
     weight = layer.weight[:outputs]
     if kind in ("conv", "dwconv"):
-        weight = _embedded(weight, x.shape[2:])
+        weight = _pad_kernel(weight, x.shape[2:])
     if kind in ("conv", "linear"):
         y = x.flatten(1) @ weight[:, : x.shape[1]].flatten(1).T
-    else:  # each channel sees itself alone
+    else:  # each output depends on its own channel only
         y = (x.flatten(2) * weight.flatten(1)).sum(2) if kind == "dwconv" else x * weight
     return y if layer.bias is None else y + layer.bias[:outputs]
 
 
-def _embedded(weight: Tensor, patch: torch.Size) -> Tensor:
-    """A kernel in the middle of a larger one of zeros."""
+def _pad_kernel(weight: Tensor, patch: torch.Size) -> Tensor:
+    """Pad a kernel with zeros to the size of a patch."""
     height, width = (large - small for large, small in zip(patch, weight.shape[2:], strict=True))
     return F.pad(weight, (width // 2, width - width // 2, height // 2, height - height // 2))
 
 
 def imitate(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor, lr: float, steps: int) -> Weights:
-    """Eq. 4 and 5: the layer after gradient steps on Eq. 3. Layers of one shape pull as their mean does."""
-    pulls = _by_shape(others)
+    """Eq. 4 and 5: the layer after gradient steps on Eq. 3. Layers of one shape have the gradient of their mean."""
+    means = _means_by_shape(others)
     for _ in range(steps):
         own = [part.detach().requires_grad_() for part in layer if part is not None]
-        loss = torch.stack([share * _distance(kind, Weights(*own), mean, x) for mean, share in pulls]).sum()
+        loss = torch.stack([share * _distance(kind, Weights(*own), mean, x) for mean, share in means]).sum()
         grads = torch.autograd.grad(loss, own)
         layer = Weights(*(part.detach() - lr * grad for part, grad in zip(own, grads, strict=True)))
     return layer
 
 
-def _by_shape(layers: Sequence[Weights]) -> list[tuple[Weights, float]]:
-    """The mean of all layers of a shape, and their share of all layers."""
+def _means_by_shape(layers: Sequence[Weights]) -> list[tuple[Weights, float]]:
+    """The mean of the layers of each shape, and their share of all layers."""
     groups: dict[tuple[object, ...], list[Weights]] = {}
     for one in layers:
         groups.setdefault((one.weight.shape, one.bias is None), []).append(one)
@@ -370,13 +368,13 @@ def _by_shape(layers: Sequence[Weights]) -> list[tuple[Weights, float]]:
 
 
 def average(layer: Weights, others: Sequence[Weights]) -> Weights:
-    """Every entry that others have too becomes their mean; the rest stays."""
-    weight = _mean(layer.weight, [other.weight for other in others])
+    """Replace every entry that others have too by their mean, and keep the rest."""
+    weight = _mean_entries(layer.weight, [other.weight for other in others])
     biases = [other.bias for other in others if other.bias is not None]
-    return Weights(weight, layer.bias if layer.bias is None else _mean(layer.bias, biases))
+    return Weights(weight, layer.bias if layer.bias is None else _mean_entries(layer.bias, biases))
 
 
-def _mean(own: Tensor, others: Sequence[Tensor]) -> Tensor:
+def _mean_entries(own: Tensor, others: Sequence[Tensor]) -> Tensor:
     total, count = torch.zeros_like(own), torch.zeros_like(own)
     for other in others:
         mine, theirs = overlap(total, other)
@@ -386,14 +384,13 @@ def _mean(own: Tensor, others: Sequence[Tensor]) -> Tensor:
 
 
 class GlobalLayer(NamedTuple):
-    """A layer of the global model, live, that learns from critical layers in dense form."""
+    """A layer of the global model, which learns in place from critical layers in dense form."""
 
     own: Weights
     layer: Layer
 
     @classmethod
     def of(cls, model: nn.Module, layer: Layer) -> GlobalLayer:
-        """That of a model."""
         return cls(weights_of(model, layer), layer)
 
     def imitate(
@@ -401,17 +398,17 @@ class GlobalLayer(NamedTuple):
     ) -> None:
         """Eq. 3 to 5: learn what the critical layers compute on Gaussian inputs."""
         own, kind = dense(self.own, self.layer), self.layer.kind
-        self._put(imitate(kind, own, critical, gaussian_probe(kind, own, critical, probes, draw), lr, steps))
+        self._write(imitate(kind, own, critical, gaussian_probe(kind, own, critical, probes, draw), lr, steps))
 
     def average(self, critical: Sequence[Weights]) -> None:
-        """Become the mean of the critical layers, as far as they reach."""
-        self._put(average(dense(self.own, self.layer), critical))
+        """Take the mean of the critical layers where they have entries."""
+        self._write(average(dense(self.own, self.layer), critical))
 
-    def _put(self, learned: Weights) -> None:
+    def _write(self, learned: Weights) -> None:
         self.own.copy_(Weights(undense(learned.weight, self.layer), learned.bias).flat())
 
 
-# ---- what is worth sending (Eq. 2 and 6) -----------------------------------------------------------------------------
+# ---- scores of layers (Eq. 2 and 6) ----------------------------------------------------------------------------------
 
 
 def change(now: Tensor, before: Tensor) -> Tensor:
@@ -420,7 +417,7 @@ def change(now: Tensor, before: Tensor) -> Tensor:
 
 
 def entropy(weight: Tensor, measure: Entropy = "shannon", bins: int = 256, q: float = 2.0) -> float:
-    """H of Eq. 6, in bits: of the weights, quantised into bins between their smallest and their largest.
+    """H of Eq. 6, in bits, of the weights, quantized into bins between their minimum and maximum.
 
     >>> round(entropy(torch.tensor([0.0, 0.0, 0.0, 1.0]), bins=4), 4)
     0.8113
@@ -434,33 +431,35 @@ def entropy(weight: Tensor, measure: Entropy = "shannon", bins: int = 256, q: fl
     return abs(float((p * p).sum().log2()))
 
 
-# ---- what takes the place of what (Eq. 7) ----------------------------------------------------------------------------
+# ---- replacing layers (Eq. 7) ----------------------------------------------------------------------------------------
 
 
 def project(own: Weights, layer: Layer, given: Weights, given_layer: Layer, mode: Projection) -> Weights:
-    """The client's layer with a given one of any size in its place, in the client's own shapes.
+    """The client's layer, in its own shape, after a given layer of any size replaces it.
 
-    `block_retain` writes the entries in common and keeps the others; `flat_retain` writes the flattened tensors from
-    the front and keeps the rest; `flat_zero` is Eq. 7 as printed: the rest is zero. A bias that is not given stays.
+    `block_retain` writes the entries that both have and keeps the others. `flat_retain` writes the flattened tensors
+    from the front and keeps the rest. `flat_zero` is Eq. 7 as printed: the rest is zero. Without a given bias, the own
+    bias does not change.
     """
     if mode == "block_retain":
         mine, theirs = dense(own, layer), dense(given, given_layer)
-        weight = undense(_block(mine.weight, theirs.weight), layer)
-        bias = own.bias if own.bias is None or theirs.bias is None else _block(own.bias.flatten(), theirs.bias)
+        weight = undense(_write_block(mine.weight, theirs.weight), layer)
+        bias = own.bias if own.bias is None or theirs.bias is None else _write_block(own.bias.flatten(), theirs.bias)
     else:
-        weight = _flat(own.weight, given.weight, zero=mode == "flat_zero")
-        bias = own.bias if own.bias is None or given.bias is None else _flat(own.bias, given.bias, mode == "flat_zero")
+        zero = mode == "flat_zero"
+        weight = _write_flat(own.weight, given.weight, zero)
+        bias = own.bias if own.bias is None or given.bias is None else _write_flat(own.bias, given.bias, zero)
     return Weights(weight, bias if bias is None else bias.reshape(layer.bias or ()))
 
 
-def _block(own: Tensor, given: Tensor) -> Tensor:
+def _write_block(own: Tensor, given: Tensor) -> Tensor:
     result = own.clone()
     mine, theirs = overlap(result, given)
     mine.copy_(theirs)
     return result
 
 
-def _flat(own: Tensor, given: Tensor, zero: bool) -> Tensor:
+def _write_flat(own: Tensor, given: Tensor, zero: bool) -> Tensor:
     size = min(own.numel(), given.numel())
     rest = own.flatten()[size:]
     return torch.cat([given.flatten()[:size], torch.zeros_like(rest) if zero else rest]).view_as(own)

@@ -1,4 +1,4 @@
-"""The public samples that the nodes of FedH2L teach on, and what their teachers say of each."""
+"""The lessons of FedH2L: the public samples of a round, and the teachers' messages by sample."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from pluribus.errors import SchemaError
 from pluribus.message import Inbox
 
 
-def public_batch(client: Client, node: int) -> Data:
-    """The public samples that a node teaches on this round: everyone derives them from the common seed."""
-    public = client.public[node]
-    order = torch.randperm(len(public), generator=client.task.draw("public batch", client.t, node))
+def public_batch(client: Client, teacher: int) -> Data:
+    """The public samples that a teacher uses in this round. All clients derive them from the common seed."""
+    public = client.public[teacher]
+    order = torch.randperm(len(public), generator=client.task.draw("public batch", client.t, teacher))
     return public[order[: client.local.batch]]
 
 
 def row_by_row(inbox: Inbox, sizes: list[int]) -> Inbox:
-    """The teaching signals by public sample, and the share of each in the mean over teachers of means over batches."""
+    """Arrange the teachers' messages by sample. Sums weighted by `share` are means over teachers of batch means."""
     posterior, accuracy = inbox.got["posterior"], inbox.got["accuracy"]
     if posterior.shape[1] < max(sizes):
-        raise SchemaError(f"a teacher of {max(sizes)} public samples teaches {posterior.shape[1]} rows.")
+        raise SchemaError(f"a teacher has {max(sizes)} public samples, but sent {posterior.shape[1]} rows.")
     size = torch.tensor(sizes, device=posterior.device)[:, None]
     real = torch.arange(posterior.shape[1], device=posterior.device) < size  # the other rows are padding
     by_teacher = {"accuracy": accuracy[:, None], "share": 1 / (len(sizes) * size)}

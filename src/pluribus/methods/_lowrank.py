@@ -1,7 +1,7 @@
-"""Matrices sent as the factors of a truncated singular value decomposition, where that is less to send.
+"""Matrices sent as factors of a truncated singular value decomposition, if the factors are smaller.
 
-A convolution's kernel counts as a matrix of one row per output channel. What has one dimension, counts instead of
-measures, or would grow by being factored travels whole.
+The kernel of a convolution is a matrix with one row per output channel. Vectors, integers and matrices whose factors
+are not smaller are sent whole.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ class Factors(NamedTuple):
     v: Tensor
 
     def matrix(self) -> Tensor:
-        """U diag(sigma) V^T in double precision, so that every party rounds to the same numbers."""
+        """U diag(sigma) V^T in double precision, so that clients and server round to the same numbers."""
         u, s, v = (factor.double() for factor in self)
         return (u * s) @ v
 
 
 def most_rank(shape: tuple[int, ...]) -> int:
-    """The largest r of which r (m + n + 1) numbers are fewer than m n; 0 where there is none."""
+    """The largest r with r (m + n + 1) < m n; 0 if there is none."""
     if len(shape) < 2 or not math.prod(shape):
         return 0
     m, n = shape[0], math.prod(shape[1:])
@@ -41,19 +41,19 @@ def most_rank(shape: tuple[int, ...]) -> int:
 
 
 def rank(sigma: Tensor, energy: float) -> int:
-    """The smallest r >= 1 whose singular values hold this share of the sum of squares."""
+    """The smallest r >= 1 such that the first r singular values hold this share of the sum of squares."""
     held = sigma.double().square().cumsum(0)
     return int((held < energy * held[-1]).sum()) + 1
 
 
 def factorise(value: Tensor, energy: float) -> Factors | None:
-    """The fewest factors that hold this share of the squared norm; None: the tensor itself is no larger.
+    """The factors of least rank that hold this share of the squared norm. None: the tensor itself is not larger.
 
-    On the CPU and in double precision: the rank is a decision, and should not depend on rounding.
+    Computed on the CPU in double precision, because the rank must not depend on rounding.
     """
     most = most_rank(tuple(value.shape)) if value.is_floating_point() else 0
     matrix = value.detach().cpu().double().flatten(1) if most else value
-    if not most or not bool(matrix.isfinite().all()):  # numbers that are none are refused where they are sent
+    if not most or not bool(matrix.isfinite().all()):  # the message refuses NaN and infinity
         return None
     u, s, v = torch.linalg.svd(matrix, full_matrices=False)
     r = rank(s, energy)
@@ -61,7 +61,7 @@ def factorise(value: Tensor, energy: float) -> Factors | None:
 
 
 def fields(tensors: Tensors) -> dict[str, Field]:
-    """What `packed` may send of these."""
+    """The schema of what `packed` returns for these tensors."""
     found: dict[str, Field] = {}
     for name, value in tensors.items():
         shape, most = tuple(value.shape), most_rank(tuple(value.shape)) if value.is_floating_point() else 0
@@ -74,7 +74,7 @@ def fields(tensors: Tensors) -> dict[str, Field]:
 
 
 def packed(tensors: Tensors, energy: float, since: Tensors) -> dict[str, Tensor]:
-    """Tensors, each by the factors of what it became since then, or whole. Without a `since` it began at zero."""
+    """Compress tensors: each as the factors of its change from `since` (default: zero), or whole."""
     found: dict[str, Tensor] = {}
     for name, value in tensors.items():
         factors = factorise(value - since[name] if name in since else value, energy)
@@ -83,12 +83,12 @@ def packed(tensors: Tensors, energy: float, since: Tensors) -> dict[str, Tensor]
 
 
 def named(name: str, factors: Factors) -> dict[str, Tensor]:
-    """Factors under the names that they travel by."""
+    """Name factors as they are named in messages."""
     return {f"{name}.{factor}": value for factor, value in factors._asdict().items()}
 
 
 def unpacked(message: Message, like: Tensors, since: Tensors) -> dict[str, Tensor]:
-    """What `packed` was given, as far as its factors tell, on the CPU."""
+    """Restore, on the CPU, the tensors that `packed` compressed, up to truncation."""
     found: dict[str, Tensor] = {}
     for name, value in like.items():
         if name in message:
@@ -97,44 +97,44 @@ def unpacked(message: Message, like: Tensors, since: Tensors) -> dict[str, Tenso
         if missing := [f"{name}.{factor}" for factor in Factors._fields if f"{name}.{factor}" not in message]:
             raise SchemaError(f"the message has neither '{name}' nor '{missing[0]}'.")
         matrix = Factors(*(message.tensor(f"{name}.{factor}") for factor in Factors._fields)).matrix()
-        begun = since[name].cpu().double() if name in since else 0.0
-        found[name] = (begun + matrix.reshape(value.shape)).to(value.dtype)
+        start = since[name].cpu().double() if name in since else 0.0
+        found[name] = (start + matrix.reshape(value.shape)).to(value.dtype)
     return found
 
 
 class Shelf(nn.Module):
-    """The factors that were sent last, in room for the most there can be, so that they can be saved and sent again."""
+    """The factors that were sent last, in buffers of the largest rank, so that they can be saved and sent again."""
 
     ranks: Tensor
 
     def __init__(self, tensors: Tensors) -> None:
         super().__init__()
         self._names = list(tensors)
-        self.register_buffer("ranks", torch.zeros(len(tensors), dtype=torch.int64))  # 0: it went whole
+        self.register_buffer("ranks", torch.zeros(len(tensors), dtype=torch.int64))  # 0: sent whole
         for name, field in fields(tensors).items():
             if any(isinstance(size, Dim) for size in field.shape):
                 room = [size.most if isinstance(size, Dim) else size for size in field.shape]
-                self.register_buffer(_slot(name), torch.zeros(room, dtype=field.dtype))
+                self.register_buffer(_buffer_name(name), torch.zeros(room, dtype=field.dtype))
 
     def put(self, sent: Tensors) -> None:
-        """Keep what `packed` gave."""
+        """Keep the tensors that `packed` returned."""
         for at, name in enumerate(self._names):
             self.ranks[at] = 0 if name in sent else len(sent[f"{name}.s"])
             for factor in Factors._fields if name not in sent else ():
                 value = sent[f"{name}.{factor}"]
-                self.get_buffer(_slot(f"{name}.{factor}"))[tuple(map(slice, value.shape))] = value
+                self.get_buffer(_buffer_name(f"{name}.{factor}"))[tuple(map(slice, value.shape))] = value
 
     def get(self, whole: Tensors) -> dict[str, Tensor]:
-        """The same again, given what went whole."""
+        """The kept factors, and the tensors that were sent whole, taken from `whole`."""
         found: dict[str, Tensor] = {}
         for name, r in zip(self._names, self.ranks.tolist(), strict=True):
             if not r:
                 found[name] = whole[name]
                 continue
-            u, s, v = (self.get_buffer(_slot(f"{name}.{factor}")) for factor in Factors._fields)
+            u, s, v = (self.get_buffer(_buffer_name(f"{name}.{factor}")) for factor in Factors._fields)
             found |= named(name, Factors(u[:, :r], s[:r], v[:r]))
         return found
 
 
-def _slot(name: str) -> str:
-    return name.replace(".", "/")  # names of buffers have no dots
+def _buffer_name(name: str) -> str:
+    return name.replace(".", "/")  # torch allows no dots in buffer names

@@ -1,4 +1,4 @@
-"""A generator of prompts by cross-attention, as pFedPG trains one on the server."""
+"""The prompt generator of pFedPG, which uses cross-attention and is trained on the server."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from torch.nn import functional as F
 
 
 class Generator(nn.Module):
-    """P_i = P_base + CrossAttn(Q = v_i; K, V = P_base): what client i's descriptor finds is added to every token."""
+    """P_i = P_base + CrossAttn(Q = v_i; K, V = P_base). The attention output of v_i is added to every token."""
 
     def __init__(self, base: Tensor, clients: int, heads: int, head_width: int) -> None:
         super().__init__()
         self.heads = heads
         width, inner = base.shape[1], heads * head_width
         self.base = nn.Parameter(base.detach().clone())
-        # one by one: an optimiser leaves those alone who did not take part
+        # separate parameters, so that the optimizer skips clients that did not take part
         self.descriptors = nn.ParameterList(torch.randn(width) for _ in range(clients))
         self.query, self.key, self.value = (_uniform(inner, width, fan_in=width) for _ in range(3))
         self.out = _uniform(width, inner, fan_in=inner)
@@ -34,5 +34,5 @@ class Generator(nn.Module):
 
 
 def _uniform(*shape: int, fan_in: int) -> nn.Parameter:
-    """The usual initial weights of a linear layer."""
+    """The default initial weights of a linear layer."""
     return nn.Parameter((torch.rand(shape) * 2 - 1) / fan_in**0.5)

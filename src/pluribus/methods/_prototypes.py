@@ -1,4 +1,4 @@
-"""What FedProto and FedTGP share: clients whose features are pulled to prototypes, and classified by the nearest."""
+"""The base of FedProto and FedTGP."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ from pluribus.task import Card, Task
 
 @dataclass(frozen=True)
 class Prototypes(Method):
-    """What FedProto and FedTGP do on clients: features are pulled to their class's prototype, the nearest one wins."""
+    """Clients pull features toward the prototype of their class, and classify by the nearest prototype."""
 
     up = "mean feature of each held class"
     down = "prototype of each known class"
@@ -34,15 +34,15 @@ class Prototypes(Method):
         return self.pulled(client, client.features(batch.x), batch.y)
 
     def pulled(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
-        """Cross-entropy, and lambda times the distance of features to the prototype of their class, where known."""
+        """Cross-entropy plus lambda times the distance from features to the known prototypes of their class."""
         distance = distance_to_rows(z, client.got.rows("prototypes"), y)
         return F.cross_entropy(client.model.head(z), y) + self.pull * distance
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
-        """By the nearest prototype; by the head while none is known."""
+        """Predict by the nearest prototype; by the head while no prototype is known."""
         z, prototypes = client.features(x), client.got.rows("prototypes")
         return torch.where(prototypes.held.any(), nearest(z, prototypes), client.model.head(z))
 
     def predict_after(self, client: Client, x: Tensor) -> Tensor:
-        """By the client's own head."""
+        """Predict by the client's own head."""
         return client.model(x)  # type: ignore[no-any-return]

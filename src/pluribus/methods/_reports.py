@@ -1,6 +1,6 @@
-"""What a client reports of its logits: their mean and number per class, or each of them with its label.
+"""The reports of FedHPL: the mean and number of a client's logits per class, or each logit with its label.
 
-Both say the same to a server that adds up logits per class.
+A server that sums logits per class computes the same from both.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from torch import Tensor
 from pluribus.message import Dim, Field, Message, Value
 from pluribus.ops import onehot, row_means
 
-MOST_LOGITS = 2**20  # that one client may send in a full report
+MOST_LOGITS = 2**20  # in the full report of one client
 
 
 def fields(classes: int, *, full: bool, sizes: bool) -> dict[str, Field]:
-    """The schema of a report. `full`: of each logit. `sizes`: it also says how many samples of each class there are."""
+    """The schema of a report. `full`: every logit with its label. `sizes`: also the number of samples per class."""
     counts, samples = Field((classes,), torch.int32), Dim("samples", MOST_LOGITS)
     average = {"logits": Field((classes, classes), form="rows"), "counts": counts}
     each = {"logits": Field((samples, classes)), "labels": Field((samples,), torch.int32)}
@@ -25,7 +25,7 @@ def fields(classes: int, *, full: bool, sizes: bool) -> dict[str, Field]:
 def packed(
     logits: Tensor, labels: Tensor, chosen: Tensor, classes: int, *, full: bool, sizes: bool
 ) -> dict[str, Value]:
-    """A report of the chosen ones of a client's logits."""
+    """Write a report of the chosen logits of a client."""
     members = onehot(labels, classes)
     known: dict[str, Value] = {"sizes": members.sum(0).int()} if sizes else {}
     if full:
@@ -36,7 +36,7 @@ def packed(
 
 
 def totals(report: Message, classes: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Sum and number of the logits of each class, and the samples of the class; the logits, if it does not say."""
+    """Per class: the sum and number of logits, and the number of samples (default: the number of logits)."""
     if "labels" in report:
         members = onehot(report.tensor("labels"), classes).double()
         sums, counts = members.T @ report.tensor("logits").double(), members.sum(0)

@@ -1,4 +1,4 @@
-"""What a step of Per-FedAvg takes: parts of a batch, gradients at other parameters, products with the Hessian."""
+"""Parts of a step of Per-FedAvg: splits of a batch, gradients at other parameters, products with the Hessian."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Parameters = Mapping[str, Tensor]
 
 
 def split(batch: Batch, parts: int) -> list[Batch]:
-    """Disjoint parts of a batch. Where one would have fewer than two samples, each is the whole batch."""
+    """Split a batch into disjoint parts. If a part would have fewer than two samples, each part is the whole batch."""
     if batch.n < 2 * parts:
         return [batch] * parts
     sizes = [batch.n // parts] * (parts - 1)
@@ -25,12 +25,12 @@ def split(batch: Batch, parts: int) -> list[Batch]:
 
 
 def moved(theta: Parameters, direction: Parameters, rate: float) -> dict[str, Tensor]:
-    """theta + rate * direction; what has no direction stays."""
+    """theta + rate * direction; parameters without a direction do not change."""
     return {n: value + rate * direction[n] if n in direction else value for n, value in theta.items()}
 
 
 def gradient(client: Client, theta: Parameters, batch: Batch) -> dict[str, Tensor]:
-    """The gradient of the loss at other parameters; nothing of the client changes."""
+    """The gradient of the loss at other parameters. The client does not change."""
     theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
     loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
     return _gradient(loss, theta)

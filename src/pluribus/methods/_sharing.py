@@ -1,6 +1,6 @@
-"""Named parts of models that are averaged among clients of one width and layout, whatever else their models are.
+"""Named parts of models, averaged over clients with the same width and layout; the rest of the models may differ.
 
-The server keeps a mean of each part for each architecture, and whether anyone has sent the part yet.
+For each architecture the server keeps the mean of each part, and whether a client has sent the part yet.
 """
 
 from __future__ import annotations
@@ -19,28 +19,28 @@ Parts = Mapping[str, Tensor]
 
 
 def fields(parts: Parts) -> dict[str, Field]:
-    """The schema of messages with these parts, each way: a part comes down once someone has sent it."""
+    """The schema of uploads and downloads with these parts. A download has the parts that some client has sent."""
     return {name: Field(tuple(part.shape), kept=False, optional=True) for name, part in parts.items()}
 
 
 def setup(server: Server, parts: Callable[[Card], Parts]) -> None:
-    """Allocate the means; `parts` gives those of an architecture, without numbers."""
-    found = {_start(card) + name: part.shape for card in server.cards.firsts() for name, part in parts(card).items()}
+    """Allocate the means. `parts` returns the parts of an architecture on the meta device."""
+    found = {_prefix(card) + name: part.shape for card in server.cards.firsts() for name, part in parts(card).items()}
     server.state.means = {name: torch.zeros(shape) for name, shape in found.items()}
     server.state.known = {name: torch.zeros((), dtype=torch.bool) for name in found}
 
 
 def known(server: Server, card: Card) -> dict[str, Tensor]:
-    """The means for a client, as far as anyone like it has sent some."""
-    sent = _of(server.state.known, card)
-    return {name: mean for name, mean in _of(server.state.means, card).items() if sent[name]}
+    """The means for a client, of the parts that similar clients have sent."""
+    sent = _entries(server.state.known, card)
+    return {name: mean for name, mean in _entries(server.state.means, card).items() if sent[name]}
 
 
 def average(server: Server, uploads: Mapping[int, Message]) -> None:
-    """Means over whoever answered, by width and layout, weighted by n_k; a part that nobody sent stays."""
+    """Average parts of one width and layout, weighted by n_k. A part that no client sent does not change."""
     for card in server.cards.firsts():
-        sent = _of(server.state.known, card)
-        for name, mean in _of(server.state.means, card).items():
+        sent = _entries(server.state.known, card)
+        for name, mean in _entries(server.state.means, card).items():
             alike = {
                 k: {name: upload.tensor(name)}
                 for k, upload in uploads.items()
@@ -53,17 +53,17 @@ def average(server: Server, uploads: Mapping[int, Message]) -> None:
 
 @torch.no_grad()
 def install(parts: Parts, down: Message) -> None:
-    """Take over what came down of a client's live parts."""
+    """Copy the downloaded parts into the client's model."""
     for name, part in parts.items():
         if name in down:
             part.copy_(down.tensor(name))
 
 
-def _of(tensors: Parts, card: Card) -> dict[str, Tensor]:
-    """What the server keeps for an architecture, by the name of the part."""
-    start = _start(card)
-    return {name.removeprefix(start): value for name, value in tensors.items() if name.startswith(start)}
+def _entries(tensors: Parts, card: Card) -> dict[str, Tensor]:
+    """The entries of an architecture, by the name of the part."""
+    prefix = _prefix(card)
+    return {name.removeprefix(prefix): value for name, value in tensors.items() if name.startswith(prefix)}
 
 
-def _start(card: Card) -> str:
+def _prefix(card: Card) -> str:
     return f"{card.model}:{card.width}:"

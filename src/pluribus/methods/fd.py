@@ -1,4 +1,4 @@
-"""FD (Jeong et al., 2018), also known as FedDistill: clients share the mean output of each class and learn from it."""
+"""FD (Jeong et al., 2018), also known as FedDistill: clients share and learn the mean output of each class."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,30 +20,30 @@ from pluribus.settings import setting
 @register("fd")
 @dataclass(frozen=True)
 class FD(ClassLogits):
-    """FedDistill: cross-entropy to everyone's mean logit of a sample's class; needs only common labels."""
+    """FedDistill: distillation from the mean logit of a sample's class over clients; needs only common labels."""
 
     paper = "Jeong et al., NeurIPS workshop 2018"
 
     gamma: float = setting(1.0, at_least=0, symbol="gamma")
     """Weight of the distillation loss."""
     exclude_self: bool = False
-    """Leave a client's own report out of what it learns from. The server then keeps every client's last report."""
+    """Exclude a client's own report from its target. The server then keeps the last report of every client."""
 
     average: Literal["logits", "probabilities"] = "logits"
-    """What is averaged over samples and clients: logits, whose softmax is learnt, or their softmax, as in the paper."""
+    """What to average: logits (the target is the softmax of their mean), or softmax outputs, as in the paper."""
 
     def output(self, logits: Tensor) -> Tensor:
         return logits if self.average == "logits" else logits.softmax(1)
 
     def distillation(self, client: Client, logits: Tensor, y: Tensor) -> Tensor:
         target = client.got.rows("logits")
-        wanted = target.value[y].softmax(1) if self.average == "logits" else target.value[y]
-        apart = F.cross_entropy(logits, wanted, reduction="none")
-        return self.gamma * (apart * target.held[y]).mean()  # a class without a target adds nothing
+        teacher = target.value[y].softmax(1) if self.average == "logits" else target.value[y]
+        loss = F.cross_entropy(logits, teacher, reduction="none")
+        return self.gamma * (loss * target.held[y]).mean()  # a class without a target adds nothing
 
     def setup(self, server: Server) -> None:
         super().setup(server)
-        if self.exclude_self:  # what of the sums above is whose
+        if self.exclude_self:  # each client's part of the sums and reports
             server.state.own = torch.zeros(server.task.clients, *server.state.sums.shape)
             server.state.mine = torch.zeros(server.task.clients, server.task.classes)
 
@@ -58,7 +58,7 @@ class FD(ClassLogits):
         if not self.exclude_self:
             return
         state, sent = server.state, {k: upload.rows("logits") for k, upload in uploads.items()}
-        renewed = torch.stack([rows.held for rows in sent.values()]).any(0)
-        state.own[:, renewed], state.mine[:, renewed] = 0, 0
+        reported = torch.stack([rows.held for rows in sent.values()]).any(0)
+        state.own[:, reported], state.mine[:, reported] = 0, 0
         for k, rows in sent.items():
             state.own[k, rows.held], state.mine[k, rows.held] = rows.value[rows.held], 1

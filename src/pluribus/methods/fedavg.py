@@ -18,20 +18,20 @@ from pluribus.task import Card, Task
 @register("fedavg")
 @dataclass(frozen=True)
 class FedAvg(Method):
-    """The mean of whole models."""
+    """Average whole models."""
 
     paper = "McMahan et al., AISTATS 2017"
     up = "the model"
     down = "the global model"
     needs = frozenset({Need.SAME_MODEL})
-    views = ("before", "after")  # the global model is what FedAvg returns
+    views = ("before", "after")  # FedAvg returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})
 
     weighting: Weighting = "samples"
-    """Whether a client counts by its training samples, or each client once."""
+    """Weights of clients in the mean: their training samples, or equal."""
 
     def part(self, model: TwoPartModel) -> nn.Module:
-        """What is averaged: here the whole model. Methods that share less of it override this alone."""
+        """The part of the model that is averaged: here all of it. Methods that share less override this."""
         return model
 
     def schema(self, task: Task, card: Card) -> Wire:

@@ -16,7 +16,7 @@ from pluribus.settings import setting
 @register("fedbabu")
 @dataclass(frozen=True)
 class FedBABU(FedAvg):
-    """The mean of bodies under one random head that nobody trains; each client fine-tunes before it is tested."""
+    """Average bodies under a fixed random head; each client fine-tunes before it is tested."""
 
     paper = "Oh et al., ICLR 2022"
     up = "the body"
@@ -26,13 +26,13 @@ class FedBABU(FedAvg):
     finetune_epochs: int = setting(10, at_least=0, symbol="tau")
     """Epochs of fine-tuning before a client is tested."""
     finetune: Literal["model", "head"] = "model"
-    """What is fine-tuned: the whole model or its head."""
+    """What to fine-tune: the whole model or its head."""
 
     def part(self, model: TwoPartModel) -> nn.Module:
         return model.features
 
     def prepare(self, client: Client) -> None:
-        """Everyone derives the same random head from the common seed: it never travels."""
+        """All clients derive the same random head from the common seed, so it is never sent."""
         common = client.task.build(client.card.model, "global")
         client.model.head.load_state_dict(common.head.state_dict())
 

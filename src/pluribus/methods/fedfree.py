@@ -1,5 +1,5 @@
-"""FedFree (Du et al., NeurIPS 2025): single layers travel. A global model learns from the clients' most changed layers
-what they compute on Gaussian noise, and gives each client the layer that promises the most gain in entropy."""
+"""FedFree (Du et al., NeurIPS 2025): clients and server exchange single layers. A global model learns what the clients'
+most changed layers compute on Gaussian noise. Each client gets the global layer with the largest gain in entropy."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -24,41 +24,41 @@ NONE = -1  # no layer
 @register("fedfree")
 @dataclass(frozen=True)
 class FedFree(Method):
-    """Layers up by how much they changed, one layer down by Knowledge Gain Entropy; any mix of architectures."""
+    """Clients send their most changed layers and get one by Knowledge Gain Entropy; any mix of architectures."""
 
     paper = "Du et al., NeurIPS 2025"
     up = "the k layers that changed most"
     down = "one layer of the global model, if its entropy is higher"
     exchanges = (Exchange(None, "local_update", "aggregate"), Exchange("targeted_layer", "keep", None))
-    views = ("after", "before")  # before: with the layer that came down in its place
-    defaults = MappingProxyType({"image_size": 16})  # the global CNN needs 16 pixels a side
+    views = ("after", "before")  # before: with the downloaded layer in place
+    defaults = MappingProxyType({"image_size": 16})  # the global CNN needs at least 16 x 16 pixels
 
     top_k: int = setting(2, at_least=1, symbol="k")
-    """Critical layers that a client sends."""
+    """Number of critical layers that a client sends."""
     select: Literal["change", "random"] = setting("change", symbol="L_i")
     """Send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
     global_model: str = setting("fedfree-cnn", symbol="G")
     """Architecture of the global model."""
     server_lr: float = setting(0.4, above=0, symbol="alpha")
-    """Learning rate of the global layers (Eq. 4 and 5), where Eq. 3 is a mean over the Gaussian inputs."""
+    """Learning rate of the global layers (Eq. 4 and 5), with Eq. 3 as a mean over the Gaussian inputs."""
     server_steps: int = setting(1, at_least=1)
     """Gradient steps on each global layer per round."""
     probes: int | None = setting(None, at_least=1, symbol="S")
-    """Number of Gaussian inputs per global layer (X-hat). Default: 4 for each input of the layer, at least 256."""
+    """Number of Gaussian inputs per global layer (X-hat). Default: 4 per input of the layer, at least 256."""
     merge: Literal["probe", "average"] = setting("probe", symbol="G^t")
     """Learn what the uploaded layers compute (Eq. 3), or average their weights (ablation, Fig. 4b)."""
     same_start: bool = True
     """Clients of one architecture start from the same weights; those of the global architecture start as G^0."""
     warm_start: bool = setting(False, symbol="G^0")
-    """A global layer begins as the mean of the first layers that are sent for it, not at random."""
+    """Initialize a global layer with the mean of the first layers that are sent for it, not at random."""
     entropy: Literal["shannon", "tsallis", "collision"] = setting("shannon", symbol="H")
-    """Entropy of the quantised weights (Eq. 6, Table A3)."""
+    """Entropy of the quantized weights (Eq. 6, Table A3)."""
     tsallis_q: float = setting(2.0, above=0, symbol="q")
     """Order of the Tsallis entropy."""
     bins: int = setting(256, at_least=2)
-    """Bins of the entropy's histogram."""
+    """Number of histogram bins for the entropy."""
     distribution: Literal["aligned", "any-depth"] = setting("aligned", symbol="j*")
-    """Search only the global layer that the client's layer was matched with, or all of its type."""
+    """Search only the global layer that matches the client's layer, or all layers of its type."""
     projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
     """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
 
@@ -80,7 +80,7 @@ class FedFree(Method):
     def prepare(self, client: Client) -> None:
         if self.same_start:
             client.model.load_state_dict(client.task.start(client.card.model).state_dict())
-        # the layer that came down waits until local training starts; the target is the layer whose place it takes
+        # the downloaded layer waits until local training starts; the target is the layer that it replaces
         client.state.waiting = torch.zeros(Pair.of(client.task, client.card, self.global_model).largest())
         client.state.target = torch.tensor(NONE)
 
@@ -100,7 +100,7 @@ class FedFree(Method):
     def setup(self, server: Server) -> None:
         server.state.model = server.task.start(self.global_model)  # G^0
         server.state.begun = torch.zeros(len(layers(server.task, self.global_model)), dtype=torch.bool)
-        server.state.targets = torch.full((server.task.clients, 3), NONE)  # l and j* of each client, and their round
+        server.state.targets = torch.full((server.task.clients, 3), NONE)  # l, j* and the round, per client
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         pairs = {k: Pair.of(server.task, server.cards[k], self.global_model) for k in uploads}
@@ -112,28 +112,30 @@ class FedFree(Method):
             else:  # Eq. 3 to 5
                 own.imitate(critical, self.probes, self.server_lr, self.server_steps, server.draw("probe", j))
             server.state.begun[j] = True
-        self._decide(server, pairs, sent)
+        self._choose_targets(server, pairs, sent)
 
     # ---- knowledge alignment, global to local (Section 3.5) --------------------------------------------------------
 
-    def _decide(self, server: Server, pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]) -> None:
-        """For each client its layer and the global one with the largest Knowledge Gain Entropy, if that is positive."""
+    def _choose_targets(
+        self, server: Server, pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]
+    ) -> None:
+        """Choose each client's layer and global layer with the largest positive Knowledge Gain Entropy."""
         known = [self._entropy(weights_of(server.state.model, g)) for g in layers(server.task, self.global_model)]
         server.state.targets.fill_(NONE)
-        told = server.notes["layers"] = {}
+        notes = server.notes["layers"] = {}
         for k, pair in pairs.items():
             own = {at: self._entropy(layer) for at, layer in sent[k].items()}
             choices = [(NONE, NONE), *pair.choices(own, self.distribution)]
             gains = [0.0, *(known[j] - own[at] for at, j in choices[1:])]  # Eq. 6
-            at, j = choices[gains.index(max(gains))]  # the first of the largest: no layer without a gain
+            at, j = choices[gains.index(max(gains))]  # the first maximum: no layer if no gain is positive
             server.state.targets[k] = torch.tensor([at, j, server.t])
-            told[str(k)] = "none" if at == NONE else {**pair.names(at, j), "gain": max(gains)}
+            notes[str(k)] = "none" if at == NONE else {**pair.names(at, j), "gain": max(gains)}
 
     def _entropy(self, layer: Weights) -> float:
         return layerwise.entropy(layer.weight, self.entropy, self.bins, self.tsallis_q)
 
     def targeted_layer(self, server: Server, client: int) -> Message | None:
-        """g_{j*} and the number of the layer whose place it takes; nothing where there is no gain."""
+        """g_{j*} and the number of the layer that it replaces. None: no gain is positive."""
         at, j, t = server.state.targets[client].tolist()
         if at == NONE or t != server.t:
             return None
@@ -148,7 +150,7 @@ class FedFree(Method):
         client.state.target.fill_(at)
 
     def keep(self, client: Client) -> Message:
-        """Answers nothing. The layer waits for the next local training: models without and with it can be measured."""
+        """Send an empty answer. The layer waits for the next training, so that both models can be evaluated."""
         return Message({})
 
     def adapt(self, client: Client, view: str) -> None:

@@ -1,6 +1,6 @@
-"""FedGen (Zhu et al., ICML 2021): the server learns to generate features from labels, and clients train on those too.
+"""FedGen (Zhu et al., ICML 2021): the server trains a generator of features, and clients also train on its features.
 
-The form for mixed models: feature extractors stay private, and only the heads behind them are averaged.
+This is the variant for different models: feature extractors stay private, and only the heads are averaged.
 """
 
 from collections.abc import Mapping, Sequence
@@ -26,7 +26,7 @@ from pluribus.task import Card, Task
 @register("fedgen")
 @dataclass(frozen=True)
 class FedGen(Method):
-    """Averaged heads, and a generator of features that the server trains against everyone's head."""
+    """Average heads, and train a feature generator on the server against all heads."""
 
     paper = "Zhu et al., ICML 2021"
     up = "the head; once: training samples per class"
@@ -38,9 +38,9 @@ class FedGen(Method):
     teach: float = setting(10.0, at_least=0, symbol="alpha")
     """Weight of the cross-entropy of the head on generated features."""
     guide: float = setting(10.0, at_least=0, symbol="beta")
-    """Weight of the divergence of predictions from those for a generated feature of the same label."""
+    """Weight of the divergence between predictions and those for a generated feature of the same label."""
     fade: float = setting(0.98, above=0, at_most=1)
-    """What alpha and beta are multiplied by after every round."""
+    """Factor on alpha and beta after every round."""
     diversity: float = setting(1.0, at_least=0, symbol="eta")
     """Weight of the generator's diversity loss."""
     noise: int = setting(32, at_least=1, symbol="d_eps")
@@ -50,11 +50,11 @@ class FedGen(Method):
     generator_lr: float = setting(3e-4, above=0)
     """Learning rate of the generator (Adam)."""
     generator_steps: int = setting(50, at_least=1)
-    """Steps of the generator per round."""
+    """Gradient steps of the generator per round."""
     generator_batch: int = setting(32, at_least=2)  # batch normalization has no variance of one sample
-    """Features that the generator makes in a step on the server."""
+    """Generated features per step on the server."""
     weighting: Weighting = "samples"
-    """Whether a client's head counts by its training samples, or each client's once."""
+    """Weights of clients in the mean: their training samples, or equal."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         head = schema_of(task.shape_of(card.model).head, "head.")
@@ -64,7 +64,7 @@ class FedGen(Method):
         return Wire(down=head | made | shares, up=head, once={"counts": Field((task.classes,), torch.int32)})
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
-        now = self.fade**t if t else 0.0  # before the first aggregation nothing is known
+        now = self.fade**t if t else 0.0  # the generator is untrained before the first aggregation
         return {"alpha": self.teach * now, "beta": self.guide * now}
 
     # ---- client ----------------------------------------------------------------------------------------------------
@@ -73,8 +73,8 @@ class FedGen(Method):
         classes = client.task.classes
         shape = self.noise, classes, self.hidden, client.card.width
         client.state.generator = client.task.make("generator", lambda: Frozen(*shape).eval())
-        client.state.edges = torch.arange(1, classes + 1, dtype=torch.float64)  # of p(y), summed up
-        client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no generator of its own
+        client.state.edges = torch.arange(1, classes + 1, dtype=torch.float64)  # cumulative p(y)
+        client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no random generator
 
     def enrol(self, client: Client) -> Message:
         return Message({"counts": onehot(client.data["train"].labels(), client.task.classes).sum(0).int()})
@@ -91,14 +91,14 @@ class FedGen(Method):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         head, generator, logits = client.model.head, client.state.generator, client.model(batch.x)
-        ours, theirs, u = torch.split(self._drawn(client, batch.n), [self.noise, self.noise, 1], 1)
+        ours, theirs, u = torch.split(self._draw_noise(client, batch.n), [self.noise, self.noise, 1], 1)
         labels = label_at(client.state.edges, u[:, 0])
         taught = F.cross_entropy(head(generator(theirs, labels)), labels)
         guided = kl(head(generator(ours, batch.y)).detach(), logits).mean()
         return F.cross_entropy(logits, batch.y) + client.now["alpha"] * taught + client.now["beta"] * guided
 
-    def _drawn(self, client: Client, rows: int) -> Tensor:
-        """Numbers in [0, 1), new ones in every step."""
+    def _draw_noise(self, client: Client, rows: int) -> Tensor:
+        """Draw new numbers in [0, 1) for each step."""
         columns = 2 * self.noise + 1
         bits = uniform_bits(client.state.key, rows * columns, client.device).view(rows, columns)
         client.state.key += 1
@@ -112,7 +112,7 @@ class FedGen(Method):
         shape = self.noise, task.classes, self.hidden, server.cards[0].width
         state.generator = task.make("generator", lambda: Generator(*shape))
         server.optimise("generator", state.generator, Rule("adam", self.generator_lr))
-        state.counts = torch.zeros(task.classes, dtype=torch.float64)  # pooled over all who ever answered
+        state.counts = torch.zeros(task.classes, dtype=torch.float64)  # sum over all clients that have answered
         state.counted = torch.zeros(task.clients, dtype=torch.bool)
 
     def download(self, server: Server, client: int) -> Message:
@@ -131,10 +131,10 @@ class FedGen(Method):
         state.head.load_state_dict(averaged(server, uploads, "head.", self.weighting))
 
     def _train_generator(self, server: Server, heads: Sequence[Mapping[str, Tensor]], counts: Tensor) -> None:
-        """Some steps against these heads, each of which has seen so many samples of each class."""
+        """Train against these heads; `counts` are their training samples per class."""
         state = server.state
         psi = {name: torch.stack([head[name] for head in heads]) for name in heads[0]}
-        weights = (counts / counts.sum(0).clamp(min=1)).float()  # w_i^(y), over those who answered
+        weights = (counts / counts.sum(0).clamp(min=1)).float()  # w_i^(y), over the clients that answered
         shape = self.generator_steps, self.generator_batch
         labels = label_at(state.counts.cumsum(0), torch.rand(shape, generator=server.draw("labels")))
         for eps, y in zip(torch.rand(*shape, self.noise, generator=server.draw("noise")), labels, strict=True):

@@ -1,4 +1,4 @@
-"""FedGH (Yi et al., ACM MM 2023): clients send mean features per class, the server trains a head for all on them."""
+"""FedGH (Yi et al., ACM MM 2023): clients send mean features per class; the server trains a global head on them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from pluribus.task import Card, Task
 @register("fedgh")
 @dataclass(frozen=True)
 class FedGH(Method):
-    """A global head, trained on the server from the clients' mean representation of each class."""
+    """Train a global head on the server, from the clients' mean feature of each class."""
 
     paper = "Yi et al., ACM MM 2023"
     up = "mean feature of each held class"

@@ -1,7 +1,7 @@
-"""FedH2L (Li et al., 2021): peers teach each other on public seed data, and no lesson may undo what a peer knows.
+"""FedH2L (Li et al., 2021): peers teach each other on public seed data, without conflict with local learning.
 
-There is no server. Each node takes a step on its own data, shows its posteriors on a batch of its public data, and
-learns from the others' posteriors with a gradient that is projected where it conflicts with its own.
+There is no server. Each client takes a step on its own data, sends its posteriors on a batch of its public data, and
+learns from the others' posteriors. A gradient that conflicts with the local gradient is projected.
 """
 
 from collections.abc import Mapping
@@ -36,21 +36,21 @@ class FedH2L(PeerMethod):
     defaults = SETTINGS
 
     labels: Literal["all", "own", "none"] = "all"
-    """Where others' public labels are used: in local steps and lessons (all), in lessons (own), or nowhere (none)."""
+    """Use other clients' public labels in local steps and lessons (all), in lessons (own), or nowhere (none)."""
     every: int = setting(1, at_least=1, symbol="E")
     """Local steps between lessons. A round is one local step."""
     pairs: bool = False
-    """Asynchronous variant: in every lesson each node learns from one random partner."""
+    """Asynchronous variant: in every lesson each client learns from one random partner."""
     kl: bool = True
-    """Learn from posteriors (Eq. 3); off: from public labels alone."""
+    """Learn from posteriors (Eq. 3). Off: learn from public labels alone."""
     conflict: Literal["project", "ignore", "pcgrad"] = "project"
-    """Where a lesson conflicts with local learning: project it (Eq. 8), ignore that, or project both (PCGrad)."""
+    """If a lesson conflicts with the local gradient: project it (Eq. 8), ignore it, or project both (PCGrad)."""
     margin: float = setting(0.0, at_least=0, symbol="v*")
-    """Its least value in a projection, as in GEM's solver; above 0 lessons turn further towards local learning."""
+    """Least value in a projection, as in GEM's solver. Above 0, lessons turn further toward the local gradient."""
     eps: float = setting(0.0, at_least=0, symbol="v*")
-    """What GEM's solver adds to its denominator; above 0 some of the conflict stays."""
+    """Added to the denominator, as in GEM's solver. Above 0, some of the conflict stays."""
     lesson_lr: float | None = setting(None, above=0, symbol="eta")
-    """Learning rate of lessons, in an optimiser of their own. Unset: one optimiser takes both steps, with --lr."""
+    """Learning rate of lessons, with a separate optimizer. Default: one optimizer takes both steps, with --lr."""
 
     def check(self, task: Task, cards: Cards) -> None:
         if self.conflict == "pcgrad" and (self.every > 1 or self.pairs or self.lesson_lr is not None):
@@ -58,9 +58,9 @@ class FedH2L(PeerMethod):
                 "--conflict pcgrad takes both gradients in one step: use --every 1, no --pairs and no --lesson-lr."
             )
         if not self.kl and self.labels == "none":
-            raise ConflictError("--no-kl and --labels none leave nothing to learn from peers: take one of them away.")
+            raise ConflictError("--no-kl and --labels none leave nothing to learn from peers: remove one of them.")
         if self.conflict != "project" and max(self.margin, self.eps) > 0:
-            raise ConflictError("--margin and --eps are for --conflict project: leave them 0 without it.")
+            raise ConflictError("--margin and --eps need --conflict project: set both to 0, or use --conflict project.")
 
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(task.public.values()))
@@ -70,7 +70,7 @@ class FedH2L(PeerMethod):
         if not self.pairs:
             return super().topology(task, t, present)
         order = [present[i] for i in torch.randperm(len(present), generator=task.draw("pairs", t)).tolist()]
-        couples = zip(order[::2], order[1::2], strict=False)  # with an odd number one node is idle
+        couples = zip(order[::2], order[1::2], strict=False)  # if the number is odd, one client is idle
         return {student: (teacher,) for a, b in couples for student, teacher in ((a, b), (b, a))}
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
@@ -83,11 +83,11 @@ class FedH2L(PeerMethod):
         client.data["local"] = own_and_public(client, everyones=self.labels == "all")
         client.state.local_gradient = torch.zeros(trainable(client.model))
 
-    # ---- first barrier: local optimisation, then the teaching signal -----------------------------------------------
+    # ---- first phase: local training, then posteriors for the students ---------------------------------------------
 
     def teach(self, client: Client) -> Message | None:
         if self.conflict == "pcgrad" and client.state.local_gradient.any():
-            # last round's lesson did not come, and with it the step for both gradients
+            # the last lesson was lost, and with it the step for both gradients: take the local step now
             client.apply(unflatten(client.state.local_gradient, client.parameters()))
             client.state.local_gradient = torch.zeros_like(client.state.local_gradient)
         client.fit(self.local_step, on="local", steps=1)
@@ -96,7 +96,7 @@ class FedH2L(PeerMethod):
             return None
         posterior = client.sweep(self.predict, data).softmax(1)
         accuracy = (posterior.argmax(1) == data.labels()).float().mean()
-        # messages of one round have one shape: students leave out the rows beyond a small public set
+        # all messages of a round have one shape: students drop the padding of a small public set
         most = min(client.local.batch, max(client.task.public.values()))
         return Message({"posterior": F.pad(posterior, (0, 0, 0, most - len(data))), "accuracy": accuracy})
 
@@ -108,13 +108,13 @@ class FedH2L(PeerMethod):
             client.apply(grads)
         return loss
 
-    # ---- second barrier: mutual learning ---------------------------------------------------------------------------
+    # ---- second phase: mutual learning -----------------------------------------------------------------------------
 
     def learn(self, client: Client, inbox: Inbox) -> None:
         lessons = [public_batch(client, teacher) for teacher in inbox.ids]
         together = Data.join(lessons)
         client.inbox = row_by_row(inbox, [len(data) for data in lessons])
-        # teachers have shown the images as they are
+        # the teachers' posteriors are of images without augmentation
         client.fit(self.public_step, on=together, steps=1, batch=len(together), augment=False)
         client.state.local_gradient = torch.zeros_like(client.state.local_gradient)
 
@@ -129,12 +129,12 @@ class FedH2L(PeerMethod):
         if self.labels != "none":
             loss = loss + (share * F.cross_entropy(logits, batch.y, reduction="none")).sum()  # Eq. 5
         lesson = flatten(client.grads(loss), client.parameters())  # Eq. 6
-        resolved = unflatten(self._resolved(lesson, client.state.local_gradient), client.parameters())
+        resolved = unflatten(self._resolve(lesson, client.state.local_gradient), client.parameters())
         client.apply(resolved, "model" if self.lesson_lr is None else "lesson")
         return loss
 
-    def _resolved(self, lesson: Tensor, local: Tensor) -> Tensor:
-        """The gradient that is applied."""
+    def _resolve(self, lesson: Tensor, local: Tensor) -> Tensor:
+        """Resolve the conflict between both gradients, and return the gradient to apply."""
         if self.conflict == "ignore":
             return lesson
         if self.conflict == "pcgrad":

@@ -1,4 +1,4 @@
-"""FedHe (Chan and Ngai, 2021): class-mean logits as in FD, learnt by squared error; clients take turns."""
+"""FedHe (Chan and Ngai, 2021): mean logits per class as in FD, learned by squared error; clients take turns."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Task
 
-VOTES = 10  # uploads per client after which all that came before counts as one report
+VOTES = 10  # uploads per client after which all earlier uploads count as one report
 
 
 @register("fedhe")
 @dataclass(frozen=True)
 class FedHe(ClassLogits):
-    """Squared error to everyone's mean logit of a sample's class, in rounds or by turns; needs only common labels."""
+    """Squared error to the mean logit of a sample's class over clients; sync or async; needs only common labels."""
 
     paper = "Chan and Ngai, MSN 2021"
 
     pull: float = setting(0.5, at_least=0, symbol="alpha")
     """Weight of the distance to the global logits."""
     mode: Literal["sync", "async"] = "sync"
-    """Rounds of all sampled clients, or asynchronous: a round is one client's turn, of a few batches."""
+    """Synchronous: all sampled clients train in a round. Asynchronous: a round is a few batches of one client."""
     turn_batches: int = setting(3, at_least=1)
-    """Batches of a turn, in asynchronous mode."""
+    """Batches per turn, in asynchronous mode."""
 
     def participants(self, task: Task, t: int) -> Sequence[int] | None:
         if self.mode == "sync":
@@ -50,7 +50,7 @@ class FedHe(ClassLogits):
 
     def download(self, server: Server, client: int) -> Message:
         state = server.state
-        if self.mode == "async" and state.uploads < server.task.clients:  # too early to learn from
+        if self.mode == "async" and state.uploads < server.task.clients:  # too few reports to learn from
             return Message({"logits": row_means(torch.zeros_like(state.sums), torch.zeros_like(state.reports))})
         return super().download(server, client)
 
@@ -59,7 +59,7 @@ class FedHe(ClassLogits):
             super().aggregate(server, uploads)
             return
         state = server.state
-        for upload in uploads.values():  # into a running mean; from time to time all of it shrinks to one report
+        for upload in uploads.values():  # a running mean, which is regularly reduced to one report
             sent = upload.rows("logits")
             state.sums += sent.value
             state.reports += sent.held

@@ -1,4 +1,4 @@
-"""FedHPL (Ma et al., 2024): frozen pretrained backbones learn prompts and a head, and teach each other by logits."""
+"""FedHPL (Ma et al., 2024): clients train prompts and a head for a frozen backbone, and share logits."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ from pluribus.task import Card, Cards, Task
 @register("fedhpl")
 @dataclass(frozen=True)
 class FedHPL(Method):
-    """Prompts and heads for frozen pretrained backbones, taught by everyone's correct logits of each class."""
+    """Train prompts and heads for frozen backbones, with distillation from all clients' correct logits."""
 
     paper = "Ma et al., arXiv 2024"
     up = "mean correct logit of each class"
@@ -45,21 +45,21 @@ class FedHPL(Method):
     prompts: int = setting(3, at_least=1, symbol="n")
     """Prompts per block of a transformer."""
     padding: int = setting(3, at_least=1, symbol="p")
-    """Learnable pixels on each side of an image, for backbones that are no transformers."""
+    """Trainable pixels on each side of an image, for backbones other than transformers."""
     upload: Literal["average", "full", "none"] = "average"
-    """Mean logit and count per class (Eq. 10), every logit with its label, or nothing: local prompt tuning."""
+    """Upload the mean logit and count per class (Eq. 10), every logit with its label, or nothing (local tuning)."""
     send: Literal["correct", "all"] = "correct"
-    """Which logits count: of correct predictions, or of all (ablation)."""
+    """Logits to use: those of correct predictions, or all (ablation)."""
     aggregation: Literal["weighted", "average"] = setting("weighted", symbol="beta_kj")
-    """By the widths of the two models (Eq. 7), or 1 (ablation)."""
+    """Weights from the widths of the two models (Eq. 7), or 1 (ablation)."""
     denominator: Literal["correct", "all"] = "correct"
-    """|D_jc| in Eq. 8: the logits that were sent, or all samples of the class."""
+    """|D_jc| in Eq. 8: the number of sent logits, or of all samples of the class."""
     kd_t2: bool = False
-    """T^2 before the distillation loss, as in other work."""
+    """Multiply the distillation loss by T^2, as in other work."""
     share_prompts: bool = setting(False, symbol="+P")
-    """Prompts are averaged among clients of one width and layout."""
+    """Average prompts over clients with the same width and layout."""
     share_head: bool = setting(False, symbol="+H")
-    """Heads are averaged among clients of one width."""
+    """Average heads over clients with the same width."""
 
     def check(self, task: Task, cards: Cards) -> None:
         if self.upload == "none" and (self.share_prompts or self.share_head):
@@ -79,7 +79,7 @@ class FedHPL(Method):
 
     def prepare(self, client: Client) -> None:
         self._prompting().attach(client.model, client.task.shape).draw(client.draw("prompts")).to(client.device)
-        client.frozen = ("model.features.backbone.net.",)  # rebuilt from where it came, not saved
+        client.frozen = ("model.features.backbone.net.",)  # not saved: loaded again from its source
 
     def _prompting(self) -> Prompting:
         return Prompting(self.prompt, self.prompts, self.padding)
@@ -88,13 +88,13 @@ class FedHPL(Method):
         return self._prompting().skeleton(task.shape_of(card.model), task.shape, card.model)
 
     def _shared(self, model: TwoPartModel) -> Mapping[str, Tensor]:
-        """+P and +H: what travels besides logits, live."""
+        """+P and +H: the parameters that are sent besides logits."""
         prompts = prompts_of(model) if self.share_prompts else {}
         head = dict(model.head.named_parameters()) if self.share_head else {}
         return {f"prompts.{n}": p for n, p in prompts.items()} | {f"head.{n}": p for n, p in head.items()}
 
     def _shapes(self, task: Task, card: Card) -> Mapping[str, Tensor]:
-        """The same without numbers."""
+        """The same on the meta device."""
         return self._shared(self._skeleton(task, card)) if self.share_prompts or self.share_head else {}
 
     # ---- client ----------------------------------------------------------------------------------------------------
@@ -106,7 +106,7 @@ class FedHPL(Method):
         client.fit(self.step)
         if self.upload == "none":
             return Message({})
-        return Message({**self._knowledge(client), **self._shared(client.model)})
+        return Message({**self._report(client), **self._shared(client.model)})
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
@@ -114,12 +114,12 @@ class FedHPL(Method):
         if self.upload == "none":
             return loss
         teacher, temperature = client.got.rows("logits"), self.temperature
-        # Eq. 9; a class without a global logit is taught by the client's own, which is no loss at all
+        # Eq. 9; without a global logit the client would teach itself, which is a loss of zero
         distil = (kl(teacher.value[batch.y], logits, temperature) * teacher.held[batch.y]).mean()
         return loss + self.gamma * (temperature**2 if self.kd_t2 else 1.0) * distil  # Eq. 2
 
-    def _knowledge(self, client: Client) -> dict[str, Value]:
-        """What a client knows after training: its logits, in one pass over all of D_k."""
+    def _report(self, client: Client) -> dict[str, Value]:
+        """The report of the client's logits after training, in one pass over D_k."""
         labels, logits = client.data["train"].labels(), client.sweep(self.predict)
         chosen = (logits.argmax(1) == labels) | (self.send == "all")  # D~_k
         full, sizes = self.upload == "full", self.denominator == "all"
@@ -136,11 +136,11 @@ class FedHPL(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         state, widths = server.state, server.state.widths.tolist()
-        known = state.sums, state.counts, state.sizes
-        for total in known:
+        totals = state.sums, state.counts, state.sizes
+        for total in totals:
             total.zero_()
         for k, upload in uploads.items():
-            for total, part in zip(known, reports.totals(upload, server.task.classes), strict=True):
+            for total, part in zip(totals, reports.totals(upload, server.task.classes), strict=True):
                 total[widths.index(server.cards[k].width)] += part
         sharing.average(server, uploads)
 

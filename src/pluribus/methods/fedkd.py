@@ -1,5 +1,5 @@
-"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a small shared mentee teach each other, and what
-travels of the mentee is compressed by singular value decomposition, ever more precisely as training goes on."""
+"""FedKD (Wu et al., Nature Communications 2022): a private mentor and a small shared mentee teach each other. The
+mentee is sent in a singular value decomposition, which becomes more precise during training."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -23,18 +23,18 @@ from pluribus.task import Card, Task
 
 
 class Side(NamedTuple):
-    """Mentor or mentee on a batch: its task loss, its features (of a mentee, as W_h maps them) and its logits."""
+    """Mentor or mentee on a batch: task loss, features (of the mentee, mapped by W_h) and logits."""
 
     task: Tensor
     features: Tensor
     logits: Tensor
 
     def held(self) -> "Side":
-        """The same values, which nothing moves."""
+        """The same values without gradients."""
         return Side(*(value.detach() for value in self))
 
     def taught_by(self, other: "Side") -> Tensor:
-        """L: the task loss and what the other teaches, which counts the more the surer both are."""
+        """L: the task loss plus the distillation loss, whose weight grows as both task losses fall."""
         taught = kl(other.logits, self.logits).mean() + F.mse_loss(other.features, self.features)
         return self.task + taught / (self.task + other.task)
 
@@ -42,7 +42,7 @@ class Side(NamedTuple):
 @register("fedkd")
 @dataclass(frozen=True)
 class FedKD(Auxiliary):
-    """A private mentor and a small shared mentee distil into each other; the mentee travels in low-rank factors."""
+    """Mutual distillation between a private mentor and a small shared mentee, sent in low-rank factors."""
 
     paper = "Wu et al., Nature Communications 2022"
     up = "the mentee, in low-rank factors"
@@ -50,17 +50,17 @@ class FedKD(Auxiliary):
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     mentee_lr: float | None = setting(None, above=0)
-    """Learning rate of the mentee. Unset: that of the local models."""
+    """Learning rate of the mentee. Default: --lr."""
     losses: Literal["joint", "own"] = "joint"
-    """What mentor and mentee descend: the sum of both losses, or each its own, as in the paper."""
+    """Mentor and mentee minimize the sum of both losses, or each its own loss, as in the paper."""
     what: Literal["updates", "parameters"] = "updates"
-    """What is compressed: how the mentee changed since it last came down, or the mentee itself."""
+    """What to compress: the change of the mentee since its last download, or the mentee itself."""
     energy_start: float = setting(0.95, above=0, at_most=1, symbol="T_start")
-    """Share of a matrix's squared norm that its factors hold in the first round; 1 loses nothing."""
+    """Share of a matrix's squared norm that its factors hold in the first round; 1 is lossless."""
     energy_end: float = setting(0.98, above=0, at_most=1, symbol="T_end")
-    """The same towards the last round."""
+    """The same share at the end of the run."""
     weighting: Weighting = "uniform"
-    """Whether a client counts by its training samples, or each client once."""
+    """Weights of clients in the mean: their training samples, or equal."""
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         return {"energy": self.energy_start + t / rounds * (self.energy_end - self.energy_start)}
@@ -71,7 +71,7 @@ class FedKD(Auxiliary):
         return Wire(down=fields | version, up=fields)
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        """The mentee as it is: factors travel only where they are smaller."""
+        """At most the whole mentee, because factors are sent only if they are smaller."""
         size = sum(value.nbytes for value in self.auxiliary_shape(task).state_dict().values())
         return Traffic(size, size + (4 if self.what == "updates" else 0))
 
@@ -82,7 +82,7 @@ class FedKD(Auxiliary):
         own, mentee = client.card.width, client.state.shared
         client.state.adapter = client.make("W_h", lambda: nn.Linear(mentee.width, own, bias=False))
         if self.what == "updates":
-            client.state.last = self.auxiliary(client.task).requires_grad_(False)  # as it last came down
+            client.state.last = self.auxiliary(client.task).requires_grad_(False)  # the last download
             client.state.version = torch.tensor(-1, dtype=torch.int32)
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
@@ -96,7 +96,7 @@ class FedKD(Auxiliary):
             client.state.shared.load_state_dict(lowrank.unpacked(down, mentee, {}))
             return
         last = client.state.last
-        if int(client.state.version) != int(down.tensor("version")):  # what came twice changes nothing
+        if int(client.state.version) != int(down.tensor("version")):  # a repeated download changes nothing
             last.load_state_dict(lowrank.unpacked(down, mentee, last.state_dict()))
             client.state.version = down.tensor("version")
         client.state.shared.load_state_dict(last.state_dict())
@@ -117,7 +117,7 @@ class FedKD(Auxiliary):
             loss, mentee_loss = one.taught_by(other.held()), other.taught_by(one.held())
         else:
             hidden = F.mse_loss(mapped, z)
-            certainty = task_loss + mentee_task_loss  # D: the surer both are, the more they listen to each other
+            certainty = task_loss + mentee_task_loss  # D: smaller losses give more weight to distillation
             loss = task_loss + (kl(o_g, o).mean() + hidden) / certainty
             mentee_loss = mentee_task_loss + (kl(o, o_g).mean() + hidden) / certainty
         client.descend(loss + mentee_loss, "model", "mentee", "adapter")
@@ -135,7 +135,7 @@ class FedKD(Auxiliary):
         state, whole = server.state, server.state.shared.state_dict()
         if self.what == "parameters":
             return Message(state.sent.get(whole))
-        # who answered last time has the version before this one, and needs what changed; others need the whole
+        # a client that answered last time has the previous version and needs the change; others need the whole mentee
         return Message({"version": state.version, **(state.sent.get(whole) if state.answered[client] else whole)})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
@@ -145,7 +145,7 @@ class FedKD(Auxiliary):
         mean = weighted_mean(reported, client_weights(server, uploads, self.weighting))
         sent = Message(lowrank.packed(mean, server.now["energy"], since))
         state.sent.put(sent.part())
-        state.shared.load_state_dict(lowrank.unpacked(sent, mentee, since))  # the server has what its clients will have
+        state.shared.load_state_dict(lowrank.unpacked(sent, mentee, since))  # the same as on clients
         state.version += 1
         state.answered.zero_()
         state.answered[list(uploads)] = True

@@ -1,8 +1,8 @@
-"""FedL2G (anonymous, under review 2024): guiding vectors per class that learn to lower the clients' own loss.
+"""FedL2G (anonymous, under review 2024): the server learns one guiding vector per class that reduces the clients' loss.
 
-A client studies with its cross-entropy plus the distance to the guiding vectors. The server moves the vectors down the
-gradient of the loss on a held-out quiz set after one such study step. The vectors enter that step through a term that
-is linear in them, so their gradient is two gradients and one Jacobian-vector product: no second derivative appears.
+A client trains on its study set with cross-entropy plus the distance to the guiding vectors. The server updates the
+vectors by the gradient of the loss on a held-out quiz set after one such training step. That step is linear in the
+vectors, so their gradient needs two gradients and one Jacobian-vector product, and no second derivative.
 """
 
 from collections.abc import Iterable, Mapping
@@ -24,12 +24,12 @@ from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
 
 Parameters = Mapping[str, Tensor]
-SMALLEST_QUIZ = 2  # batch normalisation has no variance of one sample
+SMALLEST_QUIZ = 2  # batch normalization needs two samples for a variance
 
 
 @dataclass(frozen=True)
 class FedL2G(Method):
-    """Algorithm 1. FedL2G-l and FedL2G-f differ in what is guided."""
+    """Algorithm 1. FedL2G-l guides logits, FedL2G-f guides features."""
 
     paper = "FedL2G, under review 2024"
     up = "gradient of the guiding vectors, for the classes of one batch"
@@ -40,12 +40,12 @@ class FedL2G(Method):
     server_lr: float = setting(0.1, at_least=0, symbol="eta_s")
     """Learning rate of the guiding vectors; 0 freezes them."""
     warmup: int = setting(50, at_least=0, symbol="T'")
-    """Rounds before T, in which only the guiding vectors learn. The paper requires some; 0 is an ablation."""
+    """Additional rounds before training, in which only the guiding vectors learn. 0 is an ablation."""
     quiz: int | None = setting(None, at_least=SMALLEST_QUIZ, symbol="|D^q|")
-    """Samples that a client keeps for the quiz. Default: one batch, but at most half of what the client has."""
+    """Samples in the quiz set of a client. Default: one batch, but at most half of the client's samples."""
 
     def guided(self, features: Tensor, logits: Tensor) -> Tensor:
-        """The activations a that the guiding vectors stand beside."""
+        """a: the activations that are pulled toward the guiding vectors."""
         return logits if self.guides == "logits" else features
 
     def guide_width(self, task: Task, card: Card) -> int:
@@ -65,15 +65,15 @@ class FedL2G(Method):
         for card in cards.values():
             if card.samples <= self.quiz:
                 raise PartitionError(
-                    f"client {card.id} has {card.samples} training samples: after a quiz of {self.quiz} none is left "
-                    f"to study. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
+                    f"client {card.id} has {card.samples} training samples: a quiz set of {self.quiz} leaves none "
+                    f"for training. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
                 )
 
     def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
         name = name_of(type(self))
         found = [
-            f"{name}: '{model}' has recurrent layers, whose kernels have no forward-mode derivative: "
-            f"its reports are found by a double backward pass, which takes longer."
+            f"{name}: '{model}' has recurrent layers, which have no forward-mode derivative: "
+            f"its reports need a double backward pass, which takes longer."
             for model in models
             if recurrent(task.shape_of(model))
         ]
@@ -82,15 +82,17 @@ class FedL2G(Method):
         return found
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        return super().traffic(task, card, sizes._replace(held=min(sizes.held, sizes.batch)))  # of one batch
+        return super().traffic(
+            task, card, sizes._replace(held=min(sizes.held, sizes.batch))
+        )  # the classes of one batch
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
     def prepare(self, client: Client) -> None:
-        """Line 1: split the training data into a study set D^s and a quiz set D^q, once and for all."""
+        """Line 1: split the training data once into a study set D^s and a quiz set D^q."""
         train = client.data["train"]
         size = self.quiz if self.quiz is not None else min(max(client.local.batch, SMALLEST_QUIZ), len(train) // 2)
-        size = size if size >= SMALLEST_QUIZ else 0  # who has too few samples studies, and reports nothing
+        size = size if size >= SMALLEST_QUIZ else 0  # a client with too few samples only trains
         shuffled = train[torch.randperm(len(train), generator=client.draw("quiz"))]
         client.data["quiz"], client.data["study"] = shuffled[:size], shuffled[size:]
         client.state.gradient = torch.zeros(client.task.classes, self.guide_width(client.task, client.card))
@@ -111,9 +113,9 @@ class FedL2G(Method):
         return task_loss
 
     def guide_step(self, client: Client, batch: Batch) -> None:
-        """pi_i, the gradient of the quiz loss after a pseudo-step for the guiding vectors; moves no weight.
+        """Compute pi_i, the gradient of the guiding vectors: of the quiz loss after a pseudo-step. No weight changes.
 
-        It gives no loss: what is logged is that of the study, over all of its samples.
+        It returns no loss, because the logged loss is that of training on the study set.
 
         With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
         2 eta_c / (M |B|) times the sum of J_j g_q over the batch's samples j of class c, J_j = d a_j / d theta.
@@ -131,7 +133,7 @@ class FedL2G(Method):
             study = client.grads(task_loss + self._guiding_loss(client, batch, features, logits))
             moved = {name: theta[name].detach() - eta * study.pop(name) for name in list(study)}  # Eq. 5
             turn_into_gradients(lambda: F.cross_entropy(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
-            g_q = moved  # in the memory of theta'
+            g_q = moved  # overwrites theta'
             at = {name: theta[name].detach() for name in g_q}
             rate = directional(client, activations, at, g_q)  # J_j g_q
         members = onehot(batch.y, client.task.classes).to(rate.dtype)
@@ -147,10 +149,10 @@ class FedL2G(Method):
     # ---- server ----------------------------------------------------------------------------------------------------
 
     def setup(self, server: Server) -> None:
-        server.state.guides = self._initial(server)
+        server.state.guides = self._draw_initial(server)
 
-    def _initial(self, server: Server) -> Tensor:
-        """G^0, standard normal."""
+    def _draw_initial(self, server: Server) -> Tensor:
+        """Draw G^0, standard normal."""
         shape = (server.task.classes, self.guide_width(server.task, server.cards[0]))
         return torch.randn(shape, generator=server.task.draw("guides"))
 
@@ -158,10 +160,10 @@ class FedL2G(Method):
         return Message({"guides": server.state.guides})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Lines 13 and 14: the mean over those who reported a class; a class that nobody reports stays."""
+        """Lines 13 and 14: average over the clients that report a class. A class without a report does not change."""
         mean = rows_mean([upload.rows("gradient") for upload in uploads.values()])
         server.state.guides = server.state.guides - self.server_lr * mean.value
-        start = self._initial(server)
+        start = self._draw_initial(server)
         server.notes["guides_moved"] = float((server.state.guides - start).norm() / start.norm())
         server.notes["reports"] = {str(k): float(up.rows("gradient").value.norm()) for k, up in uploads.items()}
 
@@ -169,10 +171,10 @@ class FedL2G(Method):
 @register("fedl2g-l")
 @dataclass(frozen=True)
 class FedL2GLogits(FedL2G):
-    """Guiding vectors for the logits, learned from quiz gradients: needs only common labels."""
+    """Guiding vectors for the logits, learned from quiz gradients; needs only common labels."""
 
     guides = "logits"
-    # Reports of the shallow embedded models are so small that at the paper's 0.1 the vectors hardly move.
+    # The gradients of the small embedded models are so small that the vectors hardly change with the paper's 0.1.
     defaults = MappingProxyType({**FedL2G.defaults, "server_lr": 1.0})
 
     server_lr: float = setting(0.1, at_least=0, symbol="eta_s")

@@ -1,4 +1,4 @@
-"""FedMD (Li and Wang, 2019): parties of any architecture agree on logits for public data, and learn towards them."""
+"""FedMD (Li and Wang, 2019): clients of any architecture average their logits on public data, and learn the mean."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,7 +21,7 @@ from pluribus.task import Card, Cards, Task
 @register("fedmd")
 @dataclass(frozen=True)
 class FedMD(Method):
-    """Everyone learns towards the mean of all logits on public data, then goes on with its own data."""
+    """Clients learn the mean of all logits on public data, then train on their own data."""
 
     paper = "Li and Wang, NeurIPS workshop 2019"
     up = "logits on this round's public samples"
@@ -32,51 +32,51 @@ class FedMD(Method):
     defaults = MappingProxyType({"public_fraction": 0.1})
 
     align: int = setting(64, at_least=1, symbol="N_a")
-    """Public samples that logits are exchanged on, new ones in every round."""
+    """Public samples for the exchange of logits, drawn anew in every round."""
     digest_epochs: int = setting(1, at_least=0, symbol="E_d")
-    """Epochs of learning towards the mean logits."""
+    """Epochs of training on the mean logits."""
     digest_steps: int | None = setting(None, at_least=0)
-    """So many steps towards the mean logits in place of E_d epochs."""
+    """Steps of training on the mean logits. Default: E_d epochs."""
     revisit_steps: int | None = setting(None, at_least=0)
-    """So many steps on private data per round in place of --epochs."""
+    """Steps on private data per round. Default: --epochs."""
     pretrain_public: int = setting(20, at_least=0)
-    """Epochs on everyone's labelled public data before a client first takes part."""
+    """Epochs on the labeled public data of all clients, before a client first takes part."""
     pretrain_private: int = setting(20, at_least=0)
-    """Epochs on its own data after that."""
+    """Epochs on the client's own data after that."""
 
     def check(self, task: Task, cards: Cards) -> None:
-        if not self._aligned(task):
-            raise PartitionError("no client has enough data to give a public sample: use a larger --public-fraction.")
+        if not self._alignment_size(task):
+            raise PartitionError("no client has enough data for a public sample: use a larger --public-fraction.")
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
-        logits = {"logits": Field((self._aligned(task), task.classes))}
+        logits = {"logits": Field((self._alignment_size(task), task.classes))}
         return Wire(up=logits), Wire(down=logits)
 
-    def _aligned(self, task: Task) -> int:
+    def _alignment_size(self, task: Task) -> int:
         return min(self.align, sum(task.public.values()))
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
-        """One for labels and one for logits: their gradients are of different size. Both last as long as the run."""
+        """One for labels and one for logits, because their gradients differ in size. Both keep their state."""
         return {"model": Opt(client.model, life="run"), "digest": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:
         client.data["pool"] = Data.join(client.public.values())
 
     def enrol(self, client: Client) -> Message:
-        """Transfer learning: the public data set first, then the client's own."""
+        """Transfer learning: train on the public data first, then on the client's own."""
         client.fit(self.step, on="pool", epochs=self.pretrain_public)
         client.fit(self.step, epochs=self.pretrain_private)
         return Message({})
 
     def show(self, client: Client) -> Message:
-        """Communicate: the class scores of this round's public samples."""
+        """Communicate: send the class scores of this round's public samples."""
         return Message({"logits": client.sweep(self.predict, alignment(client, self.align))})
 
     def digest_and_revisit(self, client: Client) -> Message:
         shown, epochs, steps = alignment(client, self.align), self.digest_epochs, self.digest_steps
-        # everyone's logits are of the images as they are
+        # the mean logits are of images without augmentation
         client.fit(self.digest, shown, opts=("digest",), epochs=epochs, steps=steps, augment=False)
         client.fit(self.step, steps=self.revisit_steps)
         return Message({})
@@ -87,22 +87,22 @@ class FedMD(Method):
     # ---- server ----------------------------------------------------------------------------------------------------
 
     def setup(self, server: Server) -> None:
-        server.state.consensus = torch.zeros(self._aligned(server.task), server.task.classes)
+        server.state.consensus = torch.zeros(self._alignment_size(server.task), server.task.classes)
 
     def agree(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        """Aggregate: the mean over whoever answered."""
+        """Aggregate: average over the clients that answered."""
         server.state.consensus = torch.stack([upload.tensor("logits") for upload in uploads.values()]).mean(0)
 
     def consensus(self, server: Server, client: int) -> Message:
-        """Distribute."""
+        """Distribute: send the mean logits."""
         return Message({"logits": server.state.consensus})
 
 
 def alignment(client: Client, size: int) -> Data:
-    """This round's public samples, each class by its share: everyone derives them from the common seed.
+    """This round's public samples, stratified by class. All clients derive them from the common seed.
 
-    Of n samples of a class, in a random order, the r-th has the rank (r + 1/2) / n. The lowest ranks are taken, and of
-    equal ones those that come first in that order.
+    In a random order, sample r of the n samples of a class has rank (r + 1/2) / n. The samples with the lowest ranks
+    are taken; on a tie, those that come first in that order.
     """
     pool = client.data["pool"]
     order = torch.randperm(len(pool), generator=client.task.draw("align", client.t)).to(client.device)

@@ -1,5 +1,5 @@
-"""FedMRL (Yi et al., NeurIPS 2024): the features of a small shared model and of a private one are fused, and the fused
-representation serves both heads: the private one whole, the shared one by its first numbers."""
+"""FedMRL (Yi et al., NeurIPS 2024): clients fuse the features of a small shared model and of a private model. The
+private head uses all fused features, the shared head uses the first ones."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -25,7 +25,7 @@ from pluribus.task import Cards, Task
 @register("fedmrl")
 @dataclass(frozen=True)
 class FedMRL(Auxiliary):
-    """Nested representations: a private model learns on features fused with those of a small shared model."""
+    """Nested representations: private features are fused with those of a small shared model."""
 
     paper = "Yi et al., NeurIPS 2024"
     up = "the small model"
@@ -34,11 +34,11 @@ class FedMRL(Auxiliary):
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     small_width: int | None = setting(None, at_least=1, symbol="d_1")
-    """Width of the small model's features, reached by pooling. Unset: its own; never above a client's width."""
+    """Width of the small model's features after pooling; at most a client's width. Default: its own width."""
     small_weight: float = setting(1.0, at_least=0)
-    """Weight of the small head's loss; 0 leaves it out."""
+    """Weight of the small head's loss; 0 removes it."""
     weighting: Weighting = "samples"
-    """Whether a client counts by its training samples, or each client once."""
+    """Weights of clients in the mean: their training samples, or equal."""
 
     def auxiliary(self, task: Task) -> TwoPartModel:
         if self.small_width is not None:
@@ -51,8 +51,9 @@ class FedMRL(Auxiliary):
         narrowest = min(cards.firsts(), key=lambda card: card.width)
         if width > narrowest.width:
             raise MismatchError(
-                f"fedmrl cuts the small model's {width} features out of a client's own, but client {narrowest.id} "
-                f"({narrowest.model}) has {narrowest.width}. Use --small-width {narrowest.width} or less."
+                f"fedmrl needs clients with at least the {width} features of the small model, but client "
+                f"{narrowest.id} ({narrowest.model}) has {narrowest.width}. "
+                f"Use --small-width {narrowest.width} or less."
             )
 
     def prepare(self, client: Client) -> None:

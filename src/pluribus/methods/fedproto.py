@@ -19,16 +19,16 @@ from pluribus.task import Card, Task
 @register("fedproto")
 @dataclass(frozen=True)
 class FedProto(Prototypes):
-    """Features are pulled to the mean feature of their class over all clients; the nearest mean classifies."""
+    """Pull features toward the mean feature of their class over clients, and classify by the nearest mean."""
 
     paper = "Tan et al., AAAI 2022"
 
     weighting: Literal["uniform", "samples"] = "uniform"
-    """Whether each client that reports a class counts once, or by its samples of the class, which then travel."""
+    """Weights of clients in the mean of a class: equal, or their samples of the class, which are then sent."""
     rebuild: bool = False
-    """Forget the prototype of a class that nobody reports in a round; if not, it stays until it is reported again."""
+    """Delete the prototype of a class that no client reports in a round. Off: keep it."""
     last_epoch: bool = False
-    """Take prototypes from the last local epoch alone, not from all of them."""
+    """Compute prototypes from the last local epoch only, not from all epochs."""
 
     def schema(self, task: Task, card: Card) -> Wire:
         wire = super().schema(task, card)
@@ -50,7 +50,7 @@ class FedProto(Prototypes):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         z = client.features(batch.x)
-        client.state.seen.add(batch.y, z)  # as the model stands before the step, in train mode
+        client.state.seen.add(batch.y, z)  # of the model before the step, in train mode
         return self.pulled(client, z, batch.y)
 
     def setup(self, server: Server) -> None:

@@ -1,4 +1,4 @@
-"""FedProx (Li et al., MLSys 2020): FedAvg whose clients are held near the global model that they started from."""
+"""FedProx (Li et al., MLSys 2020): FedAvg with a penalty on the distance from the global model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pluribus.task import Card, Task
 @register("fedprox")
 @dataclass(frozen=True)
 class FedProx(FedAvg):
-    """The mean of whole models, each trained with a pull towards the global one."""
+    """Average whole models, trained with a penalty on the distance from the global model."""
 
     paper = "Li et al., MLSys 2020"
 
@@ -29,10 +29,10 @@ class FedProx(FedAvg):
         return Wire(down=schema_of(shared, kept=True), up=schema_of(shared))
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        anchor = {name: client.got.tensor(name) for name in client.got}  # w^t, the global model as it came down
+        anchor = {name: client.got.tensor(name) for name in client.got}  # w^t, the downloaded global model
         return super().loss(client, batch) + self.mu / 2 * drift(self.part(client.model), anchor)  # h_k(w; w^t)
 
 
 def drift(model: nn.Module, anchor: Mapping[str, Tensor]) -> Tensor:
-    """Squared distance of a model's parameters to others of the same names."""
+    """Squared distance between a model's parameters and those of the same names."""
     return torch.stack([(p - anchor[name]).square().sum() for name, p in model.named_parameters()]).sum()

@@ -1,4 +1,4 @@
-"""FedRep (Collins et al., ICML 2021): clients share a body and keep a head each, trained in turns."""
+"""FedRep (Collins et al., ICML 2021): clients share a body and keep private heads, trained in turn."""
 
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ from pluribus.settings import setting
 @register("fedrep")
 @dataclass(frozen=True)
 class FedRep(FedAvg):
-    """The mean of bodies; each client fits a head of its own to the body, then the body to that head."""
+    """Average bodies; each client trains its own head first, then the body."""
 
     paper = "Collins et al., ICML 2021"
     up = "the body"
@@ -36,11 +36,11 @@ class FedRep(FedAvg):
 
     def local_update(self, client: Client) -> Message:
         client.fit(self.head_loss, opts=("head",), epochs=self.head_epochs)
-        client.fit(self.step)  # its optimiser has the body alone
+        client.fit(self.step)  # its optimizer holds only the body
         return Message.of(self.part(client.model))
 
     def head_loss(self, client: Client, batch: Batch) -> Tensor:
-        """That of the head on a body that stands still, its batch-norm statistics too."""
+        """The loss of the head on a frozen body, whose batch-norm statistics do not change."""
         with torch.no_grad():
             features = client.call(batch.x, {}, "features")
         return F.cross_entropy(client.model.head(features), batch.y)

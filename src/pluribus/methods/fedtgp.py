@@ -1,4 +1,4 @@
-"""FedTGP (Zhang et al., AAAI 2024): prototypes that a net on the server learns, kept apart by an adaptive margin."""
+"""FedTGP (Zhang et al., AAAI 2024): the server trains prototypes, separated by an adaptive margin."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ from pluribus.settings import setting
 @register("fedtgp")
 @dataclass(frozen=True)
 class FedTGP(Prototypes):
-    """As FedProto, but with prototypes trained on the server to stay apart by a margin."""
+    """FedProto with prototypes that the server trains to be separated by a margin."""
 
     paper = "Zhang et al., AAAI 2024"
     down = "trained prototype of each class"
 
     threshold: float = setting(100.0, at_least=0, symbol="tau")
-    """The margin is never above it."""
+    """Upper bound of the margin."""
     server_epochs: int = setting(100, at_least=0, symbol="S")
-    """Epochs of the server over the clients' prototypes, each round."""
+    """Epochs of the server over the clients' prototypes in each round."""
     server_batch: int = setting(10, at_least=1, symbol="B")
-    """Prototypes per step of the server."""
+    """Batch size of the server, in prototypes."""
     server_lr: float = setting(0.01, at_least=0, symbol="eta")
     """Learning rate of the server."""
 
@@ -54,7 +54,7 @@ class FedTGP(Prototypes):
         return server.state.net(torch.arange(server.task.classes))  # type: ignore[no-any-return]
 
     def download(self, server: Server, client: int) -> Message:
-        """Nothing is held before there was something to learn from."""
+        """No row is held before the server has trained."""
         held = server.state.trained.expand(server.task.classes)
         return Message({"prototypes": Rows(self.prototypes(server), held)})
 
@@ -74,7 +74,7 @@ class FedTGP(Prototypes):
         server.notes["margin"] = margin
 
     def margin(self, means: Rows) -> float:
-        """delta_t: how far the most remote class lies from its nearest neighbour, at most tau; of one class, tau."""
+        """delta_t: the largest distance from a class to its nearest neighbor, at most tau; tau for one class."""
         known = means.value[means.held]
         if len(known) < 2:
             return self.threshold
@@ -88,5 +88,5 @@ def distances(one: Tensor, other: Tensor) -> Tensor:
 
 
 def margined(points: Tensor, prototypes: Tensor, y: Tensor, margin: float) -> Tensor:
-    """Distances of points to all prototypes, that to the own one longer by the margin."""
+    """Distances from points to all prototypes, plus the margin for the prototype of the own class."""
     return distances(points, prototypes) + margin * onehot(y, len(prototypes))

@@ -1,4 +1,4 @@
-"""FML (Shen et al., 2020): every client trains a private model and a small shared one, and the two teach each other."""
+"""FML (Shen et al., 2020): each client trains a private model and a small shared model, which teach each other."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from pluribus.settings import setting
 @register("fml")
 @dataclass(frozen=True)
 class FML(Auxiliary):
-    """Mutual distillation between a private model and a small one (the meme model) that is averaged."""
+    """Mutual distillation between a private model and a small averaged model (the meme model)."""
 
     paper = "Shen et al., arXiv 2020"
     up = "the meme model"
@@ -28,11 +28,11 @@ class FML(Auxiliary):
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     label_weight: float = setting(0.5, at_least=0, at_most=1, symbol="alpha")
-    """Share of the labels in the private model's loss; the rest is what the meme model teaches."""
+    """Weight of the labels in the private model's loss; the rest is distillation from the meme model."""
     meme_label_weight: float = setting(0.5, at_least=0, at_most=1, symbol="beta")
-    """Share of the labels in the meme model's loss; the rest is what the private model teaches."""
+    """Weight of the labels in the meme model's loss; the rest is distillation from the private model."""
     weighting: Weighting = "uniform"
-    """Whether a client counts by its training samples, or each client once."""
+    """Weights of clients in the mean: their training samples, or equal."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "meme": Opt(client.state.shared)}
@@ -43,7 +43,7 @@ class FML(Auxiliary):
         task_loss = F.cross_entropy(own, batch.y)
         private_loss = alpha * task_loss + (1 - alpha) * kl(meme.detach(), own).mean()
         meme_loss = beta * F.cross_entropy(meme, batch.y) + (1 - beta) * kl(own.detach(), meme).mean()
-        client.descend(private_loss + meme_loss, "model", "meme")  # each loss reaches one model alone
+        client.descend(private_loss + meme_loss, "model", "meme")  # each loss has gradients for one model only
         return task_loss
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

@@ -1,4 +1,4 @@
-"""IND and AGG, the baselines of FedH2L (Li et al., 2021): nodes that train on public data too, and exchange nothing."""
+"""IND and AGG, baselines of FedH2L (Li et al., 2021): clients also train on public data and send nothing."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -12,7 +12,7 @@ from pluribus.optim import Opt
 SETTINGS = MappingProxyType(
     {
         "data": "rotated-digits",
-        "partition": "auto",  # by domain, where there are domains
+        "partition": "auto",  # by domain, if the data has domains
         "clients": 4,
         "val_fraction": 0.1,
         "test_fraction": 0.15,
@@ -30,7 +30,7 @@ SETTINGS = MappingProxyType(
 @register("ind")
 @dataclass(frozen=True)
 class Ind(Method):
-    """Each node trains on its own private and public data; nothing travels."""
+    """Each client trains on its own private and public data; nothing is sent."""
 
     paper = "baseline of Li et al., 2021"
     needs = frozenset({Need.PUBLIC_DATA})
@@ -50,13 +50,13 @@ class Ind(Method):
 @register("agg")
 @dataclass(frozen=True)
 class Agg(Ind):
-    """Each node trains on its own data and everyone's labelled public data."""
+    """Each client trains on its own data and the labeled public data of all clients; nothing is sent."""
 
     def prepare(self, client: Client) -> None:
         client.data["local"] = own_and_public(client, everyones=True)
 
 
 def own_and_public(client: Client, everyones: bool) -> Data:
-    """Private data, together with the node's own public data or with everyone's, once each."""
+    """The client's private data, joined with its own public data or with that of all clients."""
     public = client.public
     return Data.join([client.data["train"], *(public.values() if everyones else [public[client.card.id]])])

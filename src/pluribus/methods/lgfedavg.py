@@ -1,4 +1,4 @@
-"""LG-FedAvg (Liang et al., 2020): clients average their heads and keep their feature extractors to themselves."""
+"""LG-FedAvg (Liang et al., 2020): clients average their heads and keep their feature extractors private."""
 
 from dataclasses import dataclass
 from types import MappingProxyType
@@ -13,7 +13,7 @@ from pluribus.models import TwoPartModel
 @register("lg-fedavg")
 @dataclass(frozen=True)
 class LGFedAvg(FedAvg):
-    """The mean of heads, over feature extractors that never leave their clients."""
+    """Average heads; feature extractors stay private."""
 
     paper = "Liang et al., arXiv 2020"
     up = "the head"

@@ -1,4 +1,4 @@
-"""Local training: what every method has to beat."""
+"""Local training: the baseline of every method."""
 
 from dataclasses import dataclass
 
@@ -8,6 +8,6 @@ from pluribus.method import Method, register
 @register("local")
 @dataclass(frozen=True)
 class Local(Method):
-    """Each client trains on its own data; nothing travels."""
+    """Each client trains on its own data; nothing is sent."""
 
     paper = "baseline"

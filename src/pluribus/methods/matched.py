@@ -1,7 +1,7 @@
 """FedAvg and FedProx with the bandwidth of FedH2L, as its paper compares them (Li et al., 2021, Table 2).
 
-Nodes train on their own data, one step a round, and average their models as often as the bytes of FedH2L's posteriors
-would pay for.
+Clients take one step per round on their own data. They average their models in as many rounds as the upload bytes of
+FedH2L's posteriors allow.
 """
 
 from collections.abc import Mapping
@@ -38,29 +38,29 @@ class FedAvgMatched(FedAvg):
     defaults = MappingProxyType({**SETTINGS, "models": "mlp-64"})
 
     matched_batch: int = setting(32, at_least=1, symbol="B")
-    """Public samples per round of the FedH2L run whose bandwidth is matched."""
+    """Public samples per round of the FedH2L run with the same bandwidth."""
 
     def check(self, task: Task, cards: Cards) -> None:
         if not self.synchronisations(task, cards[0]):
             needed = -(-self._model_bytes(task, cards[0]) // self._round_bytes(task))
             raise RangeError(
-                f"what FedH2L sends in {task.rounds} rounds does not pay for one upload of {cards[0].model}: use "
+                f"FedH2L sends fewer bytes in {task.rounds} rounds than one upload of {cards[0].model} has: use "
                 f"--rounds {needed} or more, or a smaller model."
             )
 
     def synchronisations(self, task: Task, card: Card) -> int:
-        """R_sync = floor(R (B M + 1) / P), at most one a round."""
+        """R_sync = floor(R (B M + 1) / P), at most one per round."""
         return min(task.rounds, task.rounds * self._round_bytes(task) // self._model_bytes(task, card))
 
     def _round_bytes(self, task: Task) -> int:
-        """What a node of FedH2L sends in a round: B M posteriors and an accuracy."""
+        """Upload bytes of a FedH2L client per round: B M posteriors and an accuracy."""
         return FLOAT * (self.matched_batch * task.classes + 1)
 
     def _model_bytes(self, task: Task, card: Card) -> int:
         return payload(self.wires(task, card)[0].up, 0, {})
 
     def synchronises(self, task: Task, card: Card, t: int) -> bool:
-        """Whether models are averaged after the step of round t: evenly spaced, and in the last round."""
+        """Whether models are averaged after the step of round t. These rounds are evenly spaced; the last is one."""
         times = self.synchronisations(task, card)
         return (t + 1) * times // task.rounds > t * times // task.rounds
 
@@ -74,7 +74,7 @@ class FedAvgMatched(FedAvg):
         return {"model": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:
-        """Who misses a download goes on from what it has; at first that is what all derive from the common seed."""
+        """Start from the common initial model. A client that misses a download continues from its own model."""
         client.data["local"] = own_and_public(client, everyones=False)
         client.state.shared = self.part(client.task.build(client.card.model, "global")).requires_grad_(False)
         self.part(client.model).load_state_dict(client.state.shared.state_dict())
@@ -89,7 +89,7 @@ class FedAvgMatched(FedAvg):
         return Message.of(self.part(client.model)) if due else None
 
     def adapt(self, client: Client, view: str) -> None:
-        """Between synchronisations the view `before` is the last global model, too."""
+        """Between synchronizations, too, the view `before` is the last global model."""
         self.part(client.model).load_state_dict(client.state.shared.state_dict())
 
     # ---- server ----------------------------------------------------------------------------------------------------
@@ -99,7 +99,7 @@ class FedAvgMatched(FedAvg):
         server.state.averaged_in = torch.tensor(-1)  # the round
 
     def download(self, server: Server, client: int) -> Message | None:
-        """The global model in the round after it changed; and in the evaluation of the round in which it did."""
+        """The global model, in the round after it changed and in the evaluation of the round in which it changed."""
         return super().download(server, client) if int(server.state.averaged_in) >= server.t - 1 else None
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

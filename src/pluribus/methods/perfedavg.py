@@ -1,4 +1,4 @@
-"""Per-FedAvg (Fallah et al., NeurIPS 2020): a global model that is good after one gradient step on a client's data."""
+"""Per-FedAvg (Fallah et al., NeurIPS 2020): train a global model to be good after one step on a client's data."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -17,17 +17,17 @@ from pluribus.settings import setting
 @register("per-fedavg")
 @dataclass(frozen=True)
 class PerFedAvg(FedAvg):
-    """FedAvg on the loss after one step of adaptation: a start from which each client gets far in one step."""
+    """FedAvg on the loss after one adaptation step on the client's data."""
 
     paper = "Fallah et al., NeurIPS 2020"
-    views = ("adapted", "before")  # the method answers with the global model after one step on the client's data
+    views = ("adapted", "before")  # adapted: the global model after one step on the client's data
 
     inner_lr: float = setting(0.01, at_least=0, symbol="alpha")
     """Learning rate of the adaptation step. The rate beta of the outer step is --lr."""
     variant: Literal["exact", "hessian-free", "first-order"] = "exact"
-    """The Hessian's product with the gradient, on a third batch: exact, by a difference of gradients, or left out."""
+    """Product of Hessian and gradient, on a third batch: exact, by a difference of gradients, or left out."""
     difference: float = setting(1e-3, above=0, symbol="delta")
-    """How far apart the gradients of the hessian-free variant lie."""
+    """Step size of the difference of gradients in the hessian-free variant."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "inner": Opt(client.model, Rule("sgd", self.inner_lr))}
@@ -43,15 +43,15 @@ class PerFedAvg(FedAvg):
     def step(self, client: Client, batch: Batch) -> Tensor:
         first, second, *third = split(batch, self._parts)
         theta = {name: p.detach() for name, p in client.parameters().items()}
-        loss = self.loss(client, first)  # with the client's own forward: batch-norm statistics follow theta
+        loss = self.loss(client, first)  # the client's own forward pass: it updates batch-norm statistics at theta
         adapted = moved(theta, client.grads(loss), -self.inner_lr)
         outer = gradient(client, adapted, second)
-        for part in third:
-            outer = moved(outer, self._product(client, theta, outer, part), -self.inner_lr)  # (I - alpha Hessian) outer
+        for part in third:  # outer = (I - alpha Hessian) outer
+            outer = moved(outer, self._curvature(client, theta, outer, part), -self.inner_lr)
         client.apply(outer)
         return loss
 
-    def _product(self, client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
+    def _curvature(self, client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
         """Hessian times direction."""
         if self.variant == "exact":
             return hessian_product(client, theta, direction, batch)
@@ -60,6 +60,6 @@ class PerFedAvg(FedAvg):
         return {name: (ahead[name] - behind[name]) / (2 * self.difference) for name in direction}
 
     def adapt(self, client: Client, view: str) -> None:
-        """One step on a batch of the client's training data, the first of a shuffle."""
+        """Take one step on the first batch of the client's shuffled training data."""
         if view == "adapted":
             client.fit(self.loss, opts=("inner",), steps=1)  # theta - alpha grad f_i(theta)

@@ -1,4 +1,4 @@
-"""pFedLA (Ma et al., CVPR 2022): every client gets its own mix of all models, layer by layer, by learnt weights."""
+"""pFedLA (Ma et al., CVPR 2022): each client gets its own mix of all models, with learned weights per layer."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -18,38 +18,39 @@ from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
 
-MOST_BYTES = 4 * 2**30  # that the server may keep: a model and a hypernetwork of every client
+MOST_BYTES = 4 * 2**30  # memory of the server for the models and hypernetworks of all clients
 
 
 @register("pfedla")
 @dataclass(frozen=True)
 class PFedLA(Method):
-    """A mix of all models for each client, with weights per layer from a hypernetwork on the server."""
+    """Mix all models for each client, with weights per layer from a hypernetwork on the server."""
 
     paper = "Ma et al., CVPR 2022"
     up = "the model"
     down = "the client's own mix of all models"
     needs = frozenset({Need.SAME_MODEL})
-    views = ("before", "after")  # the mix is what pFedLA learns to make good
+    views = ("before", "after")  # pFedLA trains the mix
     defaults = MappingProxyType({"models": "cnn-16"})
 
     hyper_lr: float = setting(5e-3, above=0, symbol="eta_h")
     """Learning rate of the hypernetworks and their embeddings."""
     keep_local: int = setting(0, at_least=0, symbol="k")
-    """Layers with the largest weight on the client itself that stay local and are not sent down (HeurpFedLA)."""
+    """Number of layers that stay local: those with the largest weight on the client itself (HeurpFedLA)."""
 
     def check(self, task: Task, cards: Cards) -> None:
         model = task.shape_of(cards[0].model).state_dict()
         layers = len(_layers(model))
         if self.keep_local > layers:
             raise RangeError(
-                f"--keep-local must be from 0 to {layers}, the layers of '{cards[0].model}', not {self.keep_local}."
+                f"--keep-local must be from 0 to {layers}, the number of layers of '{cards[0].model}', not "
+                f"{self.keep_local}."
             )
         own = sum(value.nbytes for value in model.values()) + hypernetwork.size(layers, task.clients)
         if (needed := task.clients * own) > MOST_BYTES:
             raise DeviceError(
-                f"pfedla keeps a model and a hypernetwork of every client on the server, and {task.clients} of "
-                f"'{cards[0].model}' would take {needed / 2**30:.1f} GiB, above {MOST_BYTES / 2**30:.0f}. "
+                f"pfedla keeps a model and a hypernetwork of every client on the server. {task.clients} clients with "
+                f"'{cards[0].model}' need {needed / 2**30:.1f} GiB; the limit is {MOST_BYTES / 2**30:.0f} GiB. "
                 f"Use fewer --clients or a smaller model."
             )
 
@@ -60,11 +61,11 @@ class PFedLA(Method):
     # ---- client ----------------------------------------------------------------------------------------------------
 
     def prepare(self, client: Client) -> None:
-        common = client.task.build(client.card.model, "global")  # one initial model for all: layers kept local need it
+        common = client.task.build(client.card.model, "global")  # one initial model for all: local layers need it
         client.model.load_state_dict(common.state_dict())
 
     def receive(self, client: Client, down: Message) -> None:
-        client.model.load_state_dict(down.part(), strict=False)  # layers that did not come stay as they are
+        client.model.load_state_dict(down.part(), strict=False)  # layers that were not sent do not change
 
     def local_update(self, client: Client) -> Message:
         client.fit(self.step)
@@ -74,10 +75,10 @@ class PFedLA(Method):
 
     def setup(self, server: Server) -> None:
         model, clients = server.task.build(server.cards[0].model, "global"), len(server.cards)
-        learnt, state = dict(model.named_parameters()), server.state
+        parameters, state = dict(model.named_parameters()), server.state
         stacked = {n: v.expand(clients, *v.shape).clone() for n, v in model.state_dict().items()}
-        state.weights = {n: v for n, v in stacked.items() if n in learnt}  # theta_1 to theta_N
-        state.statistics = {n: v for n, v in stacked.items() if n not in learnt}
+        state.weights = {n: v for n, v in stacked.items() if n in parameters}  # theta_1 to theta_N
+        state.statistics = {n: v for n, v in stacked.items() if n not in parameters}
         draws = [server.draw("hypernetwork", i) for i in range(clients)]
         layers = len(_layers(stacked))
         state.nets = nn.ModuleList(HyperNetwork(i, layers, clients, draw) for i, draw in enumerate(draws))
@@ -85,46 +86,47 @@ class PFedLA(Method):
     @torch.no_grad()
     def download(self, server: Server, client: int) -> Message:
         alpha = server.state.nets[client]()
-        kept = self._kept(alpha, client)
+        kept = self._local_layers(alpha, client)
         return Message({n: v for n, (layer, v) in _mix(server.state, alpha, client).items() if not kept[layer]})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         state, trained = server.state, {i: upload.part() for i, upload in uploads.items()}
         for i, theta in trained.items():
-            # d mix / d alpha_j is theta_j, so this is a step along J^T Delta: down 1/2 ||mix - theta_i||^2, in each
-            # layer as a share of ||Delta||^2
+            # d mix / d alpha_j is theta_j, so this is a step along J^T Delta: it lowers 1/2 ||mix - theta_i||^2,
+            # divided in each layer by ||Delta||^2
             alpha = state.nets[i]()
-            sgd_step(state.nets[i], -(alpha * self._towards(state, alpha.detach(), i, theta)).sum(), self.hyper_lr)
+            along = self._project_on_delta(state, alpha.detach(), i, theta)
+            sgd_step(state.nets[i], -(alpha * along).sum(), self.hyper_lr)
         for name, stack in {**state.weights, **state.statistics}.items():
             for i, theta in trained.items():
                 stack[i] = theta[name]
         own = {str(i): float(state.nets[i]()[:, i].detach().mean()) for i in trained}  # alpha_ii, mean over layers
         server.notes |= {"own_weight": sum(own.values()) / len(own), "own_weights": own}
 
-    def _towards(self, state: State, alpha: Tensor, i: int, theta: Mapping[str, Tensor]) -> Tensor:
-        """(layers, clients): how far each client's layer lies along Delta, <theta_j^l, Delta^l> / ||Delta^l||^2."""
-        towards, length = torch.zeros_like(alpha), alpha.new_zeros(len(alpha), 1)
+    def _project_on_delta(self, state: State, alpha: Tensor, i: int, theta: Mapping[str, Tensor]) -> Tensor:
+        """(layers, clients): <theta_j^l, Delta^l> / ||Delta^l||^2, the projection of each client's layer on Delta."""
+        product, length = torch.zeros_like(alpha), alpha.new_zeros(len(alpha), 1)
         for name, (layer, mix) in _mix(state, alpha, i).items():
             if name in state.weights:
                 delta = (theta[name] - mix).flatten()
-                towards[layer] += state.weights[name].flatten(1) @ delta
+                product[layer] += state.weights[name].flatten(1) @ delta
                 length[layer] += delta @ delta
-        length[self._kept(alpha, i)] = 0  # a layer that was not mixed says nothing about alpha
-        return torch.where(length > 0, towards / length.where(length > 0, 1.0), 0.0)
+        length[self._local_layers(alpha, i)] = 0  # a layer that was not mixed has no gradient for alpha
+        return torch.where(length > 0, product / length.where(length > 0, 1.0), 0.0)
 
-    def _kept(self, alpha: Tensor, client: int) -> Tensor:
-        """Which layers stay local: those that lean on the client itself most."""
+    def _local_layers(self, alpha: Tensor, client: int) -> Tensor:
+        """Mask of the layers that stay local: those with the largest weight on the client itself."""
         order = alpha[:, client].argsort(descending=True, stable=True)
         return torch.zeros(len(alpha), dtype=torch.bool).index_fill(0, order[: self.keep_local], True)
 
 
 def _layers(names: Iterable[str]) -> dict[str, int]:
-    """Modules that have tensors of their own, numbered: what is in one is mixed alike."""
+    """Number the modules that hold tensors. All tensors of a module are mixed with the same weights."""
     return {layer: number for number, layer in enumerate(dict.fromkeys(name.rpartition(".")[0] for name in names))}
 
 
 def _mix(state: State, alpha: Tensor, client: int) -> dict[str, tuple[int, Tensor]]:
-    """sum_j alpha_ij^l theta_j^l by name, each with its layer l. Whole numbers (counters) are the client's own."""
+    """sum_j alpha_ij^l theta_j^l by name, each with its layer l. Integers (counters) are the client's own."""
     stacks = {**state.weights, **state.statistics}
     layers, found = _layers(stacks), {}
     for name, stack in stacks.items():

@@ -1,4 +1,4 @@
-"""pFedPG (Yang et al., ICCV 2023): a generator on the server makes each client's prompts for a frozen transformer."""
+"""pFedPG (Yang et al., ICCV 2023): the server generates each client's prompts for a frozen transformer."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,13 +20,13 @@ from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
 
-ADAMW_DECAY = 0.01  # its usual decay: without any it is Adam
+ADAMW_DECAY = 0.01  # the usual default of AdamW; without decay it is Adam
 
 
 @register("pfedpg")
 @dataclass(frozen=True)
 class PFedPG(Method):
-    """Prompts for a frozen pretrained transformer, made for each client by a generator that learns from theirs."""
+    """Train prompts for a frozen transformer, from a generator on the server that learns from the trained prompts."""
 
     paper = "Yang et al., ICCV 2023"
     up = "trained prompts"
@@ -36,26 +36,26 @@ class PFedPG(Method):
     defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "batch_size": 16, "momentum": 0.9})
 
     prompts: int = setting(10, at_least=1, symbol="n")
-    """Prompts before the first block."""
+    """Number of prompts before the first block."""
     heads: int = setting(8, at_least=1)
     """Attention heads of the generator."""
     head_width: int = setting(64, at_least=1)
     """Width of each head."""
     server_lr: float = setting(0.1, above=0, symbol="eta_s")
-    """Learning rate of the generator; AdamW wants less, such as 0.001."""
+    """Learning rate of the generator. AdamW needs a smaller one, such as 0.001."""
     server_optimizer: Literal["sgd", "adamw"] = "sgd"
-    """How the generator moves: SGD without momentum, or AdamW."""
+    """Optimizer of the generator: SGD without momentum, or AdamW."""
     server_weight_decay: float | None = setting(None, at_least=0)
     """Weight decay of the generator. Default: 0.01 for AdamW, 0 for SGD."""
 
     def schema(self, task: Task, card: Card) -> Wire:
-        tokens = prompts_of(self._prompted(task.shape_of(card.model), task))["tokens"]
+        tokens = prompts_of(self._attach_prompts(task.shape_of(card.model), task))["tokens"]
         prompts = {"prompts": Field(tuple(tokens.shape), kept=False)}
         return Wire(down=prompts, up=prompts)
 
     def prepare(self, client: Client) -> None:
         self._prompting().attach(client.model, client.task.shape).to(client.device)
-        client.frozen = ("model.features.backbone.net.",)  # rebuilt from where it came, not saved
+        client.frozen = ("model.features.backbone.net.",)  # not saved: loaded again from its source
 
     def setup(self, server: Server) -> None:
         model = server.task.build(server.cards[0].model, "global")
@@ -78,7 +78,7 @@ class PFedPG(Method):
         return Message({"prompts": prompts_of(client.model)["tokens"]})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        # The gradient is sum_i (dP_i / dphi)^T (P_sent - P_trained): downhill, P_i moves to what client i made of it.
+        # The gradient is sum_i (dP_i / dphi)^T (P_sent - P_trained): P_i moves toward the trained prompts of client i.
         loss = torch.zeros(())
         for i, upload in uploads.items():
             sent = server.state.generator(i)
@@ -90,8 +90,8 @@ class PFedPG(Method):
         built = task.shape_of(model)
         if not is_transformer(getattr(built.features, "backbone", nn.Identity())):
             raise MismatchError(
-                f"pfedpg puts prompts among the tokens of a transformer with a class token, and '{model}' is none. "
-                f"Use one that is, such as --models tiny-vit-32."
+                f"pfedpg adds prompts to the tokens of a transformer with a class token, but '{model}' is not one. "
+                f"Use for example --models tiny-vit-32."
             )
         self._prompting().skeleton(built, task.shape, model)
 
@@ -104,8 +104,8 @@ class PFedPG(Method):
     def _prompting(self) -> Prompting:
         return Prompting("shallow", self.prompts, 0)
 
-    def _prompted(self, model: TwoPartModel, task: Task) -> TwoPartModel:
-        """A model on the meta device with its prompts."""
+    def _attach_prompts(self, model: TwoPartModel, task: Task) -> TwoPartModel:
+        """Attach prompts to a model on the meta device."""
         with torch.device("meta"):
             self._prompting().attach(model, task.shape)
         return model

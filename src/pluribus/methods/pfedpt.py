@@ -1,4 +1,4 @@
-"""pFedPT (Li et al., 2023): a private border of learnt pixels on every image, before a model that all average."""
+"""pFedPT (Li et al., 2023): each client adds a private border of learned pixels to its images; models are averaged."""
 
 from dataclasses import dataclass
 
@@ -19,17 +19,17 @@ from pluribus.task import Cards, Task
 @register("pfedpt")
 @dataclass(frozen=True)
 class PFedPT(FedAvg):
-    """The mean of whole models, each of which sees its client's images under a private learnt border."""
+    """Average whole models; each client adds a private learned border to its images."""
 
     paper = "Li et al., arXiv 2023"
     views = ("after", "before")
 
     border: int = setting(2, at_least=1, symbol="s")
-    """Width in pixels of the learnt border."""
+    """Width of the learned border in pixels."""
     prompt_epochs: int = setting(1, at_least=0)
-    """Epochs on the border, with the model frozen, before the --epochs on the model, with the border frozen."""
+    """Epochs on the border with a frozen model, before --epochs on the model with a frozen border."""
     prompt_lr: float = setting(0.1, above=0)
-    """Learning rate of the border, by plain SGD."""
+    """Learning rate of the border, with plain SGD."""
 
     def optimisers(self, client: Client) -> dict[str, Opt]:
         plain = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
@@ -44,11 +44,11 @@ class PFedPT(FedAvg):
         return Message.of(client.model)
 
     def prompt_loss(self, client: Client, batch: Batch) -> Tensor:
-        """Stage 1: the border learns. The model stays as it is, batch-norm statistics included."""
+        """Stage 1: train the border. The model and its batch-norm statistics do not change."""
         return F.cross_entropy(client.call(client.state.prompt(batch.x), client.parameters()), batch.y)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """Stage 2: the model learns images with their border."""
+        """Stage 2: train the model on images with the border."""
         return F.cross_entropy(self.predict(client, batch.x), batch.y)
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
@@ -58,6 +58,6 @@ class PFedPT(FedAvg):
         _, height, width = task.shape
         if self.border >= min(height, width) / 2:
             raise RangeError(
-                f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, so that "
-                f"something is left inside it, not {self.border}."
+                f"--border must be from 1 to {(min(height, width) - 1) // 2} for images of {height}x{width}, not "
+                f"{self.border}: at least one pixel must be inside the border."
             )

@@ -20,20 +20,20 @@ from pluribus.task import Card, Task
 @register("scaffold")
 @dataclass(frozen=True)
 class Scaffold(Method):
-    """Local steps are corrected by the difference between everyone's mean gradient and the client's own."""
+    """FedAvg with local steps corrected by the difference between the mean gradient and the client's own."""
 
     paper = "Karimireddy et al., ICML 2020"
     up = "progress of the model and of the client's control variate"
     down = "the global model and its control variate"
     needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
-    views = ("before", "after")  # the global model is what the algorithm returns
+    views = ("before", "after")  # the algorithm returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})
 
     server_lr: float = setting(1.0, above=0, symbol="eta_g")
-    """How far the server follows the clients' mean progress."""
+    """Factor on the clients' mean progress."""
 
     def schema(self, task: Task, card: Card) -> Wire:
-        """Weights and control variates travel as vectors; buffers, such as batch-norm statistics, as they are."""
+        """Weights and control variates are sent as vectors, buffers such as batch-norm statistics by name."""
         model = task.shape_of(card.model)
         vector = Field((trainable(model),))
         buffers = {name: f for name, f in schema_of(model, "model.").items() if name in _buffers(model)}
@@ -81,12 +81,12 @@ class Scaffold(Method):
 
 
 def _weights(client: Client) -> Tensor:
-    """The trainable parameters as one vector, a copy."""
+    """A copy of the trainable parameters as one vector."""
     weights = {name: p.detach() for name, p in client.parameters().items()}
     return flatten(weights, weights)
 
 
 def _buffers(model: TwoPartModel) -> dict[str, Tensor]:
-    """What the model has besides trainable parameters, by its name in a message."""
+    """All tensors of the model except trainable parameters, by their names in a message."""
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     return {f"model.{name}": value for name, value in model.state_dict().items() if name not in trained}
