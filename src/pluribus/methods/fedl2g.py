@@ -65,7 +65,7 @@ class FedL2G(Method):
         for card in cards.values():
             if card.samples <= self.quiz:
                 raise PartitionError(
-                    f"client {card.id} has {card.samples} training samples: a quiz set of {self.quiz} leaves none "
+                    f"client {card.id} has {card.samples} training samples: a quiz of {self.quiz} leaves none "
                     f"for training. Use a smaller --quiz, fewer clients (--clients) or a larger --min-samples."
                 )
 

@@ -47,11 +47,11 @@ class PerFedAvg(FedAvg):
         adapted = moved(theta, client.grads(loss), -self.inner_lr)
         outer = gradient(client, adapted, second)
         for part in third:  # outer = (I - alpha Hessian) outer
-            outer = moved(outer, self._curvature(client, theta, outer, part), -self.inner_lr)
+            outer = moved(outer, self._product(client, theta, outer, part), -self.inner_lr)
         client.apply(outer)
         return loss
 
-    def _curvature(self, client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
+    def _product(self, client: Client, theta: Parameters, direction: Parameters, batch: Batch) -> dict[str, Tensor]:
         """Hessian times direction."""
         if self.variant == "exact":
             return hessian_product(client, theta, direction, batch)
