@@ -24,7 +24,7 @@ from pluribus.data.lists import read_splits
 from pluribus.errors import DamagedDataError, DataError, MismatchError, MissingDataError, PartitionError
 from pluribus.experiment import experiment
 from pluribus.sites.config import SiteFile
-from pluribus.sites.trainer import _sets
+from pluribus.sites.trainer import _load_sets
 from refusals import Kind, refused
 
 DOMAINS, CLASSES, EACH, HELD = ("photo", "sketch"), ("cat", "dog"), 20, 12
@@ -112,7 +112,7 @@ def test_the_check_says_which_split_is_used(pacs: Path) -> None:
 
 def test_a_site_keeps_to_the_lists_too(pacs: Path) -> None:
     host = SiteFile("north", "localhost:1", pacs, "mlp-64", pacs, data=str(pacs), image_size=4)
-    assert {name: len(one.y) for name, one in _sets(host).items()} == {"train": 32, "val": 24, "test": 24}
+    assert {name: len(one.y) for name, one in _load_sets(host).items()} == {"train": 32, "val": 24, "test": 24}
 
 
 @pytest.mark.parametrize(
