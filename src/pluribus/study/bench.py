@@ -14,7 +14,7 @@ import resource
 import shlex
 import statistics
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -35,21 +35,18 @@ from pluribus.study.bare import BareLoop, now
 ROUNDS = 5
 WARM_UP = 1  # rounds that are not measured: clients are created, kernels chosen, steps captured
 KINDS = (*SPANS, "other")
+MEASURED = "seconds", "samples", "samples_per_second", "shares", "memory", "bytes", "bare_seconds", "ratio"
 
 
 @dataclass(frozen=True)
 class Round:
     """The measurements of one round."""
 
-    seconds: float
-    """Since the end of the previous round, overhead included."""
-    spans: dict[str, float]
-    """Seconds by kind; `other` is the remainder of `seconds`."""
-    samples: int
-    """Training samples of all participating clients, times epochs."""
+    seconds: float  # since the end of the previous round, overhead included
+    spans: dict[str, float]  # seconds by kind; `other` is the remainder of `seconds`
+    samples: int  # training samples of all participating clients, times epochs
     bytes: dict[str, int]
-    bare: float | None
-    """Seconds of the bare loop, if it ran."""
+    bare: float | None  # seconds of the bare loop, if it ran
 
 
 @dataclass(frozen=True)
@@ -83,17 +80,14 @@ class Bench:
 
     @property
     def seconds(self) -> float:
-        """Time of a round."""
         return statistics.median(r.seconds for r in self.each)
 
     @property
     def samples(self) -> float:
-        """Training samples of a round."""
         return statistics.median(r.samples for r in self.each)
 
     @property
     def samples_per_second(self) -> float:
-        """Training samples of a round divided by its seconds."""
         return self.samples / self.seconds
 
     @property
@@ -127,20 +121,10 @@ class Bench:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            "method": self.experiment.method,
-            "data": self.experiment.data,
-            "clients": self.experiment.clients,
-            "seed": self.experiment.seed,
+            **{name: getattr(self.experiment, name) for name in ("method", "data", "clients", "seed")},
             "rounds": len(self.each),
             "warm_up": WARM_UP,
-            "seconds": self.seconds,
-            "samples": self.samples,
-            "samples_per_second": self.samples_per_second,
-            "shares": self.shares,
-            "memory": self.memory,
-            "bytes": self.bytes,
-            "bare_seconds": self.bare_seconds,
-            "ratio": self.ratio,
+            **{name: getattr(self, name) for name in MEASURED},
             **asdict(self.machine),
             "command": self.command,
             "folder": None if self.folder is None else str(self.folder),
@@ -171,27 +155,13 @@ def bench(
     """
     described = replace(experiment(method, config, **settings), rounds=rounds)
     watch = _Watch(bare)
-    with _folder(described.out) as out:
+    temporary = TemporaryDirectory(prefix="pluribus-bench-") if described.out is None else None
+    with temporary or contextlib.nullcontext(described.out) as out:
         result = run(replace(described, rounds=WARM_UP + rounds, out=out), progress=progress, observers=[watch])
-    return Bench(
-        described,
-        watch.architectures,
-        watch.rounds[WARM_UP:],
-        {"host": watch.host_memory, "gpu": watch.gpu_memory},
-        watch.machine,
-        None if described.out is None else result.folder,
-        result.warnings,
-    )
-
-
-@contextlib.contextmanager
-def _folder(out: str | None) -> Iterator[str]:
-    """The given folder, or a temporary one."""
-    if out is not None:
-        yield out
-        return
-    with TemporaryDirectory(prefix="pluribus-bench-") as temporary:
-        yield temporary
+    memory = {"host": watch.host_memory, "gpu": watch.gpu_memory}
+    folder = None if temporary else result.folder
+    each = watch.rounds[WARM_UP:]
+    return Bench(described, watch.architectures, each, memory, watch.machine, folder, result.warnings)
 
 
 class _Watch:
@@ -208,13 +178,8 @@ class _Watch:
         self._federation, self._parts = federation, parts
         self._bare = BareLoop(parts) if self._wants_bare else None
         self.architectures = len(parts.cards.architectures())
-        self.machine = Machine(
-            engine=type(federation.engine).__name__.lower(),
-            device=device_name(parts.device),
-            threads=torch.get_num_threads(),
-            workers=parts.experiment.workers,
-            torch=torch.__version__,
-        )
+        engine, device, workers = type(federation.engine).__name__, device_name(parts.device), parts.experiment.workers
+        self.machine = Machine(engine.lower(), device, torch.get_num_threads(), workers, torch.__version__)
         self._restart_clock()
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
@@ -222,7 +187,8 @@ class _Watch:
             self._restart_clock()
             return
         seconds = round(now(self._parts.device) - self._since, 6)
-        self._note_gpu_memory()
+        if self._parts.device.type == "cuda":
+            self.gpu_memory = max(self.gpu_memory or 0, torch.cuda.max_memory_allocated(self._parts.device))
         present, _ = self._federation.sampled(record["round"])
         samples = sum(self._parts.data.samples(k) for k in present) * self._parts.local.epochs
         spans = record["spans"] | {"other": seconds - sum(record["spans"].values())}
@@ -238,10 +204,6 @@ class _Watch:
             torch.cuda.reset_peak_memory_stats(self._parts.device)  # without the bare loop
         self._since = now(self._parts.device)
 
-    def _note_gpu_memory(self) -> None:
-        if self._parts.device.type == "cuda":
-            self.gpu_memory = max(self.gpu_memory or 0, torch.cuda.max_memory_allocated(self._parts.device))
-
 
 def _host_memory() -> int:
     """Sum of the peak bytes of this process and its workers. Shared memory counts in each of them."""
@@ -252,19 +214,20 @@ def _host_memory() -> int:
 
 def _high_water(pid: int | None) -> int:
     """Peak bytes of a running process, or 0 if the system does not report them."""
-    with contextlib.suppress(OSError):
-        for line in Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines():
-            if line.startswith("VmHWM:"):
-                return int(line.split()[1]) * 1024
-    return 0
+    return int(_find_line(f"/proc/{pid}/status", "VmHWM").removesuffix("kB") or 0) * 1024
 
 
 def device_name(device: torch.device) -> str:
     """Product name of a GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    return _find_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
+
+
+def _find_line(file: str, name: str) -> str:
+    """The value in the first line `NAME: VALUE` of a file, or an empty text."""
     with contextlib.suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines():
-            if line.startswith("model name"):
+        for line in Path(file).read_text(encoding="utf-8").splitlines():
+            if line.startswith(name):
                 return line.partition(":")[2].strip()
-    return platform.processor() or platform.machine()
+    return ""

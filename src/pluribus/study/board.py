@@ -33,16 +33,14 @@ class Board:
             disable=not shown,
         )
         self._tasks: dict[str, TaskID] = {}
-        width = max(len(Path(one.out or "").name) for one in experiments)
-        for one in experiments:
-            done = (Path(one.out or "") / "result.json").exists()
-            self._tasks[one.out or ""] = self._bar.add_task(
-                escape(Path(one.out or "").name.ljust(width)),
-                total=one.all_rounds(),
-                completed=one.all_rounds() if done else 0,
-                accuracy="",
-                state="already done" if done else "waiting",
-            )
+        paths = [Path(one.out or "") for one in experiments]
+        width = max(len(path.name) for path in paths)
+        for one, path in zip(experiments, paths, strict=True):
+            state = "already done" if (path / "result.json").exists() else "waiting"
+            name, rounds = escape(path.name.ljust(width)), one.all_rounds()
+            done = rounds if state != "waiting" else 0
+            task = self._bar.add_task(name, total=rounds, completed=done, accuracy="", state=state)
+            self._tasks[one.out or ""] = task
 
     def __enter__(self) -> Board:
         self._bar.start()

@@ -20,10 +20,8 @@ class Budget:
 
     once: float
     each: float
-    share: float
-    """Share of the clients that participate in a round."""
-    warmup: float = 0.0
-    """Steps in all warm-up rounds."""
+    share: float  # share of the clients that participate in a round
+    warmup: float = 0.0  # steps in all warm-up rounds
 
     def after(self, rounds: int) -> float:
         """Expected steps per client after some rounds.
@@ -63,16 +61,12 @@ def _measure(described: Experiment, folder: Path) -> Budget:
     except PluribusError as error:
         raise type(error)(f"--equal-steps cannot measure {ROUNDS} rounds of {described.method}: {error}") from error
     warmup = sum(sum(record["steps"].values()) for record in history[:-ROUNDS]) / described.clients
-    (first, _), (later, _) = means = [_mean_steps(record["steps"]) for record in history[-ROUNDS:]]
+    taken = [record["steps"] for record in history[-ROUNDS:]]
+    first, later = (sum(steps.values()) / max(1, len(steps)) for steps in taken)  # means over participants
     if not later:
         raise ConflictError(
             f"{described.method} takes no gradient step after its first round, so more rounds give it no more steps. "
             f"Leave out --equal-steps."
         )
-    share = sum(clients for _, clients in means) / len(means) / described.clients
+    share = sum(map(len, taken)) / len(taken) / described.clients
     return Budget(max(0.0, first - later), later, share, warmup)
-
-
-def _mean_steps(steps: Mapping[str, int]) -> tuple[float, int]:
-    """Mean steps of the participants, and their number."""
-    return sum(steps.values()) / max(1, len(steps)), len(steps)

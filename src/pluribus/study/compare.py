@@ -6,31 +6,20 @@ OUT/compare.json    the results, written when all runs are finished
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import statistics
 import tomllib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from pluribus import errors
 from pluribus.assembly import Assembly, assemble
 from pluribus.data.datasets import loaded_once
-from pluribus.errors import (
-    ConflictError,
-    FileAccessError,
-    FormatError,
-    MissingSettingError,
-    OtherRunError,
-    RangeError,
-    UnfinishedError,
-    UnknownNameError,
-    unknown,
-)
 from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.host import make_host
 from pluribus.internal.views import AFTER, View, check_view
@@ -84,7 +73,11 @@ def compare(
     check_guarded()
     names = [name_of_any(method) for method in methods]
     described = described_by(methods, config, own or {}, settings | {"seed": seed})
-    _check(names, seeds, jobs, baseline, target)
+    check_counts(seeds=seeds, jobs=jobs)
+    if baseline is not None and baseline not in names:
+        raise errors.UnknownNameError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
+    if target is not None and not 0 <= target <= 1:
+        raise errors.RangeError(f"--target must be an accuracy in [0, 1], not {target}.")
     check_view(view)
     overridden = overruled_by(described, config, own or {}, settings)
     folder = _folder(out, next(iter(described.values())))
@@ -112,7 +105,7 @@ def compare(
 
     try:
         finish(grid, folder, jobs or default_jobs(grid[0]), progress)
-    except UnfinishedError as error:
+    except errors.UnfinishedError as error:
         finished = [name for name in names if all(_is_finished(one) for one in grid if one.method == name)]
         if (baseline or names[0]) in finished and len(finished) > 1:
             error.partial = compare_finished(finished)
@@ -129,22 +122,22 @@ def name_of_any(method: AnyMethod) -> str:
     return name_of(method if isinstance(method, type) else type(method))
 
 
-def _check(names: Sequence[str], seeds: int, jobs: int | None, baseline: str | None, target: float | None) -> None:
-    for given, value in (("seeds", seeds), ("jobs", jobs)):
+def check_counts(**counts: int | None) -> None:
+    """Refuse a number of seeds, jobs and so on below 1. None: the default."""
+    for name, value in counts.items():
         if value is not None and value < 1:
-            raise RangeError(f"{flag_name(given)} must be at least 1, not {value}.")
-    if baseline is not None and baseline not in names:
-        raise UnknownNameError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
-    if target is not None and not 0 <= target <= 1:
-        raise RangeError(f"--target must be an accuracy in [0, 1], not {target}.")
+            raise errors.RangeError(f"{flag_name(name)} must be at least 1, not {value}.")
 
 
 def common_settings(config: str | Path | None) -> dict[str, Any]:
     """Default settings of all methods, from the experiment and a config file."""
     own = ("method", "hyper", "out", "seed")  # of each run
-    common = {one.name: one.default for one in dataclasses.fields(Experiment) if one.name not in (*TRAINING, *own)}
-    written = from_toml(Path(config)) if config is not None else {}
-    return common | {"threads": 1} | {name: value for name, value in written.items() if name not in own}
+    common = {one.name: one.default for one in fields(Experiment) if one.name not in (*TRAINING, *own)}
+    return common | {"threads": 1} | {k: v for k, v in _read_config(config).items() if k not in own}
+
+
+def _read_config(config: str | Path | None) -> dict[str, Any]:
+    return from_toml(Path(config)) if config is not None else {}
 
 
 def described_by(
@@ -156,27 +149,27 @@ def described_by(
     """The experiment of each method, from the common settings and those of the method alone."""
     names = [name_of_any(method) for method in methods]
     if not names:
-        raise MissingSettingError("name at least one method. pluribus list methods shows all.")
+        raise errors.MissingSettingError("name at least one method. pluribus list methods shows all.")
     for name in names:
         find(name)
         if names.count(name) > 1:
-            raise FormatError(f"the method {name} is given twice. Give every method once.")
+            raise errors.FormatError(f"the method {name} is given twice. Give every method once.")
     for name in own:
         if name not in names:
-            raise unknown("method of this comparison", name, names, "pluribus compare --help")
+            raise errors.unknown("method of this comparison", name, names, "pluribus compare --help")
     common, written = {**common_settings(config), **settings}, _read_hyper(config)
     if common["test"] == "own" and not common["test_fraction"]:
-        raise RangeError("a comparison needs test data: --test-fraction must be above 0.")
+        raise errors.RangeError("a comparison needs test data: --test-fraction must be above 0.")
     if callable(common["models"]):
         common["models"] = list(assign(common["models"], common["clients"]))  # a function cannot be sent to a process
     described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
-    given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
+    given = {*settings, *_read_config(config)}
     for method, name in zip(methods, names, strict=True):
         embedded = {} if isinstance(method, Method) else embedded_hyper(find(name), given)
         alone = {**embedded, **written.get(name, {}), **own.get(name, {})}
         for setting in alone:
             if setting in known_settings() and setting not in TRAINING:
-                raise ConflictError(f"{setting} is the same for all methods: use {flag_name(setting)}.")
+                raise errors.ConflictError(f"{setting} is the same for all methods: use {flag_name(setting)}.")
         described[name] = experiment(method, **usual | common | alone)  # the defaults of the method do not apply
         described[name].build_method()  # checks its hyper-parameters
     return described
@@ -189,23 +182,21 @@ def overruled_by(
     settings: Iterable[str],
 ) -> dict[str, dict[str, Any]]:
     """By method, its own training defaults that this comparison replaces although the user set no other value."""
-    given = {*settings, *(from_toml(Path(config)) if config is not None else {})}
-    written = _read_hyper(config)
-    found = {
-        name: overruled(one, given | {*written.get(name, {}), *own.get(name, {})}) for name, one in described.items()
-    }
+    given, written, found = {*settings, *_read_config(config)}, _read_hyper(config), dict[str, dict[str, Any]]()
+    for name, one in described.items():
+        found[name] = overruled(one, given | {*written.get(name, {}), *own.get(name, {})})
     return {name: settings for name, settings in found.items() if settings}
 
 
 def _read_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
     """Hyper-parameters by method: [hyper.METHOD] of a comparison's file, or [hyper] of a run's file."""
-    written = from_toml(Path(config)) if config is not None else {}
+    written = _read_config(config)
     hyper = written.get("hyper", {})
     if "method" in written:
         return {written["method"]: hyper}
     for name, table in hyper.items():
         if not isinstance(table, dict):
-            raise FormatError(f"[hyper] in {config} names no method: write [hyper.METHOD] above {name}.")
+            raise errors.FormatError(f"[hyper] in {config} names no method: write [hyper.METHOD] above {name}.")
         find(name)
     return dict(hyper)
 
@@ -213,11 +204,9 @@ def _read_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
 def _folder(out: str | Path | None, described: Experiment) -> Path:
     if out is not None:
         RunFolder.check_free(str(out))
-        path = Path(out)
-    else:
-        data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
-        path = free(Path("runs") / f"{date.today().isoformat()}-compare-{data}")
-    return path
+        return Path(out)
+    data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
+    return free(Path("runs") / f"{date.today().isoformat()}-compare-{data}")
 
 
 def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, float]:
@@ -252,26 +241,18 @@ def check_settings(described: Experiment) -> None:
     before, wanted = _flatten(read_toml(path)), _flatten(tomllib.loads(to_toml(described.settings())))
     for name in {**before, **wanted}:
         if before.get(name) != wanted.get(name):
-            was, now = (_format_value(settings.get(name)) for settings in (before, wanted))
-            raise OtherRunError(
-                f"{described.out} was run with {flag_name(name)} {was}, not {now}. Choose another --out."
-            )
+            was, now = (settings.get(name, "unset") for settings in (before, wanted))
+            what = f"{flag_name(name)} {was}, not {now}"
+            raise errors.OtherRunError(f"{described.out} was run with {what}. Choose another --out.")
 
 
 def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in settings.items() if k != "hyper"}, **settings.get("hyper", {})}
 
 
-def _format_value(value: Any) -> str:
-    return "unset" if value is None else str(value)
-
-
 def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
     """Run or resume all unfinished experiments, each in its folder. A failed run does not stop the others."""
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+    make_folder(folder)
     todo = [one for one in grid if not _is_finished(one)]
     try:
         with Board(grid, shown=progress) as board:
@@ -280,7 +261,15 @@ def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) 
         raise KeyboardInterrupt(f"Resume with the same command and --out {folder}") from stop
     if failed:
         kept = f"The other runs are kept. Use the same command with --out {folder} to resume."
-        raise UnfinishedError(f"{_explain(failed)} {kept}", failed)
+        raise errors.UnfinishedError(f"{_explain(failed)} {kept}", failed)
+
+
+def make_folder(folder: Path) -> None:
+    """Create a folder for runs."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise errors.FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
 
 
 def _is_finished(one: Experiment) -> bool:
@@ -303,12 +292,8 @@ def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:
     first, *others = runs.values()
     for theirs in others:
         for one, other in zip(first, theirs, strict=True):
-            if _digest(one) != _digest(other):
-                raise OtherRunError(
-                    f"{one.folder} and {other.folder} were run on different data: their partitions differ. "
-                    f"Choose another --out."
-                )
-
-
-def _digest(run: Run) -> str:
-    return str(read_json(run.folder / "partition.json")["digest"])
+            digests = {read_json(run.folder / "partition.json")["digest"] for run in (one, other)}
+            if len(digests) > 1:
+                where = f"{one.folder} and {other.folder}"
+                why = "were run on different data: their partitions differ"
+                raise errors.OtherRunError(f"{where} {why}. Choose another --out.")

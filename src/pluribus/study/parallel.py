@@ -22,7 +22,7 @@ from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_shared, loaded_once
 from pluribus.errors import PluribusError, UserCodeError
 from pluribus.experiment import Experiment
-from pluribus.federation import Federation
+from pluribus.federation import Federation, Observer
 from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
 from pluribus.processes import NAME, UNGUARDED, process_context, without_interrupts
@@ -34,7 +34,6 @@ SENTENCE = (
     "`if __name__ == '__main__':`, or set jobs to 1."
 )
 
-
 FAILURES = (Exception, SystemExit)  # must not stop other runs; Ctrl-C must
 
 
@@ -43,12 +42,6 @@ class Progress(NamedTuple):
 
     done: int
     accuracy: float | None = None
-
-
-class Failure(NamedTuple):
-    """Why a run failed."""
-
-    sentence: str
 
 
 class Watcher(Protocol):
@@ -66,13 +59,16 @@ def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> d
     return _one_by_one(experiments, watcher) if jobs <= 1 else _side_by_side(experiments, jobs, watcher)
 
 
-def _finish_run(described: Experiment, report: Callable[[Progress], None]) -> None:
-    """Run or resume an experiment to its end."""
-    _traceback_path(described.out or "").unlink(missing_ok=True)
+def run_or_resume(described: Experiment, progress: bool, observers: Sequence[Observer] = ()) -> Result:
+    """Run an experiment, or resume it if its folder holds a run."""
     if (Path(described.out or "") / "config.toml").exists():
-        resume(described.out or "", progress=False, observers=[_Reporter(report)])
-    else:
-        run(described, progress=False, observers=[_Reporter(report)])
+        return resume(described.out or "", progress=progress, observers=observers)
+    return run(described, progress=progress, observers=observers)
+
+
+def _finish_run(described: Experiment, report: Callable[[Progress], None]) -> None:
+    _traceback_path(described.out or "").unlink(missing_ok=True)
+    run_or_resume(described, progress=False, observers=[_Reporter(report)])
 
 
 def _explain(out: str, error: BaseException) -> str:
@@ -107,9 +103,6 @@ class _Reporter:
         """Nothing to report: the caller of the run knows."""
 
 
-# ---- in this process -------------------------------------------------------------------------------------------------
-
-
 def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str, str]:
     failed: dict[str, str] = {}
     for described in experiments:
@@ -122,47 +115,39 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str
     return failed
 
 
-# ---- in processes ----------------------------------------------------------------------------------------------------
-
-
-class _Running(NamedTuple):
-    out: str
-    process: BaseProcess
-
-
 def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
     context, waiting, failed = process_context(), list(experiments), dict[str, str]()
-    running: dict[Connection, _Running] = {}
+    running: dict[Connection, tuple[str, BaseProcess]] = {}
     try:
         while waiting or running:
             while waiting and len(running) < jobs:
                 described = waiting.pop(0)
                 connection, process = _start(context, described)
-                running[connection] = _Running(described.out or "", process)
+                running[connection] = described.out or "", process
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
-                one = running[ready]
-                message = _receive(ready, one.process)
+                out, process = running[ready]
+                message = _receive(ready, process)
                 if isinstance(message, Progress):
-                    watcher.moved(one.out, message)
+                    watcher.moved(out, message)
                     continue
                 if message is not None:
-                    failed[one.out] = message.sentence
+                    failed[out] = message
                 del running[ready]
                 ready.close()
-                one.process.join()
-                watcher.ended(one.out, failed=message is not None)
+                process.join()
+                watcher.ended(out, failed=message is not None)
     finally:
-        for one in running.values():
-            one.process.kill()
-            one.process.join()
+        for _, process in running.values():
+            process.kill()
+            process.join()
     return failed
 
 
 def _start(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
-    # not a daemon, because a daemon may not start worker processes
     args = theirs, described, _data(described)
+    # not a daemon, because a daemon may not start worker processes
     process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
     with without_interrupts():
         process.start()
@@ -178,25 +163,21 @@ def _data(described: Experiment) -> dict[Key, Dataset]:
         return {}
 
 
-def _receive(connection: Connection, process: BaseProcess) -> Progress | Failure | None:
-    """Receive a message of a process. None: its run has finished."""
+def _receive(connection: Connection, process: BaseProcess) -> Progress | str | None:
+    """Receive a message of a process. A text says why its run failed. None: it has finished."""
     try:
-        message: Progress | Failure | None = connection.recv()
+        return connection.recv()  # type: ignore[no-any-return]
     except (EOFError, OSError):
         process.join()
-        if process.exitcode == UNGUARDED:
-            raise UserCodeError(SENTENCE) from None
-        return Failure(_explain_exit(process))
-    return message
-
-
-def _explain_exit(process: BaseProcess) -> str:
     status = process.exitcode or 0
+    if status == UNGUARDED:
+        raise UserCodeError(SENTENCE)
+    how = f"ended with status {status}. Its output says why"
     if status == -signal.SIGKILL:
-        return f"its process ({process.pid}) was killed, perhaps because memory ran out: use fewer --jobs."
-    if status < 0:
-        return f"its process ({process.pid}) was stopped by {signal.Signals(-status).name}."
-    return f"its process ({process.pid}) ended with status {status}. Its output says why."
+        how = "was killed, perhaps because memory ran out: use fewer --jobs"
+    elif status < 0:
+        how = f"was stopped by {signal.Signals(-status).name}"
+    return f"its process ({process.pid}) {how}."
 
 
 def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset]) -> None:
@@ -208,7 +189,7 @@ def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset
                 _finish_run(described, connection.send)
             failure = None
         except FAILURES as error:
-            failure = Failure(_explain(described.out or "", error))
+            failure = _explain(described.out or "", error)
         connection.send(failure)
     except BrokenPipeError:
         os._exit(0)

@@ -28,13 +28,10 @@ BySeed = Sequence[Sequence[float]]
 class Difference:
     """A method's accuracy minus the baseline's, over clients and seeds."""
 
-    mean: float
-    """Mean over seeds of the mean over clients."""
-    low: float
+    mean: float  # mean over seeds of the mean over clients
+    low: float  # of the 95 % interval, as `high`
     high: float
-    """Bounds of the 95 % interval."""
-    p: float
-    """Two-sided p-value of the sign-flip test."""
+    p: float  # two-sided p-value of the sign-flip test
     pairs: int
     seeds: int
 
@@ -52,15 +49,8 @@ def difference(by_seed: BySeed) -> Difference:
     >>> round(one.mean, 3), one.p           # 2 of the 8 sign patterns have a mean as far from 0
     (0.2, 0.25)
     """
-    low, high = interval(by_seed)
-    return Difference(
-        mean=float(np.mean([np.mean(values) for values in by_seed])),
-        low=low,
-        high=high,
-        p=sign_flips(by_seed),
-        pairs=sum(map(len, by_seed)),
-        seeds=len(by_seed),
-    )
+    mean = float(np.mean([np.mean(values) for values in by_seed]))
+    return Difference(mean, *interval(by_seed), sign_flips(by_seed), sum(map(len, by_seed)), len(by_seed))
 
 
 def sign_flips(by_seed: BySeed) -> float:
@@ -71,20 +61,11 @@ def sign_flips(by_seed: BySeed) -> float:
     shares = np.concatenate([np.asarray(values, dtype=float) / (len(values) * len(by_seed)) for values in by_seed])
     if len(shares) == 1:
         return 1.0  # either sign is as far from 0
+    rng = numpy_rng("sign flips")
     found = permutation_test(
-        (shares,),
-        _sum,
-        permutation_type="samples",
-        vectorized=True,
-        n_resamples=RESAMPLES,
-        batch=500,
-        rng=numpy_rng("sign flips"),
+        (shares,), np.sum, permutation_type="samples", vectorized=True, n_resamples=RESAMPLES, batch=500, rng=rng
     )
     return float(found.pvalue)
-
-
-def _sum(values: np.ndarray, axis: int) -> np.ndarray:
-    return np.sum(values, axis=axis)  # type: ignore[no-any-return]
 
 
 def interval(by_seed: BySeed) -> tuple[float, float]:

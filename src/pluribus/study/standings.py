@@ -45,8 +45,7 @@ class Run:
     folder: Path
     result: dict[str, Any]
     history: list[dict[str, Any]]
-    wanted: str = "own"
-    """The requested view."""
+    wanted: str = "own"  # the requested view
 
     @classmethod
     def read(cls, described: Experiment, view: str = "own") -> Run:
@@ -126,8 +125,7 @@ class Spread:
     """Mean and standard deviation of a metric over seeds."""
 
     mean: float
-    std: float | None
-    """Standard deviation of the sample. None: there is one seed."""
+    std: float | None  # standard deviation of the sample; None: there is one seed
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
@@ -147,24 +145,18 @@ class Row:
     """The results of a method. Bytes, seconds, and rounds and bytes to the target are means over seeds."""
 
     method: str
-    view: str
-    """The view of the accuracies."""
+    view: str  # the view of the accuracies
     accuracies: dict[str, Spread]
-    by_view: dict[str, Spread]
-    """The mean in every view of the method."""
+    by_view: dict[str, Spread]  # the mean in every view of the method
     rounds: int
-    steps: float | None
-    """Gradient steps per client, or None if they were not counted."""
+    steps: float | None  # gradient steps per client, or None if they were not counted
     up: float
     down: float
     rounds_to_target: float | None
-    bytes_to_target: float | None
-    """None: not every seed reached the target."""
-    reached: int
-    """Number of seeds that reached the target."""
+    bytes_to_target: float | None  # None: not every seed reached the target
+    reached: int  # number of seeds that reached the target
     seconds: float
-    parameters: float
-    """Trainable parameters of a client, mean over clients."""
+    parameters: float  # trainable parameters of a client, mean over clients
 
 
 @dataclass(frozen=True)
@@ -173,12 +165,9 @@ class Compared:
 
     method: str
     difference: Difference | None
-    p: float | None
-    """P-value after Holm's correction for all tested methods."""
-    why: str = ""
-    """Short reason why there is no test."""
-    steps: tuple[float, float] | None = None
-    """Gradient steps per client of the method and of the baseline."""
+    p: float | None  # P-value after Holm's correction for all tested methods
+    why: str = ""  # short reason why there is no test
+    steps: tuple[float, float] | None = None  # gradient steps per client of the method and of the baseline
 
     @property
     def unequal(self) -> bool:
@@ -193,57 +182,46 @@ class Compared:
     @property
     def verdict(self) -> str:
         """The result of the test in words, or the reason why there is none."""
-        if self.difference is None or self.p is None:
-            return self.why
-        return self.difference.verdict(self.p)
+        return self.why if self.difference is None or self.p is None else self.difference.verdict(self.p)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
-        """The row of a table."""
-        if self.difference is None or self.p is None:
-            return (Cell(self.method), Cell("-"), Cell("-"), Cell("-"), Cell(self.why))
-        one = self.difference
-        texts = f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", f"{self.p:.3f}"
-        return (
-            Cell(self.method),
-            *map(Cell, texts[:2]),
-            Cell("<0.001" if self.p < 0.001 else texts[2]),
-            Cell(self.marked),
-        )
+        one, texts = self.difference, ["-", "-", "-"]
+        if one is not None and self.p is not None:
+            p = "<0.001" if self.p < 0.001 else f"{self.p:.3f}"
+            texts = [f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", p]
+        return tuple(map(Cell, (self.method, *texts, self.marked)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name. Without a test they are None."""
-        names = [one.name for one in fields(Difference)]
-        values = {name: getattr(self.difference, name, None) for name in names}
+        values = {one.name: getattr(self.difference, one.name, None) for one in fields(Difference)}
         mine, base = self.steps or (None, None)
         counted = {"steps": mine, "steps_of_baseline": base, "unequal_steps": self.unequal}
         return values | {"p_holm": self.p, "verdict": self.verdict} | counted
 
 
-def compared(
-    runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] | None = None
-) -> list[Compared]:
+def compared(runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] = {}) -> list[Compared]:
     """Compare every other method with the baseline, over the seeds that both have. Skip methods without such a seed.
 
     `untested` holds the methods that are not tested, and the reasons.
     """
-    base, found = runs[baseline], dict[str, Difference | str]()
-    for name in runs:
-        if name == baseline or not {run.seed for run in runs[name]} & {run.seed for run in base}:
+    base, why, tested = runs[baseline], dict[str, str](), dict[str, Difference]()
+    for name, mine in runs.items():
+        if name == baseline or not {run.seed for run in mine} & {run.seed for run in base}:
             continue
-        why = _different_views(runs[name], base) or (untested or {}).get(name) or _not_kept(runs[name], base)
-        if why:
-            found[name] = why
-        elif by_seed := _pairs(runs[name], base):
-            found[name] = difference(by_seed)
-    tested = {name: one for name, one in found.items() if isinstance(one, Difference)}
+        if len({run.view for run in (*mine, *base)}) > 1:
+            why[name] = DIFFERENT_VIEWS
+        elif name in untested:
+            why[name] = untested[name]
+        elif any(run.by_client is None for run in (*mine, *base)):
+            why[name] = NOT_KEPT
+        elif by_seed := _pairs(mine, base):
+            tested[name] = difference(by_seed)
     corrected = dict(zip(tested, holm([one.p for one in tested.values()]), strict=True))
-    steps = {name: _both(mean_steps(runs[name]), mean_steps(base)) for name in found}
     return [
-        Compared(name, one, corrected[name], steps=steps[name])
-        if isinstance(one, Difference)
-        else Compared(name, None, None, one, steps[name])
-        for name, one in found.items()
+        Compared(name, tested.get(name), corrected.get(name), why.get(name, ""), _steps_of_both(mine, base))
+        for name, mine in runs.items()
+        if name in tested or name in why
     ]
 
 
@@ -253,7 +231,8 @@ def mean_steps(runs: Sequence[Run]) -> float | None:
     return statistics.fmean(known) if len(known) == len(runs) else None
 
 
-def _both(mine: float | None, base: float | None) -> tuple[float, float] | None:
+def _steps_of_both(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[float, float] | None:
+    mine, base = mean_steps(runs), mean_steps(baseline)
     return None if mine is None or base is None else (mine, base)
 
 
@@ -270,23 +249,12 @@ def _times(mine: float, base: float) -> str:
     return f"{mine / base:.1f} times as many" if base else "not 0"
 
 
-def _different_views(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
-    return DIFFERENT_VIEWS if len({run.view for run in (*runs, *baseline)}) > 1 else ""
-
-
-def _not_kept(runs: Sequence[Run], baseline: Sequence[Run]) -> str:
-    return NOT_KEPT if any(run.by_client is None for run in (*runs, *baseline)) else ""
-
-
 def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
     """The differences of the clients, by seed."""
     bases = {run.seed: run.by_client or {} for run in baseline}
-    by_seed = []
-    for run in runs:
-        base = bases.get(run.seed, {})
-        if pairs := [mine - base[k] for k, mine in (run.by_client or {}).items() if k in base]:
-            by_seed.append(pairs)
-    return by_seed
+    both = [(run.by_client or {}, bases.get(run.seed, {})) for run in runs]
+    by_seed = [[mine[k] - base[k] for k in mine if k in base] for mine, base in both]
+    return [pairs for pairs in by_seed if pairs]
 
 
 def chosen_text(runs: Iterable[Run]) -> str:
@@ -294,10 +262,14 @@ def chosen_text(runs: Iterable[Run]) -> str:
     return selection_text(client["selected"]["val"] for run in runs for client in run.result["clients"].values())
 
 
-def corrected_for(differences: Sequence[Compared], what: str) -> str:
-    """Say in words for how many tests p was corrected."""
+def how_tested(differences: Sequence[Compared], what: str) -> str:
+    """Say in words how differences were tested, and for how many tests p was corrected."""
     tests = sum(one.difference is not None for one in differences)
-    return f", corrected for {tests} {what} (Holm)" if tests > 1 else ""
+    corrected = f", corrected for {tests} {what} (Holm)" if tests > 1 else ""
+    return (
+        f"p: sign-flip test{corrected}. Interval: bootstrap over seeds, then clients. Better or worse: p below {LEVEL} "
+        "and an interval without 0."
+    )
 
 
 def too_few(seeds: int) -> str:
@@ -331,8 +303,7 @@ def about_defaults(
 
 def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
     """Make the table of differences from the baseline."""
-    headings = (f"against {baseline}", "difference", "95 % interval", "p", "")
-    return Table(headings, tuple(one.cells for one in differences))
+    return Table((f"against {baseline}", "difference", "95 % interval", "p", ""), [one.cells for one in differences])
 
 
 def tables_of_views(
@@ -348,10 +319,10 @@ def tables_of_views(
     columns = []
     for view in views:
         means = [one[view].mean if view in one else None for one in found.values()]
-        columns.append(cells([_format(mean, "{:.3f}".format) for mean in means], means, _most(means)))
-    names, seen = [Cell(name) for name in found], [Cell(some[0].view) for some in runs.values()]
+        columns.append(cells([_format(mean, "{:.3f}".format) for mean in means], means, _best(max, means)))
+    names, seen = map(Cell, found), [Cell(some[0].view) for some in runs.values()]
     cost = _costs(runs.values()) if with_cost else {}
-    return [Table((*headings, *views, *cost), tuple(zip(names, seen, *columns, *cost.values(), strict=True)))]
+    return [Table((*headings, *views, *cost), list(zip(names, seen, *columns, *cost.values(), strict=True)))]
 
 
 def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
@@ -390,14 +361,12 @@ class Comparison:
 
     @cached_property
     def rows(self) -> list[Row]:
-        """One row per method."""
         return [self._row(method, runs) for method, runs in self.runs.items()]
 
     def _row(self, method: str, runs: Sequence[Run]) -> Row:
         reached = [found for run in runs if (found := run.reached(self.target))]
-        rounds, traffic = (
-            map(statistics.fmean, zip(*reached, strict=True)) if len(reached) == len(runs) else (None,) * 2
-        )
+        all_reached = len(reached) == len(runs)
+        rounds, traffic = map(statistics.fmean, zip(*reached, strict=True)) if all_reached else (None, None)
         return Row(
             method=method,
             view=runs[0].view,
@@ -416,7 +385,6 @@ class Comparison:
 
     @cached_property
     def differences(self) -> list[Compared]:
-        """Every other method compared with the baseline."""
         untested = self.runs if self.baseline in self.overruled else self.overruled
         return compared(self.runs, self.baseline, dict.fromkeys(untested, OWN_DEFAULT))
 
@@ -425,14 +393,9 @@ class Comparison:
     @property
     def tables(self) -> list[Table]:
         """Tables of accuracy, views (if there are several), cost, rounds and bytes to the target, and differences."""
+        views = tables_of_views(("method", "shown above"), self.runs)
         differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
-        return [
-            self._accuracy(),
-            *tables_of_views(("method", "shown above"), self.runs),
-            self._cost(),
-            self._to_target(),
-            *differences,
-        ]
+        return [self._accuracy(), *views, self._cost(), self._to_target(), *differences]
 
     @property
     def _one_view(self) -> bool:
@@ -440,38 +403,30 @@ class Comparison:
         return len({row.view for row in self.rows}) == 1
 
     def _accuracy(self) -> Table:
-        columns = [[row.accuracies[name] for row in self.rows] for name in ACCURACIES]
-        means = [[spread.mean for spread in column] for column in columns]
-        marked = [
-            cells([*map(str, column)], mean, max(mean) if self._one_view else None)
-            for column, mean in zip(columns, means, strict=True)
-        ]
-        return self._table(("method", *ACCURACIES.values()), marked)
+        columns = []
+        for spreads in ([row.accuracies[name] for row in self.rows] for name in ACCURACIES):
+            means = [spread.mean for spread in spreads]
+            columns.append(cells([*map(str, spreads)], means, max(means) if self._one_view else None))
+        return self._table(("method", *ACCURACIES.values()), columns)
 
     def _cost(self) -> Table:
-        rows = self.rows
-        columns = [
-            [Cell(_format(row.steps, "{:,.0f}".format)) for row in rows],
-            [Cell(human(row.up)) for row in rows],
-            [Cell(human(row.down)) for row in rows],
-            [Cell(f"{row.seconds:.1f}") for row in rows],
-            [Cell(f"{row.parameters:,.0f}") for row in rows],
-        ]
-        return self._table(("method", "steps", "up", "down", "seconds", "parameters"), columns)
+        rows = []
+        for row in self.rows:
+            steps, parameters = _format(row.steps, "{:,.0f}".format), f"{row.parameters:,.0f}"
+            texts = row.method, steps, human(row.up), human(row.down), f"{row.seconds:.1f}", parameters
+            rows.append([Cell(text) for text in texts])
+        return Table(("method", "steps", "up", "down", "seconds", "parameters"), rows)
 
     def _to_target(self) -> Table:
-        rows = self.rows
-        rounds, traffic = [row.rounds_to_target for row in rows], [row.bytes_to_target for row in rows]
-        least = _least if self._one_view else lambda values: None
+        rounds, traffic = [row.rounds_to_target for row in self.rows], [row.bytes_to_target for row in self.rows]
         columns = [
-            cells([_format(value, _rounds) for value in rounds], rounds, least(rounds)),
-            cells([_format(value, human) for value in traffic], traffic, least(traffic)),
+            cells([_format(value, text) for value in values], values, _best(min, values) if self._one_view else None)
+            for values, text in ((rounds, _rounds), (traffic, human))
         ]
         return self._table(("method", f"rounds to {self.target:.3f}", "bytes to it"), columns)
 
     def _table(self, headings: tuple[str, ...], columns: Sequence[Sequence[Cell]]) -> Table:
-        names = [Cell(row.method) for row in self.rows]
-        return Table(headings, tuple(zip(names, *columns, strict=True)))
+        return Table(headings, list(zip((Cell(row.method) for row in self.rows), *columns, strict=True)))
 
     @property
     def cautions(self) -> list[str]:
@@ -481,7 +436,6 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        """What a reader must know about the results."""
         return [*self._about_results(), *self._about_training(), *self._about_differences(), *self._warnings()]
 
     def _about_results(self) -> Iterator[str]:
@@ -493,8 +447,7 @@ class Comparison:
             yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
         else:
             yield f"One seed ({seeds[0]}): other seeds may have other results."
-        short = [f"{row.method} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]
-        if short:
+        if short := [f"{row.method} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]:
             yield f"Not every seed reached {self.target:.3f}: {', '.join(short)}."
 
     def _about_training(self) -> Iterator[str]:
@@ -509,18 +462,12 @@ class Comparison:
                 yield f"Training differs, {flag_name(name)}: {each}."
 
     def _about_differences(self) -> Iterator[str]:
-        if not self.differences:
-            return
         if any(one.why == DIFFERENT_VIEWS for one in self.differences):
             yield SAID_OF_VIEWS
         tested = [one.difference for one in self.differences if one.difference is not None]
         if not tested:
             return
-        corrected = corrected_for(self.differences, "methods")
-        yield (
-            f"Differences are per client and seed, {tested[0].pairs} pairs. p: sign-flip test{corrected}. Interval: "
-            f"bootstrap over seeds, then clients. Better or worse: p below {LEVEL} and an interval without 0."
-        )
+        yield f"Differences are per client and seed, {tested[0].pairs} pairs. {how_tested(self.differences, 'methods')}"
         remedy = "" if self.equal_steps else " --equal-steps gives every row the same number."
         yield from about_steps(self.differences, self.baseline, remedy)
         seeds = len(next(iter(self.runs.values())))
@@ -541,7 +488,6 @@ class Comparison:
         print_comparison(self)
 
     def to_markdown(self) -> str:
-        """Write the tables and notes in Markdown."""
         return markdown_of(self.tables, self.notes, self.cautions)
 
     def to_latex(self) -> str:
@@ -552,10 +498,9 @@ class Comparison:
     def to_csv(self) -> str:
         """Write one row per method with all metrics, unrounded."""
         against = {one.method: one for one in self.differences}
-        text = io.StringIO()
         views = dict.fromkeys(view for row in self.rows for view in row.by_view)
         rows = [_flat(row, views, against.get(row.method)) for row in self.rows]
-        columns = dict.fromkeys(name for row in rows for name in row)
+        columns, text = dict.fromkeys(name for row in rows for name in row), io.StringIO()
         writer = csv.DictWriter(text, list(columns), lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
@@ -592,12 +537,8 @@ def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
     return {name: Spread.of([one[name] for one in found]) for name in names}
 
 
-def _most(values: Sequence[float | None]) -> float | None:
-    return max((value for value in values if value is not None), default=None)
-
-
-def _least(values: Sequence[float | None]) -> float | None:
-    return min((value for value in values if value is not None), default=None)
+def _best(of: Callable[..., float | None], values: Sequence[float | None]) -> float | None:
+    return of((value for value in values if value is not None), default=None)
 
 
 def _format(value: float | None, text: Callable[[float], str]) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -12,19 +12,14 @@ from rich.padding import Padding
 from rich.table import Table as RichTable
 
 _LATEX = {
+    **{character: f"\\{character}" for character in "$&%#_{}"},
+    **{character: f"${character}$" for character in "<>|"},
+    **{character: f"{{{character}}}" for character in "[]"},  # LaTeX reads [ at the start of a row as an option
     "\\": r"\textbackslash{}",
-    "{": r"\{",
-    "}": r"\}",
     "~": r"\textasciitilde{}",
     "^": r"\textasciicircum{}",
-    "<": "$<$",
-    ">": "$>$",
-    "|": "$|$",
     "±": r"$\pm$",
     "†": r"$\dagger$",
-    "[": "{[}",  # at the start of a row, LaTeX reads it as an option of the previous line
-    "]": "{]}",
-    **{character: f"\\{character}" for character in "$&%#_"},
 }
 
 
@@ -41,37 +36,33 @@ class Table:
     """Rows of cells. The first column names the row, the others are right-aligned."""
 
     columns: tuple[str, ...]
-    rows: tuple[tuple[Cell, ...], ...]
+    rows: Sequence[Sequence[Cell]]
 
     def show(self, console: Console) -> None:
         """Print the table, with the best cells in green."""
-        table = RichTable(box=None, header_style="bold", pad_edge=True)
+        table = RichTable(box=None)
         for number, column in enumerate(self.columns):
             table.add_column(escape(column), justify="right" if number else "left")
-        for row in self.rows:
-            table.add_row(*(f"[green]{escape(cell.text)}[/]" if cell.best else escape(cell.text) for cell in row))
+        for row in self._texts(escape, "[green]{}[/]"):
+            table.add_row(*row)
         console.print(table)
+
+    def _texts(self, escape: Callable[[str], str], best: str) -> list[list[str]]:
+        """The escaped texts of all rows. `best` is the format of the best cells."""
+        return [[best.format(escape(one.text)) if one.best else escape(one.text) for one in row] for row in self.rows]
 
     def to_markdown(self) -> str:
         """Write a Markdown table, with the best cells in bold."""
         ruler = ["---", *["---:"] * (len(self.columns) - 1)]
-        rows = [
-            [f"**{markdown(cell.text)}**" if cell.best else markdown(cell.text) for cell in row] for row in self.rows
-        ]
-        return "".join(_markdown_row(row) for row in (map(markdown, self.columns), ruler, *rows))
+        rows = self._texts(markdown, "**{}**")
+        return "".join(f"| {' | '.join(row)} |\n" for row in (map(markdown, self.columns), ruler, *rows))
 
     def to_latex(self) -> str:
         """Write a tabular for the package booktabs, with the best cells in bold."""
-        rows = [
-            [rf"\textbf{{{latex(cell.text)}}}" if cell.best else latex(cell.text) for cell in row] for row in self.rows
-        ]
-        return (
-            f"\\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}\n\\toprule\n"
-            + _latex_row(map(latex, self.columns))
-            + "\\midrule\n"
-            + "".join(map(_latex_row, rows))
-            + "\\bottomrule\n\\end{tabular}\n"
-        )
+        rows = [" & ".join(row) + " \\\\\n" for row in self._texts(latex, r"\textbf{{{}}}")]
+        heading = " & ".join(map(latex, self.columns)) + " \\\\\n"
+        start = f"\\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}\n\\toprule\n"
+        return f"{start}{heading}\\midrule\n{''.join(rows)}\\bottomrule\n\\end{{tabular}}\n"
 
 
 def show_all(
@@ -108,14 +99,6 @@ def cells(texts: Sequence[str], values: Sequence[float | None], best: float | No
     """Make a column of cells. Mark the cells that equal the best value if there are at least two values."""
     known = [value for value in values if value is not None]
     return [Cell(text, len(known) > 1 and value == best) for text, value in zip(texts, values, strict=True)]
-
-
-def _markdown_row(row: Iterable[str]) -> str:
-    return f"| {' | '.join(row)} |\n"
-
-
-def _latex_row(row: Iterable[str]) -> str:
-    return " & ".join(row) + " \\\\\n"
 
 
 def markdown(text: str) -> str:

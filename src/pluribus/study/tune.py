@@ -14,19 +14,10 @@ from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pluribus.api import resume, run
+from pluribus import errors
 from pluribus.assembly import assemble
 from pluribus.data.datasets import loaded_once
 from pluribus.draws import number
-from pluribus.errors import (
-    FileAccessError,
-    FormatError,
-    NotFiniteError,
-    OtherRunError,
-    PackageError,
-    RangeError,
-    unknown,
-)
 from pluribus.experiment import TRAINING, Experiment, flags
 from pluribus.internal.views import AFTER, View, check_view, shown
 from pluribus.method import hyperparameters
@@ -35,7 +26,8 @@ from pluribus.settings import fitted
 from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
 from pluribus.storage.folder import free
 from pluribus.storage.toml import to_toml
-from pluribus.study.compare import AnyMethod, described_by, name_of_any, overruled_by
+from pluribus.study.compare import AnyMethod, check_counts, described_by, make_folder, name_of_any, overruled_by
+from pluribus.study.parallel import run_or_resume
 from pluribus.study.standings import FOR_ONE, about_defaults
 
 if TYPE_CHECKING:
@@ -65,11 +57,10 @@ class Range:
         except ValueError:
             found = cls()
         if scale not in ("", "log") or not found.low < found.high or (found.log and found.low <= 0):
-            raise FormatError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
+            raise errors.FormatError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
         return found
 
     def suggest(self, trial: Trial, name: str, whole: bool) -> Any:
-        """Ask Optuna for the next value."""
         if self.choices:
             return trial.suggest_categorical(name, self.choices)
         if whole:
@@ -108,7 +99,7 @@ def parse_space(text: str) -> dict[str, Range]:
     for part in text.split(","):
         name, equals, values = part.strip().partition("=")
         if not equals:
-            raise FormatError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
+            raise errors.FormatError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
         space[name.replace("-", "_")] = Range.of(name, values)
     return space
 
@@ -136,15 +127,13 @@ def tune(
     """
     _need_optuna()
     check_guarded()
-    if trials < 1:
-        raise RangeError(f"--trials must be at least 1, not {trials}.")
+    check_counts(trials=trials)
     check_view(view)
     described = described_by(methods, config, own or {}, {**settings, "seed": seed})
-    ranges = {name: _ranges(parse_space(space), one) for name, one in described.items()}
-    _check_known(parse_space(space), described)
+    ranges = _ranges(parse_space(space), described)
     first = described[name_of_any(methods[0])]
     if not first.val_fraction:
-        raise RangeError("a search needs validation data: --val-fraction must be above 0.")
+        raise errors.RangeError("a search needs validation data: --val-fraction must be above 0.")
     folder = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-tune-{Path(first.data).stem}")
     for one in described.values():
         assemble(one)  # a mistake in a later method must show before the first search
@@ -161,21 +150,18 @@ def _need_optuna() -> None:
     try:
         import optuna
     except ImportError:
-        raise PackageError("a search needs Optuna: pip install 'pluribus[tune]'.") from None
+        raise errors.PackageError("a search needs Optuna: pip install 'pluribus[tune]'.") from None
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def _ranges(space: Mapping[str, Range], described: Experiment) -> dict[str, Range]:
-    """The ranges that concern the method."""
-    has = [*TRAINING, *hyperparameters(described.build_method())]
-    return {name: values for name, values in space.items() if name in has}
-
-
-def _check_known(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> None:
-    known = [*TRAINING, *(name for one in described.values() for name in hyperparameters(one.build_method()))]
+def _ranges(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> dict[str, dict[str, Range]]:
+    """By method, the ranges that concern it. Refuse a name that concerns none."""
+    own = {method: hyperparameters(one.build_method()) for method, one in described.items()}
+    known = [*TRAINING, *(name for names in own.values() for name in names)]
     for name in space:
         if name not in known:
-            raise unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
+            raise errors.unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
+    return {method: {k: v for k, v in space.items() if k in (*TRAINING, *names)} for method, names in own.items()}
 
 
 def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
@@ -185,12 +171,9 @@ def _check_search(folder: Path, described: Experiment, space: str, view: str) ->
     wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
     if path.exists():
         if read_json(path) != wanted:
-            raise OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
+            raise errors.OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
         return
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FileAccessError(f"cannot write to {folder}: {error.strerror}. Choose another --out.") from error
+    make_folder(folder)
     write_json(path, wanted)
 
 
@@ -213,12 +196,11 @@ def _search(
         tried.append(one)
     best = max(tried, key=lambda one: float(one["accuracy"]))
     found = _apply(described, best["settings"])
-    write_text(folder / "best.toml", to_toml(found.settings()))
+    file = folder / "best.toml"
+    write_text(file, to_toml(found.settings()))
     cautions = about_defaults({found.method: overridden}, {found.method: found}, FOR_ONE)
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
-    return Tuned(
-        described.method, best["accuracy"], view, best["settings"], command, folder / "best.toml", tried, cautions
-    )
+    return Tuned(found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
 
 
 def _propose(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -228,12 +210,9 @@ def _propose(described: Experiment, space: Mapping[str, Range], tried: Sequence[
     key = number(described.seed, "tune", described.method, len(tried)) % 2**32
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=key))
     for one in tried:
-        fixed = optuna.trial.FixedTrial(one["settings"])
+        fixed, value = optuna.trial.FixedTrial(one["settings"]), float(one["accuracy"])
         _suggest(described, space, fixed)  # fills fixed.distributions
-        done = optuna.trial.create_trial(
-            params=fixed.params, distributions=fixed.distributions, value=float(one["accuracy"])
-        )
-        study.add_trial(done)
+        study.add_trial(optuna.trial.create_trial(params=fixed.params, distributions=fixed.distributions, value=value))
     return _suggest(described, space, study.ask())
 
 
@@ -251,10 +230,7 @@ def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
 def _run_trial(path: Path, described: Experiment, view: str, progress: bool) -> float:
     """Run or resume a trial. Return its validation accuracy, or 0 if training diverged. Test data is not used."""
     try:
-        if (path / "config.toml").exists():
-            result = resume(path, progress=progress)
-        else:
-            result = run(replace(described, out=str(path)), progress=progress)
-    except NotFiniteError:
+        result = run_or_resume(replace(described, out=str(path)), progress=progress)
+    except errors.NotFiniteError:
         return 0.0
     return float(result.summary[view]["selected"]["val"]["mean"] or 0.0)

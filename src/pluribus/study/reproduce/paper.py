@@ -35,13 +35,10 @@ class Printed:
 class PaperRow:
     """A row of a table."""
 
-    name: str
-    """The name in the paper."""
-    figures: Mapping[str, Printed]
-    """Printed numbers by column."""
+    name: str  # the name in the paper
+    figures: Mapping[str, Printed]  # printed numbers by column
     method: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of this row alone."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this row alone
 
 
 @dataclass(frozen=True)
@@ -54,15 +51,11 @@ class PaperTable:
     rows: tuple[PaperRow, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
     """Our metric (see `measures.py`) for every column of the paper, and for columns that only we have."""
-    settings: Mapping[str, Any] = field(default_factory=dict)
-    """Settings of all rows."""
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of all rows
     seeds: int = 3
-    paper_runs: int = 1
-    """Number of runs that the paper's numbers are the mean of."""
-    baseline: str = ""
-    """The row that the others are tested against."""
-    needs: str = ""
-    """Data and hardware that it needs, and its measured time."""
+    paper_runs: int = 1  # number of runs that the paper's numbers are the mean of
+    baseline: str = ""  # the row that the others are tested against
+    needs: str = ""  # data and hardware that it needs, and its measured time
     notes: tuple[str, ...] = ()
 
     @property
@@ -89,7 +82,7 @@ class PaperTable:
         for name in only:
             if name.lower() not in by_name:
                 raise unknown(f"row of {self.name}", name, [row.name for row in self.rows], LOOK)
-        wanted = [name.lower() for name in only] or list(by_name)
+        wanted = [name.lower() for name in only] or by_name
         return tuple(row for name, row in by_name.items() if name in wanted)
 
     def experiment(self, row: PaperRow, **settings: Any) -> Experiment:
@@ -112,17 +105,15 @@ def find(name: str) -> PaperTable:
         return parsed(name, read_toml(path))
 
 
+def _parse_row(
+    name: str, method: str = "", settings: Mapping[str, Any] = {}, paper: Mapping[str, str] = {}
+) -> PaperRow:
+    return PaperRow(name, {column: Printed(text) for column, text in paper.items()}, method, settings)
+
+
 def parsed(name: str, written: Mapping[str, Any]) -> PaperTable:
     """Build a table from the contents of its file."""
-    rows = tuple(
-        PaperRow(
-            row,
-            {column: Printed(text) for column, text in entry.get("paper", {}).items()},
-            entry.get("method", ""),
-            entry.get("settings", {}),
-        )
-        for row, entry in written["rows"].items()
-    )
+    rows = tuple(_parse_row(row, **entry) for row, entry in written["rows"].items())
     table = PaperTable(name=name, **{**written, "rows": rows, "notes": tuple(written.get("notes", ()))})
     if table.baseline and table.baseline not in [row.name for row in rows]:
         raise UnknownNameError(f"the baseline of {name}, {table.baseline}, is not one of its rows.")

@@ -6,32 +6,28 @@ OUT/NAME.json                the summary of a table's runs
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from pluribus.assembly import assemble
 from pluribus.data.datasets import loaded_once
-from pluribus.errors import RangeError
 from pluribus.experiment import Experiment
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.processes import check_guarded
-from pluribus.settings import flag_name
 from pluribus.storage.files import check_place
 from pluribus.study.bench import device_name
-from pluribus.study.compare import check_settings, default_jobs, finish
+from pluribus.study.compare import check_counts, check_settings, default_jobs, finish
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, of_row
 from pluribus.study.reproduce.measures import targets
-from pluribus.study.reproduce.paper import PaperTable
-from pluribus.study.reproduce.summary import Finished, Key
 
 OUT = "runs/reproduce"
 
 
 @loaded_once()
 def reproduce(
-    table: str | PaperTable,
+    table: str | paper.PaperTable,
     *,
     seeds: int | None = None,
     rounds: int | None = None,
@@ -54,9 +50,7 @@ def reproduce(
     check_view(view)
     table = paper.find(table) if isinstance(table, str) else table
     rows = table.chosen(only)
-    for given, value in (("seeds", seeds), ("jobs", jobs), ("rounds", rounds)):
-        if value is not None and value < 1:
-            raise RangeError(f"{flag_name(given)} must be at least 1, not {value}.")
+    check_counts(seeds=seeds, jobs=jobs, rounds=rounds)
     folder, rounds = Path(out), rounds or table.rounds
     file = Path(save) if save else folder / f"{table.name}.json"
     if save:
@@ -65,9 +59,8 @@ def reproduce(
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
     kept = summary.read(file.parent) if file.parent.is_dir() else {}
-    known = {
-        key: one for key, one in kept.items() if one.has(reach, view)
-    }  # summaries of other tables may lack a target or a view
+    # summaries of other tables may lack a target or a view
+    known = {key: one for key, one in kept.items() if one.has(reach, view)}
     if missing := list({summary.key(one): one for one in grid if summary.key(one) not in known}.values()):
         known |= _run(missing, folder, jobs, progress, reach)
     mine = [one for row in table.rows for one in of_row(table, row, known.values())]
@@ -76,7 +69,7 @@ def reproduce(
 
 
 def shown(
-    table: str | PaperTable,
+    table: str | paper.PaperTable,
     path: str | Path,
     *,
     seeds: int | None = None,
@@ -93,8 +86,8 @@ def shown(
 
 def _run(
     missing: Sequence[Experiment], folder: Path, jobs: int | None, progress: bool, reach: Sequence[str]
-) -> dict[Key, Finished]:
-    grid = [dataclasses.replace(one, out=str(folder / summary.label(one))) for one in missing]
+) -> dict[summary.Key, summary.Finished]:
+    grid = [replace(one, out=str(folder / summary.label(one))) for one in missing]
     for one in grid:
         check_settings(one)
     device = _check(grid)
@@ -104,7 +97,7 @@ def _run(
 
 def _check(grid: Sequence[Experiment]) -> str:
     """Assemble one run of each row, so that mistakes show at once. Return the name of the device."""
-    firsts = {summary.key(dataclasses.replace(one, seed=0)): one for one in reversed(grid)}
+    firsts = {summary.key(replace(one, seed=0)): one for one in reversed(grid)}
     for one in firsts.values():
         parts = assemble(one)
     return device_name(parts.device)

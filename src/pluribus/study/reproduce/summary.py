@@ -28,8 +28,7 @@ DIGITS = 6
 class Finished:
     """A finished run."""
 
-    settings: Mapping[str, Any]
-    """The settings that decide its results."""
+    settings: Mapping[str, Any]  # the settings that decide its results
     run: Run
     reached: Mapping[str, Sequence[int] | None]
     """Rounds and bytes until the mean test accuracy reached a target, by target."""
@@ -38,7 +37,6 @@ class Finished:
 
     @property
     def key(self) -> Key:
-        """Identifies the run."""
         return _to_key(self.settings), self.run.seed
 
     @property
@@ -64,9 +62,8 @@ class Finished:
 
 def decisive(described: Experiment) -> dict[str, Any]:
     """The settings that decide a run's results, without the seed."""
-    others = ("seed", *SETTINGS["execution"])
-    told = {name: value for name, value in described.settings().items() if name not in others}
-    return {name: value for name, value in told.items() if value is not None}
+    others, told = ("seed", *SETTINGS["execution"]), described.settings()
+    return {name: value for name, value in told.items() if name not in others and value is not None}
 
 
 def key(described: Experiment) -> Key:
@@ -91,13 +88,10 @@ def collected(described: Experiment, targets: Iterable[str], device: str) -> Fin
     run = Run.read(described)
     result = {name: run.result[name] for name in KEPT} | {"steps": run.result.get("steps")}
     others = {view: choose(run.history, view) for view in run.result["summary"] if view != run.headline}
-    result["clients"] = {
-        k: _client(client, {view: of[int(k)] for view, of in others.items()})
-        for k, client in run.result["clients"].items()
-    }
+    each = run.result["clients"].items()
+    result["clients"] = {k: _client(one, {view: of[int(k)] for view, of in others.items()}) for k, one in each}
     reached = {target: run.reached(float(target)) for target in targets}
-    kept = Run(run.method, run.seed, run.folder, result, [])
-    return Finished(decisive(described), kept, reached, device, __version__)
+    return Finished(decisive(described), replace(run, result=result, history=[]), reached, device, __version__)
 
 
 def _client(client: Mapping[str, Any], others: Mapping[str, Chosen]) -> dict[str, Any]:
@@ -123,22 +117,15 @@ def read(path: Path) -> dict[Key, Finished]:
     """Read the runs of a file, or of all summaries in a folder. A run that is in several files is read once."""
     if not path.exists():
         raise FileAccessError(f"cannot read {path}: there is no such file or folder.")
-    if path.is_dir():
-        contents = [(file, read_json(file)) for file in sorted(path.glob("*.json"))]
-        files = [(file, written) for file, written in contents if _is_summary(written)]
-    else:
-        files = [(path, read_json(path))]
-        if not _is_summary(files[0][1]):
-            raise DamagedFileError(f"{path} is not a summary of runs. pluribus reproduce writes one.")
+    contents = {file: read_json(file) for file in (sorted(path.glob("*.json")) if path.is_dir() else [path])}
+    summaries = {file: one for file, one in contents.items() if isinstance(one, dict) and "groups" in one}
+    if not path.is_dir() and not summaries:
+        raise DamagedFileError(f"{path} is not a summary of runs. pluribus reproduce writes one.")
     found: dict[Key, Finished] = {}
-    for one in (one for file, written in files for one in _runs(file, written)):
+    for one in (one for file, written in summaries.items() for one in _runs(file, written)):
         known = found.get(one.key, one)  # files of different tables may hold different targets
         found[one.key] = replace(one, reached={**known.reached, **one.reached})
     return found
-
-
-def _is_summary(written: Any) -> bool:
-    return isinstance(written, dict) and "groups" in written
 
 
 def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
