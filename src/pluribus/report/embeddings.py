@@ -33,16 +33,14 @@ class Embedding:
     points: list[tuple[float, float]]
     labels: list[int]
     classes: tuple[str, ...]
-    where: list[str]
-    """For each point, the test set and the client whose model computed it."""
+    where: list[str]  # for each point, the test set and the client whose model computed it
 
 
 def embed(runs: Sequence[Run], how: How) -> tuple[list[Embedding], str]:
     """Compute the features of every run with a checkpoint. Return them, and why other runs have none."""
     if how == "none":
         return [], "Features are switched off. --embeddings pca or tsne shows them."
-    found: list[Embedding] = []
-    reasons: list[str] = []
+    found, reasons = list[Embedding](), list[str]()
     for run in runs:
         try:
             found += _embed_run(run, how)
@@ -102,8 +100,7 @@ def _embed(name: str, says: str, seen: Sequence[Seen], parts: Assembly, how: How
     if not np.isfinite(features).all():
         raise CheckpointError("they are not finite because training diverged.")
     points = [(x, y) for x, y in (_pca(features) if how == "pca" else _tsne(features)).round(4).tolist()]
-    where = [source for one in seen for source in one[2]]
-    yield Embedding(name, says, points, labels, parts.task.names, where)
+    yield Embedding(name, says, points, labels, parts.task.names, [source for one in seen for source in one[2]])
 
 
 def _pca(features: np.ndarray) -> np.ndarray:
@@ -118,5 +115,4 @@ def _tsne(features: np.ndarray) -> np.ndarray:
 
     perplexity = min(30, (len(features) - 1) / 3)
     tsne = TSNE(perplexity=perplexity, init="random", random_state=0)  # type: ignore[no-untyped-call]
-    flat: np.ndarray = tsne.fit_transform(features)
-    return flat
+    return tsne.fit_transform(features)  # type: ignore[no-any-return]

@@ -62,7 +62,9 @@ def draw(plot: Plot) -> Figure:
     heights: dict[float, float] = {}
     for one in plot.series:
         if one.kind == "bars":
-            _bars(axes, one, bars.index(one), len(bars))
+            height = 0.8 / len(bars)
+            positions = _floats(one.y) - 0.4 + height * (bars.index(one) + 0.5)
+            axes.barh(positions, _floats(one.x), height, **_style(one))
         elif one.kind == "stack":
             _stack(axes, one, heights)
         else:
@@ -77,7 +79,9 @@ def _escape(text: str) -> str:
 
 
 def _style(one: Series) -> dict[str, Any]:
-    return {"color": PALETTE["light"][one.colour % len(PALETTE["light"])], "label": _escape(one.name)}
+    style = {"color": PALETTE["light"][one.colour % len(PALETTE["light"])], "label": _escape(one.name)}
+    hatched = one.faint and one.kind in ("bars", "stack")
+    return style | ({"hatch": "////", "edgecolor": "white"} if hatched else {})
 
 
 def _points(axes: Axes, one: Series, plot: Plot) -> None:
@@ -88,29 +92,17 @@ def _points(axes: Axes, one: Series, plot: Plot) -> None:
         return
     largest = max((size for other in plot.series for size in other.sizes), default=1.0)
     sizes = [LARGEST * size / largest for size in one.sizes] or 18.0
-    fill = (
-        {"facecolors": "none", "edgecolors": _style(one)["color"], "label": _escape(one.name)}
-        if one.faint
-        else _style(one)
-    )
+    fill = _style(one)
+    if one.faint:
+        fill |= {"facecolors": "none", "edgecolors": fill.pop("color")}
     axes.scatter(_floats(one.x), _floats(one.y), s=sizes, marker=MARKERS[turn % len(MARKERS)], alpha=0.85, **fill)
-
-
-def _bars(axes: Axes, one: Series, number: int, of: int) -> None:
-    height = 0.8 / of
-    positions = _floats(one.y) - 0.4 + height * (number + 0.5)
-    axes.barh(positions, _floats(one.x), height, **_bar_style(one))
 
 
 def _stack(axes: Axes, one: Series, heights: dict[float, float]) -> None:
     xs, ys = _floats(one.x), _floats(one.y)
-    axes.bar(xs, ys, 0.9, bottom=[heights.get(x, 0.0) for x in xs], **_bar_style(one))
+    axes.bar(xs, ys, 0.9, bottom=[heights.get(x, 0.0) for x in xs], **_style(one))
     for x, y in zip(xs, ys, strict=True):
         heights[x] = heights.get(x, 0.0) + y
-
-
-def _bar_style(one: Series) -> dict[str, Any]:
-    return _style(one) | ({"hatch": "////", "edgecolor": "white"} if one.faint else {})
 
 
 def _floats(values: Sequence[float | None]) -> np.ndarray:

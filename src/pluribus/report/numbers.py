@@ -11,8 +11,9 @@ import fcntl
 import json
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
@@ -26,8 +27,7 @@ from pluribus.host import make_host
 from pluribus.models import assign
 from pluribus.storage.files import read_json, to_json
 
-DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)
-"""Errors of reading a file whose contents are damaged."""
+DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)  # of reading a damaged file
 
 T = TypeVar("T")
 Held = tuple[list[list[int]], str]  # rows per client and class, and the digest of the partition
@@ -46,8 +46,8 @@ class Parameters(NamedTuple):
 class Facts(NamedTuple):
     """Facts that are not in a run folder and come from its experiment."""
 
-    classes: tuple[str, ...]
-    parameters: tuple[Parameters, ...]
+    classes: tuple[str, ...] = ()
+    parameters: tuple[Parameters, ...] = ()
 
 
 Known = dict[str, Facts | str]  # by experiment, for all seeds; a string says why there are none
@@ -59,27 +59,21 @@ class Run:
 
     path: Path
     experiment: Experiment
-    state: str
-    """`finished`, `running` or `stopped`."""
+    state: str  # `finished`, `running` or `stopped`
     history: list[dict[str, Any]]
-    view: str
-    """The view of the headline."""
+    view: str  # the view of the headline
     chosen: Mapping[int, Chosen]
     traffic: Traffic
-    counts: list[list[int]]
-    """Rows per client and class. Empty: unknown, as in a federation of real sites."""
-    partition: str
-    """Digest of the partition. It is equal if clients hold the same rows."""
-    models: tuple[str, ...]
-    """Models by client."""
+    counts: list[list[int]]  # rows per client and class; empty: unknown, as in a federation of real sites
+    partition: str  # digest of the partition; equal if clients hold the same rows
+    models: tuple[str, ...]  # models by client
     classes: tuple[str, ...]
     parameters: tuple[Parameters, ...]
     config: str
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
-    name: str = ""
-    """Name of the run in a report, different from those of the other runs."""
+    name: str = ""  # name of the run in a report, different from those of the other runs
 
     @property
     def accuracy(self) -> Figures:
@@ -87,12 +81,7 @@ class Run:
         return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
 
     def cumulated(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
-        """Cumulative sum of a value, by round."""
-        total, sums = 0.0, []
-        for record in self.history:
-            total += of(record)
-            sums.append(total)
-        return sums
+        return list(accumulate(map(of, self.history), initial=0.0))[1:]
 
     def client(self, k: int) -> str:
         """Label of a client in a plot: its number and model."""
@@ -161,8 +150,7 @@ class _Folder:
         except OSError as error:
             self.problems.append(f"cannot read {path}: {error.strerror}.")
             return
-        lines = text.split("\n")
-        for number, line in enumerate(lines[:-1], 1):
+        for number, line in enumerate(text.split("\n")[:-1], 1):
             try:
                 take(json.loads(line))
             except DAMAGE:
@@ -184,9 +172,7 @@ class _Folder:
 
 def _read(path: Path, known: Known) -> Run:
     described = Experiment(**from_toml(path / "config.toml") | {"out": str(path)})
-    folder = _Folder(path)
-    finished = (path / "result.json").exists()
-    history: list[dict[str, Any]] = []
+    folder, finished, history = _Folder(path), (path / "result.json").exists(), list[dict[str, Any]]()
     folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
     if finished and not history:
         folder.problems.append(f"{path / 'metrics.jsonl'} contains no round.")
@@ -207,8 +193,7 @@ def _read(path: Path, known: Known) -> Run:
         counts=counts,
         partition=digest,
         models=folder.read("config.toml", lambda: assign(described.models, described.clients), ()),
-        classes=facts.classes,
-        parameters=facts.parameters,
+        **facts._asdict(),
         config=(path / "config.toml").read_text(encoding="utf-8"),
         commands=_commands(path, described, bool(counts), finished),
         warnings=folder.read("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
@@ -223,16 +208,14 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
         "seconds": float(line["seconds"]),
         "bytes": {way: int(line["bytes"][way]) for way in ("up", "down")},
         "loss": _number(line["loss"]),
-        "mean": {view: {name: _figures(row) for name, row in rows.items()} for view, rows in line["mean"].items()},
-        "clients": {
-            str(int(k)): {view: _figures(row) for view, row in views.items()} for k, views in line["clients"].items()
-        },
+        "mean": {view: _figures(rows) for view, rows in line["mean"].items()},
+        "clients": {str(int(k)): _figures(views) for k, views in line["clients"].items()},
         "notes": dict(line.get("notes") or {}),
     }
 
 
-def _figures(row: Mapping[str, Any]) -> Figures:
-    return {name: _number(value) for name, value in row.items()}
+def _figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Figures]:
+    return {name: {metric: _number(value) for metric, value in row.items()} for name, row in rows.items()}
 
 
 def _number(value: Any) -> float | None:
@@ -275,15 +258,12 @@ def in_use(path: Path) -> bool:
     try:
         with (path / ".lock").open() as lock:
             fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
-    except OSError:
-        return False
+    except OSError as error:
+        return isinstance(error, BlockingIOError)
     return False
 
 
 def _commands(path: Path, described: Experiment, simulated: bool, finished: bool) -> tuple[str, ...]:
-    """Commands that resume the run and repeat it."""
     if not simulated:
         return (f"pluribus serve {shlex.quote(described.method)} --config federation.toml",)
     words = [] if finished else [["pluribus", "resume", str(path)]]
@@ -303,14 +283,13 @@ def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
         try:
             known[key] = _find_facts(described)
         except PluribusError as error:
-            known[key] = (
-                f"class names and numbers of parameters are missing because the experiment cannot be assembled: {error}"
-            )
+            missing = "class names and numbers of parameters are missing"
+            known[key] = f"{missing} because the experiment cannot be assembled: {error}"
     found = known[key]
     if isinstance(found, Facts):
         return found
     folder.problems.append(found)
-    return Facts((), ())
+    return Facts()
 
 
 def _find_facts(described: Experiment) -> Facts:
@@ -318,16 +297,11 @@ def _find_facts(described: Experiment) -> Facts:
     host = make_host(parts, lambda k: None)
     models = Counter(assign(described.models, described.clients))
     sizes = {model: _sizes(host.client(k)) for model, k in parts.cards.architectures().items()}
-    rows = tuple(Parameters(model, models[model], *sizes[model]) for model in sizes)
-    return Facts(_make_distinct(parts.task.names), rows)
+    counts, names = Counter(parts.task.names), enumerate(parts.task.names)  # two classes may have the same name
+    classes = tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in names)
+    return Facts(classes, tuple(Parameters(model, models[model], *sizes[model]) for model in sizes))
 
 
 def _sizes(client: Client) -> tuple[int, int]:
     everything = [*client.model.parameters(), *client.state.parameters()]
     return sum({id(p): p.numel() for p in everything}.values()), client.trained_size()
-
-
-def _make_distinct(names: Sequence[str]) -> tuple[str, ...]:
-    """Make class names distinct: a data set may give two classes the same name."""
-    counts = Counter(names)
-    return tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))

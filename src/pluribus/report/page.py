@@ -39,17 +39,9 @@ LARGEST = 30  # diameter of the largest circle in pixels
 
 def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
     """Render the page. A live page asks its server for updates."""
-    return _template().render(
-        _values(runs)
-        | {
-            "sections": sections,
-            "plotly": Markup(_plotly()),
-            "script": Markup(_script()),
-            "data": Markup(_inline(content(runs, sections))),
-            "policy": _policy(live),
-            "live": live,
-        }
-    )
+    data, plotly, script = map(Markup, (_inline(content(runs, sections)), _plotly(), _script()))
+    values = _values(runs) | {"data": data, "plotly": plotly, "script": script}
+    return _template().render(values, sections=sections, policy=_policy(live), live=live)
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
@@ -79,17 +71,15 @@ def _format(value: float | None) -> str:
 @cache
 def _template() -> Template:
     text = files("pluribus.report").joinpath("template.html").read_text(encoding="utf-8")
-    return Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True).from_string(
-        text
-    )
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return environment.from_string(text)
 
 
 @cache
 def _plotly() -> str:
     from plotly import offline
 
-    source: str = offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call]
-    return source
+    return offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call, no-any-return]
 
 
 @cache
@@ -98,16 +88,13 @@ def _script() -> str:
 
 
 def _policy(live: bool) -> str:
-    hashes = " ".join(f"'sha256-{_hash(source)}'" for source in (_plotly(), _script()))
+    digests = [hashlib.sha256(source.encode()).digest() for source in (_plotly(), _script())]
+    hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     connect = "'self'" if live else "'none'"
     return (
         f"default-src 'none'; script-src {hashes}; style-src 'unsafe-inline'; img-src data: blob:; "
         f"connect-src {connect}; base-uri 'none'; form-action 'none'"
     )
-
-
-def _hash(source: str) -> str:
-    return base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()
 
 
 def _inline(value: Any) -> str:
@@ -149,13 +136,8 @@ def _trace(one: Series, largest: float) -> dict[str, Any]:
         "color": one.colour % len(PALETTE["light"]),
     }
     if one.kind == "line":
-        dash = "dot" if one.faint else DASHES[turn % len(DASHES)]
-        return common | {
-            "type": "scatter",
-            "mode": "lines+markers",
-            "line": {"dash": dash, "width": 2},
-            "marker": {"size": 4},
-        }
+        line = {"dash": "dot" if one.faint else DASHES[turn % len(DASHES)], "width": 2}
+        return common | {"type": "scatter", "mode": "lines+markers", "line": line, "marker": {"size": 4}}
     if one.kind == "dots":
         symbol = SYMBOLS[turn % len(SYMBOLS)] + ("-open" if one.faint else "")
         sized = {"size": list(one.sizes), "sizemode": "area", "sizeref": 2 * largest / LARGEST**2}
@@ -166,12 +148,11 @@ def _trace(one: Series, largest: float) -> dict[str, Any]:
 
 
 def _layout(plot: Plot) -> dict[str, Any]:
-    stacked = any(one.kind == "stack" for one in plot.series)
     layout: dict[str, Any] = {
         "xaxis": _axis(plot.x, plot.x_names, plot.bytes == "x"),
         "yaxis": _axis(plot.y, plot.y_names, plot.bytes == "y"),
         "height": max(HEIGHT, ROW * len(plot.y_names) + 140),
-        "barmode": "stack" if stacked else "group",
+        "barmode": "stack" if any(one.kind == "stack" for one in plot.series) else "group",
         "showlegend": len(plot.series) > 1,
     }
     if plot.y_names:
@@ -185,8 +166,7 @@ def _layout(plot: Plot) -> dict[str, Any]:
 def _axis(title: str, names: Sequence[str], of_bytes: bool) -> dict[str, Any]:
     axis: dict[str, Any] = {"title": {"text": _label(title), "standoff": 12}, "automargin": True, "zeroline": False}
     if names:
-        every = math.ceil(len(names) / MOST_TICKS)
-        shown = range(0, len(names), every)
+        shown = range(0, len(names), math.ceil(len(names) / MOST_TICKS))
         ticks = {"tickvals": list(shown), "ticktext": [_label(_shorten(names[at])) for at in shown]}
         return axis | {"tickmode": "array", **ticks}
     return axis | ({"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if of_bytes else {})

@@ -31,15 +31,11 @@ class Series:
     name: str
     x: Sequence[float | None]
     y: Sequence[float | None]
-    colour: int
-    """Index into the palette. Series with the same color differ by marker or dashes."""
+    colour: int  # index into the palette; series with the same color differ by marker or dashes
     kind: Kind = "line"
-    text: Sequence[str] = ()
-    """Text of each point, shown on hover."""
-    sizes: Sequence[float] = ()
-    """Areas of the dots. Empty: all dots have the same size."""
-    faint: bool = False
-    """Whether the series is secondary and is drawn dotted, hollow or hatched."""
+    text: Sequence[str] = ()  # text of each point, shown on hover
+    sizes: Sequence[float] = ()  # areas of the dots; empty: all have the same size
+    faint: bool = False  # whether the series is secondary and is drawn dotted, hollow or hatched
 
 
 def _make_series(name: str, points: Sequence[Point], colour: int, kind: Kind, faint: bool = False) -> Series:
@@ -57,10 +53,8 @@ class Plot:
     series: list[Series]
     x_names: list[str] = field(default_factory=list)
     y_names: list[str] = field(default_factory=list)
-    bytes: Literal["", "x", "y"] = ""
-    """The axis in bytes, if any."""
-    square: bool = False
-    """Whether the axes have no units."""
+    bytes: Literal["", "x", "y"] = ""  # the axis in bytes, if any
+    square: bool = False  # whether the axes have no units
 
 
 @dataclass(frozen=True)
@@ -71,28 +65,20 @@ class Section:
     title: str
     says: str
     plots: list[Plot]
-    missing: str
-    """Text if there is no plot. Empty: the section is hidden."""
+    missing: str  # text if there is no plot; empty: the section is hidden
 
 
 def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: str = "") -> list[Section]:
     """All sections of a report about some runs."""
-    return [
-        accuracy(runs),
-        per_client(runs),
-        partition(runs),
-        traffic(runs),
-        losses(runs),
-        embeddings(embedded, why_not),
-        decisions(runs),
-        notes(runs),
-    ]
+    first = [make(runs) for make in (accuracy, per_client, partition, traffic, losses)]
+    return [*first, embeddings(embedded, why_not), decisions(runs), notes(runs)]
 
 
 # ---- against rounds --------------------------------------------------------------------------------------------------
 
 Record = dict[str, Any]
 Axis = Callable[[Run], Sequence[float]]
+Value = Callable[[Record], float | None]
 
 OVER = ("mean", "worst")
 AXES: dict[str, tuple[str, Axis]] = {
@@ -112,10 +98,8 @@ def accuracy(runs: Sequence[Run]) -> Section:
     lines = "Lines are the mean over clients."
     if few:
         lines = "Solid lines are the mean over clients, dotted lines are the worst client of each round."
-    says = (
-        f"Test accuracy {views}, each client on its own test data. {lines} "
-        "Click a name below the plot to hide or show its line."
-    )
+    click = "Click a name below the plot to hide or show its line."
+    says = f"Test accuracy {views}, each client on its own test data. {lines} {click}"
     drawn = [plot for plot in plots if plot.series]
     return Section("accuracy", "Accuracy", says, drawn, "No round has been evaluated yet.")
 
@@ -132,18 +116,10 @@ def _accuracy(run: Run, colour: int, axis: Axis, over: str) -> Iterator[Series]:
 
 
 def _mean(record: Record, view: str, metric: str, over: str) -> float | None:
-    value: float | None = record["mean"].get(view, {}).get(metric, {}).get(over)
-    return value
+    return record["mean"].get(view, {}).get(metric, {}).get(over)  # type: ignore[no-any-return]
 
 
-def _line(
-    run: Run,
-    name: str,
-    colour: int,
-    axis: Axis,
-    of: Callable[[Record], float | None],
-    faint: bool = False,
-) -> Iterator[Series]:
+def _line(run: Run, name: str, colour: int, axis: Axis, of: Value, faint: bool = False) -> Iterator[Series]:
     """A line through the rounds that have a value, if there is any."""
     rounds = zip(axis(run), run.history, strict=True)
     points = [(x, y, f"{name}: {y:.4g} in round {one['round'] + 1}") for x, one in rounds if (y := of(one)) is not None]
@@ -153,7 +129,7 @@ def _line(
 
 def losses(runs: Sequence[Run]) -> Section:
     """The loss of the original task against rounds."""
-    shown: dict[str, Callable[[Run], Callable[[Record], float | None]]] = {
+    shown: dict[str, Callable[[Run], Value]] = {
         "test loss": lambda run: lambda one: _mean(one, run.view, "test_loss", "mean"),
         "training loss": lambda run: lambda one: one["loss"],
     }
@@ -165,7 +141,7 @@ def losses(runs: Sequence[Run]) -> Section:
     return Section("loss", "Loss", says, [plot for plot in plots if plot.series], "No loss has been recorded yet.")
 
 
-def _against_rounds(runs: Sequence[Run], name: str, of: Callable[[Run], Callable[[Record], float | None]]) -> Plot:
+def _against_rounds(runs: Sequence[Run], name: str, of: Callable[[Run], Value]) -> Plot:
     title, axis = AXES["rounds"]
     lines = [one for number, run in enumerate(runs) for one in _line(run, run.name, number, axis, of(run))]
     return Plot(name, title, name, lines)
@@ -174,16 +150,11 @@ def _against_rounds(runs: Sequence[Run], name: str, of: Callable[[Run], Callable
 def notes(runs: Sequence[Run]) -> Section:
     """Numbers that the server of a method records in each round."""
 
-    def noted(name: str) -> Callable[[Run], Callable[[Record], float | None]]:
+    def noted(name: str) -> Callable[[Run], Value]:
         return lambda run: lambda one: _plain(one["notes"].get(name))
 
-    names = dict.fromkeys(
-        str(name)
-        for run in runs
-        for one in run.history
-        for name, value in one["notes"].items()
-        if _plain(value) is not None
-    )
+    noticed = [pair for run in runs for one in run.history for pair in one["notes"].items()]
+    names = dict.fromkeys(str(name) for name, value in noticed if _plain(value) is not None)
     plots = [_against_rounds(runs, name, noted(name)) for name in names]
     says = "Numbers that the server of a method records in each round. The documentation of the method explains them."
     return Section("notes", "Notes of the server", says, plots, "")
@@ -212,7 +183,8 @@ def per_client(runs: Sequence[Run]) -> Section:
     """Every client's accuracy, worst first."""
     groups = [[(n, run) for n, run in group if _test_accuracies(run)] for group in _on_same_data(runs)]
     plots = [_clients(group) for group in groups if group]
-    worst = "; ".join(_worst(run) for run in runs[:MOST_NAMED] if _test_accuracies(run))
+    firsts = [(run, *pair) for run in runs[:MOST_NAMED] for pair in list(_test_accuracies(run).items())[:1]]
+    worst = "; ".join(f"client {run.client(k)} with {value:.3f} ({run.name})" for run, k, value in firsts)
     says = (
         f"Test accuracy of each client, {selection_of(runs)}, sorted by the first run, with the worst client "
         f"at the top. A client is labeled with its number and model. The worst: {worst}."
@@ -226,19 +198,13 @@ def _test_accuracies(run: Run) -> dict[int, float]:
     return dict(sorted(known.items(), key=lambda pair: pair[1]))
 
 
-def _worst(run: Run) -> str:
-    k, value = next(iter(_test_accuracies(run).items()))
-    return f"client {run.client(k)} with {value:.3f} ({run.name})"
-
-
 def _clients(group: Sequence[tuple[int, Run]]) -> Plot:
     order = list(dict.fromkeys(k for _, run in group for k in _test_accuracies(run)))[:MOST_CLIENTS]
     position = {k: at for at, k in enumerate(order)}
     series = []
     for at, (number, run) in enumerate(group):
-        aside = (
-            SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0
-        )  # otherwise equal values hide each other
+        # without this distance, equal values hide each other
+        aside = SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0
         points = [
             (value, position[k] + aside, f"{run.name}, client {run.client(k)}: {value:.3f}{_holds(run, k)}")
             for k, value in _test_accuracies(run).items()
@@ -284,10 +250,8 @@ def traffic(runs: Sequence[Run]) -> Section:
     """Bytes by tensor, in total and per round."""
     sending = [run for run in runs if any(way in WAYS for way, _ in run.traffic)]
     plots = [_in_total(sending), *map(_per_round, sending)] if sending else []
-    says = (
-        "Serialized bytes of all clients by tensor; (header) is the header of a message. Downloads for evaluation "
-        "only are left out."
-    )
+    what = "Serialized bytes of all clients by tensor; (header) is the header of a message."
+    says = f"{what} Downloads for evaluation only are left out."
     return Section("traffic", "Communication", says, plots, "Nothing has been sent.")
 
 
@@ -301,7 +265,6 @@ def _shares(run: Run, way: str, named: Sequence[str]) -> dict[str, Counter[int]]
 
 
 def _largest(run: Run, ways: Sequence[str], most: int) -> list[str]:
-    """The tensors with the most bytes."""
     sums: Counter[str] = Counter()
     for (way, tensor), rounds in run.traffic.items():
         if way in ways:
@@ -320,9 +283,8 @@ def _in_total(runs: Sequence[Run]) -> Plot:
             for way, size in sizes.items():
                 bars[way].append((size, len(rows), f"{run.name}, {way}: {human(size)} of {tensor}"))
             rows += [f"{run.name}: {tensor}" if len(runs) > 1 else tensor] if sizes else []
-    series = [
-        _make_series(way, bars[way], number, "bars", way == "down") for number, way in enumerate(WAYS) if bars[way]
-    ]
+    known = [(number, way) for number, way in enumerate(WAYS) if bars[way]]
+    series = [_make_series(way, bars[way], number, "bars", way == "down") for number, way in known]
     return Plot("in all", "bytes", "", series, y_names=rows, bytes="x")
 
 
@@ -348,11 +310,9 @@ def embeddings(embedded: Sequence[Embedding], why_not: str = "") -> Section:
 
 
 def _points(one: Embedding) -> list[Series]:
-    series = []
+    series, all_points = [], list(zip(one.labels, one.points, one.where, strict=True))
     for number, name in enumerate(one.classes):
-        mine = [at for at, label in enumerate(one.labels) if label == number]
-        if mine:
-            points = [(*one.points[at], f"class {name}, {one.where[at]}") for at in mine]
+        if points := [(*at, f"class {name}, {where}") for label, at, where in all_points if label == number]:
             series.append(_make_series(name, points, number, "dots"))
     return series
 
@@ -377,12 +337,11 @@ def _layers(run: Run) -> Plot:
     for record in run.history:
         for k, one in _layer_decisions(record).items():
             t, client = record["round"] + 1, f"round {record['round'] + 1}, client {run.client(k)}"
+            layer, text = "none", f"{client}: none"
             if isinstance(one, dict):
-                gain = _plain(one.get("gain"))
-                text = f"{client}: {one.get('layer')} from {one.get('global')}" + (f", gain {gain:.3g}" if gain else "")
-                found.setdefault(str(one.get("layer")), []).append((t, k, text))
-            else:
-                found.setdefault("none", []).append((t, k, f"{client}: none"))
+                layer, gain = str(one.get("layer")), _plain(one.get("gain"))
+                text = f"{client}: {layer} from {one.get('global')}" + (f", gain {gain:.3g}" if gain else "")
+            found.setdefault(layer, []).append((t, k, text))
     clients = sorted({k for decided in found.values() for _, k, _ in decided})
     position = {k: at for at, k in enumerate(clients)}
     series: list[Series] = []

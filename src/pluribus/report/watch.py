@@ -43,9 +43,8 @@ def server_of(run: Path, port: int = 0) -> Watching:
     except OverflowError:
         raise RangeError(f"--port must be in 0..65535, not {port}.") from None
     except OSError as error:
-        raise DeviceError(
-            f"cannot listen on {LOOPBACK}:{port}: {error.strerror}. Leave out --port for a free one."
-        ) from error
+        where = f"{LOOPBACK}:{port}"
+        raise DeviceError(f"cannot listen on {where}: {error.strerror}. Leave out --port for a free one.") from error
 
 
 class Pages:
