@@ -22,7 +22,6 @@ class MLflow(Tracker):
     name = "mlflow"
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Create a run in the store, or reopen it if this run is resumed."""
         os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # read when MLflow is imported
         from mlflow import MlflowClient
         from mlflow.entities import Param
@@ -35,8 +34,7 @@ class MLflow(Tracker):
         self._run = identity(folder, self.name, lambda: self._new_run(folder.name))
         self._client.update_run(self._run, status="RUNNING")
         self._logged = max((point.step for point in self._client.get_metric_history(self._run, "seconds")), default=0)
-        params = [Param(name, str(value)[:LONGEST]) for name, value in settings.items()]
-        self._client.log_batch(self._run, params=params)
+        self._client.log_batch(self._run, params=[Param(k, str(value)[:LONGEST]) for k, value in settings.items()])
 
     def _new_run(self, label: str) -> str:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME", "pluribus")

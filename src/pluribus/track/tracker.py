@@ -21,20 +21,17 @@ TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
 def trackers(names: str | Iterable[str]) -> list[Tracker]:
     """Create trackers by name. Refuse a name that is unknown or not installed, before anything trains."""
-    words = [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else names
-    made: list[Tracker] = []
-    for name in dict.fromkeys(words):
+    words = [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else list(names)
+    for name in words:
         if name not in TRACKERS:
             raise unknown("tracker", name, TRACKERS, "pluribus run --help")
-        made.append(getattr(import_module(f"pluribus.track.{name}"), TRACKERS[name])())
-    return made
+    return [getattr(import_module(f"pluribus.track.{name}"), TRACKERS[name])() for name in dict.fromkeys(words)]
 
 
 class Tracker(ABC):
     """An observer that logs to another program. If that program fails, the run warns once and continues."""
 
-    name: ClassVar[str]
-    """Name of the package, and of the extra of Pluribus that installs it."""
+    name: ClassVar[str]  # name of the package, and of the extra of Pluribus that installs it
 
     def __init__(self) -> None:
         if find_spec(self.name) is None:
@@ -108,25 +105,19 @@ def round_metrics(record: Mapping[str, Any], ledger: Ledger) -> dict[str, float]
     """Metrics of a round by name, such as `after/test/mean`. Bytes are the sum of all rounds so far."""
     metrics = {"loss": record["loss"], "seconds": record["seconds"]}
     metrics |= {f"bytes/{way}": ledger.total[way] for way in ("up", "down")}
-    return _drop_missing(metrics | _flatten(record["mean"]))
+    return _flatten(metrics, record["mean"])
 
 
 def final_metrics(result: Result) -> dict[str, float]:
     """Results of the run by name: `accuracy` is the headline, the others are like `selected/after/test/mean`."""
     moments = {f"{moment}/{view}": metrics for view, both in result.summary.items() for moment, metrics in both.items()}
-    return _drop_missing({"accuracy": result.accuracy} | _flatten(moments))
+    return _flatten({"accuracy": result.accuracy}, moments)
 
 
-def _flatten(views: Mapping[str, Mapping[str, Mapping[str, float | None]]]) -> dict[str, float | None]:
-    return {
-        f"{view}/{metric}/{over}": value
-        for view, metrics in views.items()
-        for metric, values in metrics.items()
-        for over, value in values.items()
-    }
-
-
-def _drop_missing(metrics: Mapping[str, float | None]) -> dict[str, float]:
+def _flatten(metrics: dict[str, float | None], views: Mapping[str, Any]) -> dict[str, float]:
+    """The metrics that have a value, with those of the views."""
+    for view, rows in views.items():
+        metrics |= {f"{view}/{metric}/{over}": value for metric, row in rows.items() for over, value in row.items()}
     return {name: float(value) for name, value in metrics.items() if value is not None}
 
 

@@ -20,7 +20,6 @@ class WandB(Tracker):
     name = "wandb"
 
     def begin(self, folder: Path, settings: Mapping[str, Any], done: int) -> None:
-        """Start a W&B run, or continue it if this run is resumed."""
         os.environ.setdefault("WANDB_ERROR_REPORTING", "false")  # read when W&B is imported
         import wandb
 
