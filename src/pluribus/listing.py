@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from rich import box
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
+from rich.table import Column, Table
 
 from pluribus.errors import ConfigError
 
@@ -81,12 +81,8 @@ def _partitions() -> list[Row]:
     return [*({"name": name, "about": entry.about} for name, entry in PARTITIONS.items()), auto]
 
 
-LISTS: dict[str, Callable[[], list[Row]]] = {
-    "models": _models,
-    "groups": _groups,
-    "data": _data,
-    "partitions": _partitions,
-}
+LISTS: dict[str, Callable[[], list[Row]]]
+LISTS = {"models": _models, "groups": _groups, "data": _data, "partitions": _partitions}
 
 
 def print_list(rows: list[Row]) -> None:
@@ -113,11 +109,9 @@ def print_list(rows: list[Row]) -> None:
 def print_methods(rows: list[Row], task: str) -> None:
     """Print a table of methods: uploads and downloads, needs, paper and bytes."""
     console = Console(highlight=False)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold", padding=(0, 1))
-    table.add_column("method", style="bold", no_wrap=True)
-    table.add_column("", style="cyan", no_wrap=True)
-    table.add_column("uploads, downloads, needs, paper")
-    table.add_column("bytes", justify="right", no_wrap=True)
+    methods, keys = Column("method", style="bold", no_wrap=True), Column(style="cyan", no_wrap=True)
+    sizes = Column("bytes", justify="right", no_wrap=True)
+    table = Table(methods, keys, "uploads, downloads, needs, paper", sizes, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
         for key in ("up", "down", "needs", "paper"):
             size = _format_bytes(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
-from rich.table import Table
+from rich.table import Column, Table
 
 from pluribus.evaluate import headline
 from pluribus.internal.views import AFTER, View, shown
@@ -115,30 +115,26 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     console = console or Console()
     views = [shown(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
     alike = len(set(views)) == 1
-    table = Table(box=None, header_style="bold", pad_edge=True)
     facts = results[-1].clients
     has_classes = any(one.classes for one in facts.values())  # real sites keep them private
-    columns = [("client", True), ("model", False), *([("classes", False)] if has_classes else []), ("train", True)]
-    for name, right in columns:
-        table.add_column(name, justify="right" if right else "left")
-    for result in results:
-        table.add_column(escape(result.method), justify="right")
+    columns = [_right("client"), Column("model"), *([Column("classes")] if has_classes else []), _right("train")]
+    table = Table(*columns, *(_right(result.method) for result in results), box=None)
     chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
     for k, one in facts.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
         classes = [escape(_join_classes(one.classes))] if has_classes else []
         table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
     table.add_section()
+    empty = [""] * (len(columns) - 1)
     for label in ("mean", "weighted", "worst", "best"):
         values = [_selected_accuracy(label, of, seen) for of, seen in zip(results, views, strict=True)]
-        cells = _cells(values, alike)
-        table.add_row(label, *[""] * (len(columns) - 1), *cells, style="bold" if label == "mean" else "")
+        table.add_row(label, *empty, *_cells(values, alike), style="bold" if label == "mean" else "")
     for other in _other_views(results, views):
         values = [_selected_accuracy("mean", of, other) for of in results]
-        table.add_row(f"mean, {other}", *[""] * (len(columns) - 1), *_cells(values))
+        table.add_row(f"mean, {other}", *empty, *_cells(values))
     if len(results) > 1:
         for label, cost in _costs(results):
-            table.add_row(label, *[""] * (len(columns) - 1), *cost)
+            table.add_row(label, *empty, *cost)
     console.print(table)
     about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
     about += "" if alike else ". The views differ, so this does not compare the methods"
@@ -149,18 +145,19 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
         console.print(Padding(text, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
 
 
+def _right(name: str, **how: Any) -> Column:
+    return Column(escape(name), justify="right", **how)
+
+
 def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
-    """Gradient steps per client, and bytes both ways."""
-    steps = [result.steps_per_client for result in results]
-    yield "steps", ["-" if one is None else f"{one:,.0f}" for one in steps]
+    yield "steps", ["-" if (steps := one.steps_per_client) is None else f"{steps:,.0f}" for one in results]
     for way in ("up", "down"):
         yield way, [human(result.bytes[way]) for result in results]
 
 
 def _steps_differ(results: Sequence[Result]) -> bool:
-    steps = [result.steps_per_client for result in results]
-    known = [one for one in steps if one is not None]
-    return len(known) == len(steps) > 1 and max(known) - min(known) > MOST_APART * min(known)
+    known = [result.steps_per_client for result in results if result.steps_per_client is not None]
+    return len(known) == len(results) > 1 and max(known) - min(known) > MOST_APART * min(known)
 
 
 def _selected_accuracy(statistic: str, result: Result, view: str) -> float | None:
@@ -188,10 +185,7 @@ def _join_classes(names: Sequence[str], most: int = 24) -> str:
 
 def print_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
     """Print the predicted class of each image."""
-    table = Table(box=None, header_style="bold", pad_edge=True)
-    table.add_column("file", overflow="fold")
-    table.add_column("label")
-    table.add_column("score", justify="right")
+    table = Table(Column("file", overflow="fold"), "label", _right("score"), box=None)
     for one in predictions:
         table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
     (console or Console(highlight=False)).print(table)
@@ -210,9 +204,7 @@ def print_data_check(check: DataCheck, console: Console | None = None) -> None:
     for table in _count_tables(check):
         console.print(table)
         console.print()
-    table = Table(box=None, show_header=False, pad_edge=True)
-    table.add_column(no_wrap=True, style="cyan")
-    table.add_column(overflow="fold")
+    table = Table(Column(no_wrap=True, style="cyan"), Column(overflow="fold"), box=None, show_header=False)
     for name, text in _data_facts(check):
         table.add_row(name, escape(text))
     console.print(table)
@@ -232,10 +224,9 @@ def _group(place: Place) -> str:
 
 
 def _count_table(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
-    table = Table(box=None, header_style="bold", pad_edge=True)
-    table.add_column(name, overflow="fold")
-    for column in (*columns, "images"):
-        table.add_column(escape(column), justify="right", overflow="fold")
+    table = Table(
+        Column(name, overflow="fold"), *(_right(column, overflow="fold") for column in (*columns, "images")), box=None
+    )
     for row in sorted({row for row, _, _ in cells}) if name == "class" else dict.fromkeys(row for row, _, _ in cells):
         counts = [sum(n for r, c, n in cells if (r, c) == (row, column)) for column in columns]
         table.add_row(escape(row), *(str(n or "·") for n in counts), str(sum(n for r, _, n in cells if r == row)))
@@ -272,12 +263,7 @@ def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
             highlight=False,
         )
         return
-    table = Table(box=None, header_style="bold", pad_edge=True)
-    table.add_column("client", justify="right")
-    table.add_column("model")
-    for name in names:
-        table.add_column(escape(name[:6]), justify="right")
-    table.add_column("rows", justify="right")
+    table = Table(_right("client"), "model", *(_right(name[:6]) for name in names), _right("rows"), box=None)
     for k, counts in enumerate(parts.manifest.counts):
         cells = [str(count) if count else "[dim]·[/]" for count in counts]
         table.add_row(str(k), parts.cards[k].model, *cells, str(sum(counts)))
@@ -300,10 +286,7 @@ def print_bench(bench: Bench, console: Console | None = None) -> None:
     what = f"{one.data}   {_count(one.clients, 'client')}, {_count(bench.architectures, 'architecture')}"
     heading = f"[bold]Pluribus {__version__}[/]   bench {one.method}   {escape(what)}   seed {one.seed}"
     console.print(f"{heading}\n", highlight=False, soft_wrap=True)
-    table = Table(box=None, show_header=False, pad_edge=True)
-    table.add_column()
-    table.add_column(justify="right")
-    table.add_column(style="dim")
+    table = Table("", _right(""), Column(style="dim"), box=None, show_header=False)
     for number, section in enumerate((_speed(bench), _shares(bench), _sizes(bench))):
         if number:
             table.add_row()
