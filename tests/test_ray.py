@@ -94,7 +94,7 @@ class KillAnActor:
     def round(self, record: Mapping[str, Any], ledger: Any) -> None:
         if record["round"] in self._rounds:
             self._rounds.remove(record["round"])
-            os.kill(ray.get(self._federation.engine._actors[0].process.remote()), signal.SIGKILL)
+            os.kill(ray.get(self._federation.engine._hosts[0].process.remote()), signal.SIGKILL)
 
     def finish(self, result: Any) -> None:
         pass

@@ -10,7 +10,8 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Container, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import InitVar, dataclass, replace
+from functools import cache, partial
 from typing import NamedTuple
 
 import torch
@@ -31,6 +32,7 @@ from pluribus.storage.checkpoint import put_back
 from pluribus.task import Card, Task
 
 Tensors = dict[str, Tensor]
+Load = Callable[[int], Tensors | None]  # returns the saved tensors of a client; None: it has none
 Selected = tuple[int, Tensors]  # a round, and the tensors that a client was evaluated with in it
 
 # Limits of clients in memory between rounds. Beyond them, a host keeps only a copy of a client's state. Beyond as many
@@ -55,7 +57,9 @@ class Limits(NamedTuple):
     @classmethod
     def of(cls, device: torch.device, hosts: int = 1) -> Limits:
         """The limits of one of several hosts that share a device equally."""
-        most_bytes = MOST_BYTES if device.type == "cpu" else int(GPU_SHARE * _memory(device))
+        most_bytes = MOST_BYTES
+        if device.type != "cpu":
+            most_bytes = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
         return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, most_bytes // hosts)
 
 
@@ -67,39 +71,29 @@ class Away(NamedTuple):
     saved: Snapshot
 
 
+@dataclass(eq=False, repr=False)
 class Host:
     """Hosts clients of one federation in memory."""
 
-    def __init__(
-        self,
-        method: Method,
-        task: Task,
-        cards: Mapping[int, Card],
-        data: ClientSets,
-        local: Local,
-        device: torch.device,
-        load: Callable[[int], Tensors | None],
-        same_init: bool = False,
-        limits: Limits | None = None,
-    ) -> None:
-        self.method = method
-        self.task = task
-        self.cards = cards
-        self.data = data
-        self.local = local
-        self.device = device
-        self._load = load
-        self._same_init = same_init
+    method: Method
+    task: Task
+    cards: Mapping[int, Card]
+    data: ClientSets
+    local: Local
+    device: torch.device
+    load: Load
+    same_init: bool = False
+    limits: InitVar[Limits | None] = None
+
+    def __post_init__(self, limits: Limits | None) -> None:
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._away: OrderedDict[int, Away] = OrderedDict()
         self._changed: set[int] = set()  # clients that worked since the last save
         self._selected: dict[int, tuple[int, Snapshot]] = {}  # rounds selected since then, with copies
-        self._footprints: dict[str, int] = {}  # by architecture, like the next
-        self._least: dict[str, int] = {}
-        self._limits = limits or Limits.of(device)
-        self.wires = Wires(method, task, cards)
-
-    # ---- work ------------------------------------------------------------------------------------------------------
+        self._footprint = cache(partial(_footprint, self.task))
+        self._least: dict[str, int] = {}  # rows of a batch, by architecture
+        self._limits = limits or Limits.of(self.device)
+        self.wires = Wires(self.method, self.task, self.cards)
 
     def answer(self, request: Request) -> Answer:
         """Answer a request about a client. An error of the method gets the round and the client as a note."""
@@ -138,8 +132,7 @@ class Host:
     def _teach(self, request: Teach) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client = self._begin(request.t, 0, request.client)
-        wire = self.wires(request.client)[0]
+        client, wire = self._begin(request.t, 0, request.client), self.wires(request.client)[0]
         return self._reply(client, self.method.teach(client), wire, request.t, (started, started))
 
     def _learn(self, request: Learn) -> Reply:
@@ -200,8 +193,6 @@ class Host:
         client.take(down)
         self.method.receive(client, down)
 
-    # ---- clients in memory -----------------------------------------------------------------------------------------
-
     def client(self, k: int) -> Client:
         """The client in memory, created if needed. The client that was unused for longest makes room."""
         found = self.seat(k)
@@ -211,8 +202,7 @@ class Host:
     def seat(self, k: int, beside: Container[int] = ()) -> Client | None:
         """The client in memory. None if there is no room without removing a client of `beside`, which works with it."""
         if k not in self._live:
-            client = self._find_seat(k, beside)
-            if client is None:
+            if (client := self._find_seat(k, beside)) is None:
                 return None
             self._live[k] = client
         self._live.move_to_end(k)
@@ -229,7 +219,8 @@ class Host:
         alike = [j for j in leaving if self.cards[j].model == self.cards[k].model]
         j = (alike or leaving)[0]
         client = self._live.pop(j)
-        self._put_away(j, client)
+        self._away[j] = _away(client)
+        self._delete_copies()
         if not alike:
             return self._find_seat(k, beside)
         if (away := self._away.get(k)) is None or away.data is None:
@@ -246,31 +237,21 @@ class Host:
         taken = sum(self._footprint(self.cards[j].model) for j in self._live)
         return not self._live or taken + self._footprint(self.cards[k].model) <= self._limits.bytes
 
-    def _footprint(self, model: str) -> int:
-        if model not in self._footprints:
-            weights = sum(value.nbytes for value in self.task.shape_of(model).state_dict().values())
-            self._footprints[model] = TRAINING_FACTOR * weights + TRAINING_BYTES
-        return self._footprints[model]
-
     def _create(self, k: int) -> Client:
         with at(f"client {k}"):
-            return self._build(k)
-
-    def _build(self, k: int) -> Client:
-        card = self._card(k)
-        model = self.task.start(card.model, None if self._same_init else k)
-        sets, public, exams = self.data.sets(k), self.data.public, self.data.exams
-        client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
-        self.method.prepare(client)
-        client.state.fix()
-        down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
-        client.equip(self.method.optimisers(client), down, self._least_rows(client))
-        away = self._away.pop(k, None)
-        if away is not None:
-            away.saved.put_back(all_tensors(client))
-        elif (saved := self._load(k)) is not None:
-            put_back(client.tensors(), saved, f"client {k}")
-        return client
+            card = self._card(k)
+            model = self.task.start(card.model, None if self.same_init else k)
+            sets, public, exams = self.data.sets(k), self.data.public, self.data.exams
+            client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
+            self.method.prepare(client)
+            client.state.fix()
+            down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
+            client.equip(self.method.optimisers(client), down, self._least_rows(client))
+            if (away := self._away.pop(k, None)) is not None:
+                away.saved.put_back(all_tensors(client))
+            elif (saved := self.load(k)) is not None:
+                put_back(client.tensors(), saved, f"client {k}")
+            return client
 
     def _least_rows(self, client: Client) -> int:
         """Smallest batch for the client's model and for the models that the method attached."""
@@ -282,10 +263,6 @@ class Host:
     def _card(self, k: int) -> Card:
         # The message of enrolment is for the server: here it would depend on when the client was created.
         return replace(self.cards[k], enrolled=None)
-
-    def _put_away(self, k: int, client: Client) -> None:
-        self._away[k] = _away(client)
-        self._delete_copies()
 
     def _delete_copies(self) -> None:
         """Delete the oldest copies of saved clients while all copies together exceed the limit."""
@@ -319,10 +296,9 @@ class Host:
         if k not in self._changed:
             return None
         self._changed.remove(k)
-        if client is not None:
-            away = _away(client)
-        assert away is not None
-        return away.saved.tensors()
+        left = away if client is None else _away(client)
+        assert left is not None
+        return left.saved.tensors()
 
     def adopt(self, k: int, tensors: Tensors) -> None:
         """Take a client that another host released."""
@@ -330,8 +306,12 @@ class Host:
         self._changed.add(k)
 
     def pending(self) -> int:
-        """Number of clients with unsaved state."""
-        return len(self._changed)
+        return len(self._changed)  # clients with unsaved state
+
+
+def _footprint(task: Task, model: str) -> int:
+    weights: int = sum(value.nbytes for value in task.shape_of(model).state_dict().values())
+    return TRAINING_FACTOR * weights + TRAINING_BYTES
 
 
 def _away(client: Client) -> Away:
@@ -350,11 +330,7 @@ def most_selected(device: torch.device) -> int:
     return int(SELECTED_SHARE * Limits.of(device).bytes)
 
 
-def _memory(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
-
-
-def make_host(parts: Assembly, load: Callable[[int], Tensors | None], limits: Limits | None = None) -> Host:
-    """A host for all clients of a simulated federation. `load` returns the saved tensors of a client."""
+def make_host(parts: Assembly, load: Load, limits: Limits | None = None) -> Host:
+    """A host for all clients of a simulated federation."""
     where = parts.data, parts.local, parts.device, load
     return Host(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)

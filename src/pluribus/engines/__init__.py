@@ -8,10 +8,10 @@ from pluribus.assembly import Assembly
 from pluribus.engines.engine import Engine
 from pluribus.engines.local import local_engine
 from pluribus.engines.workers import Workers
-from pluribus.host import Tensors, make_host
+from pluribus.host import Load, make_host
 
 
-def engine_for(parts: Assembly, load: Callable[[int], Tensors | None], tell: Callable[[str], None]) -> Engine:
+def engine_for(parts: Assembly, load: Load, tell: Callable[[str], None]) -> Engine:
     """Make the engine that the experiment configures. The engine reports through `tell` what it cannot speed up."""
     if parts.experiment.engine == "ray":
         from pluribus.engines.ray import Ray

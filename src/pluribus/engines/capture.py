@@ -50,8 +50,6 @@ class Captured:
         self._refused: set[Any] = set()  # steps that cannot be recorded
         self._random: set[Any] = set()  # steps that draw from the device's generator
 
-    # ---- training --------------------------------------------------------------------------------------------------
-
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
         """Run all steps of a fit. Returns the mean loss over its samples; None: no step returned a loss."""
         if name_of_step(fit.step) in self._random:
@@ -104,15 +102,13 @@ class Captured:
 
     def _step(self, client: Client, step: Step, batch: Batch) -> int:
         """Run one step. Returns the number of samples in its loss."""
-        loss = step(client, batch)
-        if loss is None:
+        if (loss := step(client, batch)) is None:
             return 0
         self._total.add_(loss.detach() * batch.n)
         return batch.n
 
     def _find_step(self, client: Client, fit: Fit, n: int) -> Recording | None:
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
-
         names = None if fit.augment is None else fit.augment.names  # None: the step sees unchanged images
 
         def step(rows: Tensor, positions: Tensor, keys: Tensor) -> int:
@@ -120,8 +116,6 @@ class Captured:
             return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment), positions, n))
 
         return self._find_recording((name_of_step(fit.step), n, client.model.training, inbox, names), client, n, step)
-
-    # ---- sweeps ----------------------------------------------------------------------------------------------------
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         """Compute `rows` of every sample of a set, in order. The client is in eval mode."""
@@ -154,8 +148,6 @@ class Captured:
         if watch.reason:
             self._refuse(name, watch.reason)
         return result
-
-    # ---- recordings ------------------------------------------------------------------------------------------------
 
     def _find_recording(self, key: Any, client: Client, n: int, record: Callable[..., Any]) -> Recording | None:
         """Return the recording for this client, and record it at the second call. None: run as written."""

@@ -6,6 +6,7 @@ and stream while it is in memory.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
@@ -15,8 +16,9 @@ import torch
 
 from pluribus.client import Client
 from pluribus.engines.capture import Captured
+from pluribus.engines.serial import Serial
 from pluribus.engines.stacked import Group, cut, stackable
-from pluribus.host import Host, Selected, Tensors, most_selected
+from pluribus.host import Host
 from pluribus.request import Answer, Request, Work
 
 MOST_LANES = 20
@@ -45,20 +47,19 @@ class Lane:
         self._thread.shutdown(cancel_futures=True)
 
 
-class Cuda:
+class Cuda(Serial):
     """The engine of a GPU."""
 
     def __init__(self, host: Host, tell: Callable[[str], None], capture: bool = True, stack: bool = True) -> None:
-        self.host = host
-        self.room: float = most_selected(host.device)
+        super().__init__(host)
         self._tell = tell
         self._capture = capture
         self._stack = stack and capture
         self._lanes: list[Lane] = []
-        self._stacked: dict[str, Group] = {}
+        self._stacked = defaultdict[str, Group](partial(Group, tell))  # by architecture
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Yield each client and its answer, in the order of requests. All clients in memory work at once."""
+        """All clients in memory work at once."""
         wave: dict[int, Request] = {}
         for request in requests:
             k = request.client
@@ -94,8 +95,6 @@ class Cuda:
             lane: Lane = first.runner.lane
             jobs = {k: partial(self.host.answer, wave[k]) for k in members}
             if len(members) > 1:
-                if first.card.model not in self._stacked:
-                    self._stacked[first.card.model] = Group(self._tell)
                 answers |= self._stacked[first.card.model].do(clients, jobs, lane)
             else:
                 answers |= {k: lane.do(job) for k, job in jobs.items()}
@@ -104,25 +103,15 @@ class Cuda:
 
     def _groups(self, wave: dict[int, Request]) -> list[list[int]]:
         """Split clients into groups that train together: small clients of one architecture, if they can be stacked."""
-        by_model: dict[str, list[int]] = {}
+        by_model = defaultdict[str, list[int]](list)
         single: list[list[int]] = []
         for k, request in wave.items():
             client = self.host.client(k)
             if self._stack and isinstance(request, Work) and stackable(self.host.method, client):
-                by_model.setdefault(client.card.model, []).append(k)
+                by_model[client.card.model].append(k)
             else:
                 single.append([k])
-        groups = [group for ks in by_model.values() for group in cut(ks)]
-        return groups + single
-
-    def changed(self) -> dict[int, Tensors]:
-        return self.host.changed()
-
-    def selected(self) -> dict[int, Selected]:
-        return self.host.selected()
-
-    def pending(self) -> int:
-        return self.host.pending()
+        return [group for ks in by_model.values() for group in cut(ks)] + single
 
     def close(self) -> None:
         for lane in self._lanes:

@@ -26,10 +26,8 @@ class Engine(Protocol):
         """Return the state of every client that worked since the last call, on the CPU. Called between rounds."""
 
     def selected(self) -> dict[int, Selected]:
-        """Return the round and the measured model of every client that selected a new round since the last call.
-
-        The tensors are on the CPU. Called while no client works.
-        """
+        """Return the round and the measured model, on the CPU, of every client that selected a new round since the last
+        call. Called while no client works."""
 
     def pending(self) -> int:
         """Number of clients with unsaved state."""

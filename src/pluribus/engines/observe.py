@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pluribus.client import Client
+from pluribus.task import Card
 
 OWN = ("id", "samples")  # fields of a card that differ between clients of one architecture
 
@@ -47,12 +49,12 @@ def _indexes_by_number(func: Any, args: tuple[Any, ...]) -> bool:
     return func is torch.ops.aten.index.Tensor and all(i is None or i.dtype not in masks for i in args[1])
 
 
+@dataclass(eq=False)
 class WatchedCard:
     """A card that notes reads of fields that differ between clients. A recording would freeze their values."""
 
-    def __init__(self, card: Any, watch: Observed) -> None:
-        self._card = card
-        self._watch = watch
+    _card: Card
+    _watch: Observed
 
     def __getattr__(self, name: str) -> Any:
         if name in OWN:

@@ -26,11 +26,11 @@ from torch import Tensor
 from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
 from pluribus.engines.local import local_engine
-from pluribus.engines.spread import Spread
-from pluribus.engines.worker import Outcome, make_portable
+from pluribus.engines.spread import Order, Spread
+from pluribus.engines.worker import HostCommand, Outcome, Release, carry_out, make_portable
 from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
-from pluribus.host import Limits, Selected, Tensors, make_host
+from pluribus.host import Limits, Load, Tensors, make_host
 from pluribus.internal.arithmetic import Arithmetic
 from pluribus.message import Parcel, tensor_bytes
 from pluribus.request import Answer, Learn, Reply, Request, Teach
@@ -42,32 +42,23 @@ try:
 except ImportError as error:
     raise PackageError("--engine ray needs Ray: pip install 'pluribus[ray]'.") from error
 
-Load = Callable[[int], Tensors | None]
 SECONDS_TO_ANSWER = 5.0
 AUTH = "RAY_AUTH_MODE"
 
 
 class Ray(Spread):
-    """The engine of `--engine ray`. Its actors start at the first request."""
+    """The engine of `--engine ray`."""
 
     def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
-        super().__init__(parts)
-        self._load = load
+        super().__init__(parts, load, min(parts.experiment.workers, parts.experiment.clients))
         self._tell = tell
-        self._actors: list[Any] = []
         self._started_ray = False  # whether this process started Ray
 
-    def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        todo = {request.client: request for request in requests}
-        if not todo:
-            return
-        self._start()
-        clients, (kind, plan) = list(todo), self._plan(todo, len(self._actors))
-        self._move_clients(plan)
-        by_actor: dict[int, list[Request]] = {}
+    def _answers(self, todo: dict[int, Request]) -> Iterator[tuple[int, Outcome]]:
+        clients, by_actor = list(todo), dict[int, list[Request]]()
         for k in clients:
             by_actor.setdefault(self._owner[k], []).append(todo.pop(k))
-        asked = {number: self._actors[number].answer.remote(own) for number, own in by_actor.items()}
+        asked = {number: self._hosts[number].answer.remote(own) for number, own in by_actor.items()}
         outcomes_by_client: dict[int, Outcome] = {}
         for k in clients:
             if (number := self._owner[k]) in asked:
@@ -78,27 +69,21 @@ class Ray(Spread):
             outcome = outcomes_by_client.pop(k)
             if outcome.error is not None:
                 raise outcome.error
-            self._costs.note(kind, k, outcome.seconds)
-            yield k, outcome.value
+            yield k, outcome
 
     def close(self) -> None:
-        """Kill the actors, and shut Ray down if this process started it."""
-        actors, self._actors = self._actors, []
+        actors, self._hosts = self._hosts, []
         for actor in actors:
             ray.kill(actor)
         if self._started_ray:
             ray.shutdown()
 
-    # ---- actors ----------------------------------------------------------------------------------------------------
-
     def _start(self) -> None:
-        if self._actors:
-            return
         experiment = self._parts.experiment
         if not ray.is_initialized():
             self._started_ray = True
             _connect(experiment)
-        cores, number = torch.get_num_threads(), min(experiment.workers, experiment.clients)
+        cores, number = torch.get_num_threads(), self._number
         resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
         needed = {"CPU": cores * number, "GPU": experiment.gpu_share * number}
         for name, amount in needed.items():
@@ -112,17 +97,17 @@ class Ray(Spread):
         pickled = cloudpickle.dumps((alone, self._parts.method))  # type: ignore[no-untyped-call]
         data = ray.put(_Arrays.of(self._parts.dataset))
         make = ray.remote(Actor).options(num_cpus=cores, num_gpus=experiment.gpu_share)
-        self._actors = [make.remote() for _ in range(number)]
+        self._hosts = [make.remote() for _ in range(number)]
         here = Arithmetic.here()
-        for error in self._get_all([actor.open.remote(pickled, sys.path, data, here) for actor in self._actors]):
+        for error in self._get_all([actor.open.remote(pickled, sys.path, data, here) for actor in self._hosts]):
             if error is not None:
                 raise error
 
-    def _changed_by_host(self) -> list[dict[int, Tensors]]:
-        return self._get_all([actor.changed.remote() for actor in self._actors])
+    def _command(self, orders: Iterable[Order]) -> list[Any]:
+        return self._get_all([self._hosts[number].do.remote(command) for number, command in orders])
 
-    def _selected_by_host(self) -> list[dict[int, Selected]]:
-        return self._get_all([actor.selected.remote() for actor in self._actors])
+    def _send_saved(self, plan: Mapping[int, int]) -> None:
+        self._get_all([self._hosts[number].restore.remote(k, self._load(k)) for k, number in plan.items()])
 
     def _get_all(self, refs: list[ObjectRef[Any]]) -> list[Any]:
         return [self._get(one) for one in refs]
@@ -132,20 +117,6 @@ class Ray(Spread):
             return ray.get(ref)
         except RayError as error:  # an actor returns its own errors; an error of Ray means that the actor is lost
             raise HostLostError(f"a Ray actor was lost ({type(error).__name__}).") from error
-
-    # ---- which actor has which client ------------------------------------------------------------------------------
-
-    def _move_clients(self, plan: Mapping[int, int]) -> None:
-        """Move clients to their actors in a plan, with their unsaved state or with what was saved of them."""
-        moving = self._find_moving(plan)
-        released = [self._actors[self._owner[k]].release.remote(k) for k in moving]
-        states = {k: self._get(one) for k, one in zip(moving, released, strict=True)}
-        unsaved = {k: state for k, state in states.items() if state is not None}
-        saved = [k for k in plan if k not in self._owner or (k in states and k not in unsaved)]
-        asked = [self._actors[plan[k]].adopt.remote(k, state) for k, state in unsaved.items()]
-        asked += [self._actors[plan[k]].restore.remote(k, self._load(k)) for k in saved]
-        self._get_all(asked)
-        self._owner.update(plan)
 
 
 class Actor:
@@ -191,27 +162,14 @@ class Actor:
         """Id of the process, for tests and monitoring."""
         return os.getpid()
 
-    def changed(self) -> dict[int, Tensors]:
-        return self._engine.changed()
-
-    def selected(self) -> dict[int, Selected]:
-        return self._engine.selected()
+    def do(self, command: HostCommand) -> Any:
+        if isinstance(command, Release):
+            self._saved.pop(command.client, None)
+        return carry_out(self._host, command)
 
     def restore(self, k: int, tensors: Tensors | None) -> None:
         """Store the saved state of a client until the host creates the client."""
         self._saved[k] = tensors
-
-    def release(self, k: int) -> Tensors | None:
-        """Remove a client that moves to another actor. Returns its unsaved state; None: all of it is saved."""
-        self._saved.pop(k, None)
-        return self._host.release(k)
-
-    def adopt(self, k: int, tensors: Tensors) -> None:
-        """Add a client that another actor released."""
-        self._host.adopt(k, tensors)
-
-
-# ---- serialization -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

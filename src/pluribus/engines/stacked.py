@@ -53,9 +53,6 @@ def cut(clients: Sequence[int]) -> list[list[int]]:
     return [list(clients[i : i + MOST]) for i in range(0, len(clients), MOST)]
 
 
-# ---- clients that wait for each other ------------------------------------------------------------------------------
-
-
 class Group:
     """Clients that run in threads, and train together."""
 
@@ -66,9 +63,7 @@ class Group:
         # threads for one batch of jobs: the next batch starts when the first has trained, so both share a stack
         self._threads = ThreadPoolExecutor(MOST, "member")
 
-    def do(
-        self, clients: Mapping[int, Client], jobs: Mapping[int, Callable[[], R]], lane: Lane
-    ) -> dict[int, Future[R]]:
+    def do(self, clients: dict[int, Client], jobs: Mapping[int, Callable[[], R]], lane: Lane) -> dict[int, Future[R]]:
         """Queue the jobs of these clients, all on one stream."""
 
         def run_all(waiting: dict[Client, Fit]) -> dict[Client, Tensor | None]:
@@ -170,21 +165,17 @@ class Barrier:
         self._changed.notify_all()
 
 
-class Member:
+class Member(NamedTuple):
     """The runner of a client in a group: it trains with the others, and sweeps alone."""
 
-    def __init__(self, own: Runner, barrier: Barrier) -> None:
-        self.own = own
-        self._barrier = barrier
+    own: Runner
+    barrier: Barrier
 
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
-        return self._barrier.fit(client, fit)
+        return self.barrier.fit(client, fit)
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         return self.own.sweep(client, rows, data)
-
-
-# ---- one step for all ----------------------------------------------------------------------------------------------
 
 
 class _GroupStep(NamedTuple):
@@ -240,9 +231,8 @@ class Stack:
         active = torch.tensor([step.active for step in steps]).to(first.device, non_blocking=True)
         for index, step in enumerate(steps):
             everyone = all(step.active[: len(clients)])
-            columns = (starts[index][:, None] + torch.arange(step.size, device=first.device)).clamp(
-                max=visited[0].shape[1] - 1
-            )
+            columns = starts[index][:, None] + torch.arange(step.size, device=first.device)
+            columns = columns.clamp(max=visited[0].shape[1] - 1)
             now = [part.gather(1, columns) for part in visited]
             self._run_step(loss, store, step.size, _Given(None if everyone else active[index], *now))
         self._copy(clients, inward=False)
@@ -253,7 +243,8 @@ class Stack:
         stacked: dict[torch.dtype, list[Tensor]] = {}
         own: dict[torch.dtype, list[Tensor]] = {}
         for client, place in zip(clients, self._by_place, strict=False):
-            for value, part in zip(_copied_tensors(client).values(), place, strict=True):
+            live = [*_tensors(client).values(), *client.optimisers["model"].slots().values()]  # as in the stack
+            for value, part in zip(live, place, strict=True):
                 stacked.setdefault(value.dtype, []).append(part)
                 own.setdefault(value.dtype, []).append(value)
         with torch.no_grad():
@@ -302,19 +293,15 @@ class Stack:
 
 
 class _Given(NamedTuple):
-    """Inputs of a step: the active places (None: all); rows, positions and keys are (places, batch).
+    """Inputs of a step. Rows, positions and keys are (places, batch)."""
 
-    Without keys, images are not augmented.
-    """
-
-    active: Tensor | None
+    active: Tensor | None  # places; None: all
     rows: Tensor
     positions: Tensor
-    keys: Tensor | None = None
+    keys: Tensor | None = None  # None: images are not augmented
 
     def clone(self) -> _Given:
-        active, keys = (None if value is None else value.clone() for value in (self.active, self.keys))
-        return _Given(active, self.rows.clone(), self.positions.clone(), keys)
+        return _Given(*(None if value is None else value.clone() for value in self))  # type: ignore[arg-type]
 
 
 class _Recorded(NamedTuple):
@@ -348,11 +335,6 @@ def _tensors(client: Client) -> dict[str, Tensor]:
         parts = {"value": value.value, "held": value.held} if isinstance(value, Rows) else {"": value}
         found |= {f"got.{name}.{part}": tensor for part, tensor in parts.items()}
     return found
-
-
-def _copied_tensors(client: Client) -> dict[str, Tensor]:
-    """Tensors to copy into the stack and back, in the order of the stack."""
-    return _tensors(client) | {f"slot.{name}": value for name, value in client.optimisers["model"].slots().items()}
 
 
 @contextmanager

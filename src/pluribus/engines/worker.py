@@ -36,9 +36,6 @@ KEPT_BYTES = 2**30
 SECONDS_TO_END = 10.0
 
 
-# ---- messages of the parent ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Open:
     """Make the host. `host` is a packed function that takes `load`."""
@@ -78,9 +75,8 @@ class Saved:
     tensors: Tensors | None
 
 
-Command = Request | Open | Release | Adopt | TakeChanged | TakeSelected
-
-# ---- messages of a worker ------------------------------------------------------------------------------------------
+HostCommand = Request | Release | Adopt | TakeChanged | TakeSelected
+Command = Open | HostCommand
 
 
 class Outcome(NamedTuple):
@@ -95,9 +91,6 @@ class LoadSaved(NamedTuple):
     """Ask the parent for the saved state of a client."""
 
     client: int
-
-
-# ---- the parent's end ------------------------------------------------------------------------------------------------
 
 
 class Worker:
@@ -122,7 +115,7 @@ class Worker:
     def receive(self) -> Outcome | LoadSaved:
         """Wait for the next message of the worker. Outcomes come in the order of commands."""
         try:
-            return _receive(self.connection)  # type: ignore[no-any-return]
+            return pickle.loads(self.connection.recv_bytes())  # type: ignore[no-any-return]
         except (EOFError, OSError):
             raise self._lost_error() from None
 
@@ -138,10 +131,6 @@ class Worker:
             return WorkerError(f"{who} was killed by {signal.Signals(-status).name}.")
         return WorkerError(f"{who} exited with status {status}: see its output for the reason.")
 
-    def close_pipe(self) -> None:
-        """Close the pipe, which tells the worker to end."""
-        self.connection.close()
-
     def end(self) -> None:
         """Wait until the worker ends, and kill it if it does not."""
         self._process.join(SECONDS_TO_END)
@@ -149,9 +138,6 @@ class Worker:
             self._process.kill()
             self._process.join()
         self._process.close()
-
-
-# ---- serialization -------------------------------------------------------------------------------------------------
 
 
 class _Packer(pickle.Pickler):
@@ -199,21 +185,10 @@ def pack(value: Any) -> tuple[bytes, list[Tensor]]:
     return file.getvalue(), packer.shared
 
 
-def _unpack(data: bytes, shared: list[Tensor]) -> Any:
-    return _SharingUnpacker(BytesIO(data), shared).load()
-
-
 def _send(connection: Connection, value: Any) -> None:
     file = BytesIO()
     _Packer(file, pickle.HIGHEST_PROTOCOL).dump(value)
     connection.send_bytes(file.getbuffer())
-
-
-def _receive(connection: Connection) -> Any:
-    return pickle.loads(connection.recv_bytes())
-
-
-# ---- the worker's end ------------------------------------------------------------------------------------------------
 
 
 def _run_worker(connection: Connection, shared: list[Tensor], arithmetic: Arithmetic) -> None:
@@ -252,7 +227,7 @@ class _CommandLoop:
         """Receive messages. This runs in a thread, so that a worker notices at any time that its parent has ended."""
         try:
             while True:
-                message: Command | Saved = _receive(self._connection)
+                message: Command | Saved = pickle.loads(self._connection.recv_bytes())
                 if isinstance(message, Saved):
                     self._saved.put(message.tensors)
                 else:
@@ -279,21 +254,11 @@ class _CommandLoop:
             self._host = self._make_host(command.host)
             return None
         assert self._host is not None
-        match command:
-            case Release(client):
-                return self._host.release(client)
-            case Adopt(client, tensors):
-                return self._host.adopt(client, tensors)
-            case TakeChanged():
-                return self._host.changed()
-            case TakeSelected():
-                return self._host.selected()
-            case _:
-                return self._host.answer(command)
+        return carry_out(self._host, command)
 
     def _make_host(self, host: bytes) -> Host:
         try:
-            make: Callable[..., Host] = _unpack(host, self._shared)
+            make: Callable[..., Host] = _SharingUnpacker(BytesIO(host), self._shared).load()
         except (AttributeError, ImportError) as error:
             raise UserCodeError(
                 f"a worker process cannot import an object of this process ({error}). Define it in a script or a "
@@ -311,6 +276,21 @@ class _CommandLoop:
             _send(self._connection, message)
         except OSError:
             os._exit(0)
+
+
+def carry_out(host: Host, command: HostCommand) -> Any:
+    """Run a command on a host that is open."""
+    match command:
+        case Release(client):
+            return host.release(client)
+        case Adopt(client, tensors):
+            return host.adopt(client, tensors)
+        case TakeChanged():
+            return host.changed()
+        case TakeSelected():
+            return host.selected()
+        case _:
+            return host.answer(command)
 
 
 def make_portable(error: BaseException) -> BaseException:
