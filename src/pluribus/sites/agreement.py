@@ -22,6 +22,7 @@ from pluribus.task import Card, Task
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch, sides of an image
 LEAST = {"clients": 1, "rounds": 1, "epochs": 0, "batch": 1}
 MOST_SHOWN = 1000
+Shape = tuple[int, int, int]
 RUN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")  # also the name of a folder at each site
 
 
@@ -33,7 +34,7 @@ class Agreement:
     method: str
     hyper: Mapping[str, Any]
     classes: tuple[str, ...]
-    shape: tuple[int, int, int]
+    shape: Shape
     width: int | None
     projector: str
     clients: int
@@ -44,18 +45,13 @@ class Agreement:
     batch: int
     optimizer_life: Life = "round"
     augment: tuple[str, ...] = ()
-    """Augmentations of training images."""
-    warmup: int = 0
-    """Rounds before the first of `rounds`. No model is trained in them."""
-    public: tuple[int, ...] = ()
-    """Number of public images of each client. Empty: there are no public images."""
+    warmup: int = 0  # rounds before the first of `rounds`, in which no model is trained
+    public: tuple[int, ...] = ()  # number of public images of each client; empty: there are none
     public_digest: str = ""
     version: str = __version__
 
     @classmethod
-    def of_experiment(
-        cls, one: Experiment, run: str, classes: tuple[str, ...], shape: tuple[int, int, int]
-    ) -> Agreement:
+    def of_experiment(cls, one: Experiment, run: str, classes: tuple[str, ...], shape: Shape) -> Agreement:
         """Make the agreement for an experiment with these classes and images."""
         return cls(
             run=run,
@@ -77,7 +73,6 @@ class Agreement:
         )
 
     def facts(self) -> dict[str, Any]:
-        """The agreement as JSON values."""
         return dataclasses.asdict(self)
 
     @classmethod
@@ -142,7 +137,6 @@ class Agreement:
             ) from error
 
     def task(self) -> Task:
-        """Make the task that all clients share."""
         return Task(
             classes=len(self.classes),
             shape=self.shape,
@@ -157,12 +151,10 @@ class Agreement:
         )
 
     def card(self, client: int, model: str, samples: int) -> Card:
-        """Make the card of a client with this model."""
         built = self.task().shape_of(model)
         return Card(client, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
 
     def local(self) -> Local:
-        """Make the settings of local training."""
         return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life, augment=self.augment)
 
 

@@ -28,22 +28,18 @@ DIGEST = re.compile("[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class SiteFacts:
-    """What a site reports at the start.
-
-    `public` has the number of public images of each client, and the digest of all.
-    """
+    """What a site reports at the start."""
 
     model: str
     samples: int
     test: int
-    public: tuple[tuple[int, ...], str] | None
+    public: tuple[tuple[int, ...], str] | None  # number of public images of each client, and the digest of all
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
         """Make facts from the output of `dataclasses.asdict`, read from a file."""
-        public = saved["public"]
-        known = None if public is None else (tuple(public[0]), public[1])
-        return cls(saved["model"], saved["samples"], saved["test"], known)
+        public = None if saved["public"] is None else (tuple(saved["public"][0]), saved["public"][1])
+        return cls(saved["model"], saved["samples"], saved["test"], public)
 
 
 class ReportedSizes:
@@ -53,11 +49,9 @@ class ReportedSizes:
         self._facts = facts
 
     def samples(self, client: int) -> int:
-        """Size of the site's training set, n_k."""
         return self._facts[client].samples
 
     def test_samples(self, client: int) -> int:
-        """Size of the site's test set."""
         return self._facts[client].test
 
     def counts(self, client: int) -> None:
@@ -90,15 +84,8 @@ def greet(
 def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
     try:
         head = unseal(answer).head
-    except MessageError as error:
-        raise type(error)(f"site {name}: {error}") from error
-    if "refused" in head:
-        raise AgreementError(f"site {name}: {shown(head['refused'])}")
-    return _check_facts(head, name, clients)
-
-
-def _check_facts(head: Mapping[str, Any], name: str, clients: int) -> SiteFacts:
-    try:
+        if "refused" in head:
+            raise AgreementError(shown(head["refused"]))
         samples, test = (whole(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
         facts = SiteFacts(known_model(head["model"]), samples, test, _read_public(head["public"], clients))
     except (KeyError, TypeError, ValueError) as error:
@@ -166,8 +153,7 @@ def federation(
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data)
     check_needs(method, task, cards, agreement.rule)
-    notes = method.warnings(task, cards.architectures())
-    notes += decided(experiment.build_method(), method)
+    notes = method.warnings(task, cards.architectures()) + decided(experiment.build_method(), method)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)

@@ -59,7 +59,6 @@ class Public:
         return self.owner
 
     def sizes(self, clients: int) -> tuple[int, ...]:
-        """Number of rows of each client."""
         return tuple(self.owners(clients).bincount(minlength=clients).tolist())
 
     def digest(self, clients: int) -> str:
@@ -93,7 +92,6 @@ class Holdings:
         self.public = {k: self._data(private + rows) for k, rows in owned.items()}
 
     def sets(self, client: int) -> dict[str, Data]:
-        """The client's `train`, `val`, `test` and `public` sets."""
         own = {name: self._data(rows) for name, rows in self._rows.items()}
         return own | {"public": self.public.get(client, self._data(torch.arange(0)))}
 

@@ -30,7 +30,9 @@ def recalled(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, 
     """Load the method of a site, and its client with the model of the headline metric. Of several runs, the newest."""
     saved = _load(_newest_run(folder), round)
     host = saved.host()
-    put_back(host.client(saved.client).measured(), saved.measured, "the site")
+    # a file of the last training has optimizers too
+    measured = {name: value for name, value in saved.tensors.items() if not name.startswith((OPTIMISERS, MOMENTA))}
+    put_back(host.client(saved.client).measured(), measured, "the site")
     with host.viewed(saved.t, saved.client, "after", None) as client:  # "after" changes nothing
         yield saved.method, client
 
@@ -84,14 +86,7 @@ class _SavedModel:
         except (SafetensorError, OSError, KeyError, TypeError, ValueError, PluribusError) as error:
             raise DamagedFileError(f"{path} cannot be read as the state of a site ({error}).") from error
 
-    @property
-    def measured(self) -> Tensors:
-        """The tensors without optimizers. A file of the last training has both."""
-        optimisers = OPTIMISERS, MOMENTA
-        return {name: value for name, value in self.tensors.items() if not name.startswith(optimisers)}
-
     def host(self) -> Host:
-        """Make a host for the client, on the CPU."""
         cards = {self.client: self.agreement.card(self.client, self.model, samples=0)}
         where = self.agreement.local(), torch.device("cpu"), lambda _: None
         return Host(self.method, self.agreement.task(), cards, _NoData(self.agreement), *where)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pluribus.errors import MessageError, SchemaError
 from pluribus.host import Selected, Tensors
@@ -37,36 +38,26 @@ class Transport(Protocol):
         """Send each site its request, and wait at most `seconds` for the answers."""
 
 
+@dataclass(eq=False)
 class Remote:
     """Asks real sites to work. Their state stays at the sites, so there is nothing to save here."""
 
-    room = math.inf
+    agreement: Agreement
+    names: Mapping[int, str]
+    models: Mapping[int, str]
+    views: tuple[str, ...]
+    wires: Wires
+    transport: Transport
+    seconds: float
+    tell: Callable[[str], None]
+    room: ClassVar[float] = math.inf
 
-    def __init__(
-        self,
-        agreement: Agreement,
-        names: Mapping[int, str],
-        models: Mapping[int, str],
-        views: tuple[str, ...],
-        wires: Wires,
-        transport: Transport,
-        seconds: float,
-        tell: Callable[[str], None],
-    ) -> None:
-        self._agreement = agreement
-        self._names = names
-        self._models = models
-        self._views = views
-        self._wires = wires
-        self._transport = transport
-        self._seconds = seconds
-        self._tell = tell
+    def __post_init__(self) -> None:
         self._enrolled: set[int] = set()  # since the last save
 
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """Yield each client that answered, and its answer, in the order of requests."""
         by_client = {request.client: request for request in requests}
-        answers = self._transport.exchange({k: self._seal(one) for k, one in by_client.items()}, self._seconds)
+        answers = self.transport.exchange({k: self._seal(one) for k, one in by_client.items()}, self.seconds)
         for k, request in by_client.items():
             answer = answers.get(k, Missing("no answer"))
             try:
@@ -75,7 +66,7 @@ class Remote:
                 yield k, self._open_answer(request, unseal(answer))
             except MessageError as error:
                 when = "at enrolment" if isinstance(request, Enrol) else f"in round {request.t}"
-                self._tell(f"site {self._names[k]} is missing {when}: {error}")
+                self.tell(f"site {self.names[k]} is missing {when}: {error}")
 
     def changed(self) -> dict[int, Tensors]:
         """Empty states of the sites that enrolled: the server must record them. Sites keep their own state."""
@@ -91,11 +82,9 @@ class Remote:
     def close(self) -> None:
         pass
 
-    # ---- requests and answers --------------------------------------------------------------------------------------
-
     def _seal(self, request: Request) -> bytes:
         head, parts = self._encode(request)
-        return seal(head | {"client": request.client, "agreement": self._agreement.facts()}, parts)
+        return seal(head | {"client": request.client, "agreement": self.agreement.facts()}, parts)
 
     def _encode(self, request: Request) -> tuple[dict[str, Any], dict[str, bytes]]:
         """Encode a request as a head and attachments."""
@@ -108,7 +97,7 @@ class Remote:
                 return {"verb": "teach", "t": t}, {}
             case Learn(_, t):
                 parts = {str(j): data for j, data in request.messages().items()}
-                models = {str(j): self._models[j] for j in request.inbox}  # they determine the schemas
+                models = {str(j): self.models[j] for j in request.inbox}  # they determine the schemas
                 return {"verb": "learn", "t": t, "teachers": models}, parts
             case Evaluate(_, t, down, best):
                 known = None if best is None else best._asdict()
@@ -118,20 +107,20 @@ class Remote:
         if "refused" in answer.head:
             raise MessageError(shown(answer.head["refused"]))
         if isinstance(request, Evaluate):
-            return Measured(_read_metrics(answer.head.get("figures"), self._views))
+            return Measured(_read_metrics(answer.head.get("figures"), self.views))
         k = request.client
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
-            decode(up, self._wires(k)[0].once, "its enrolment")
+            decode(up, self.wires(k)[0].once, "its enrolment")
             steps = _read_steps(answer.head.get("steps"))
             self._enrolled.add(k)
             return Reply(up, None, steps=steps)
         stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
-            decode(sent, self._wires(k)[stage].up, "its message")
+            decode(sent, self.wires(k)[stage].up, "its message")
         loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
-        compute, communication = (min(max(0.0, one or 0.0), self._seconds) for one in times)
+        compute, communication = (min(max(0.0, one or 0.0), self.seconds) for one in times)
         return Reply(sent, loss, compute, communication, _read_steps(answer.head.get("steps")))
 
 

@@ -49,13 +49,12 @@ class Step(NamedTuple):
 
 @dataclass(frozen=True)
 class Means:
-    """What a site brings: its data sets, its model, the path of its state folder, and its device."""
+    """What a site brings."""
 
-    own: Mapping[str, Dataset]
-    """The sets `train`, `val` and `test`."""
+    own: Mapping[str, Dataset]  # `train`, `val` and `test`
     public: Public | None
     model: str
-    folder: Path
+    folder: Path  # of its state
     device: torch.device
 
 
@@ -82,14 +81,10 @@ class Responder:
         self._accept(agreement, k)
         request = _read_request(envelope, agreement, k)
         try:
-            if isinstance(request, Evaluate):
-                return self._evaluate(request)
-            return self._train_once(request, envelope)
+            return self._evaluate(request) if isinstance(request, Evaluate) else self._train_once(request, envelope)
         except BaseException:
             self._host = None  # the work may be half done: load the saved state again
             raise
-
-    # ---- agreement -------------------------------------------------------------------------------------------------
 
     def _check(self, agreement: Agreement) -> None:
         for name in OWN:
@@ -119,8 +114,6 @@ class Responder:
 
     def _card(self, agreement: Agreement, k: int) -> Card:
         return agreement.card(k, self._means.model, len(self._means.own["train"].y))
-
-    # ---- work --------------------------------------------------------------------------------------------------------
 
     def _train_once(self, request: Training, envelope: Envelope) -> bytes:
         step, digest = _step_of(request), envelope.digest()
@@ -199,16 +192,14 @@ class Responder:
             )
         copy_all(live, kept)
 
-    # ---- saved state -----------------------------------------------------------------------------------------------
-
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
         state = _copies(all_tensors(self._get_host(k).client(k)))
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
         saved = self._load_saved()
         before = saved[max(saved)].before + 1 if saved else 0
-        when = {"round": str(step.t), "step": json.dumps(step), "before": str(before), "digest": digest}
-        facts = self._origin(k) | when
-        write_tensors(self._folder() / f"{step.t + 1:07d}-{step.stage}.safetensors", state, facts)
+        facts = {"round": str(step.t), "step": json.dumps(step), "before": str(before), "digest": digest}
+        path = self._folder() / f"{step.t + 1:07d}-{step.stage}.safetensors"
+        write_tensors(path, state, self._origin(k) | facts)
         for old in sorted(saved)[: 1 - KEPT]:
             saved[old].path.unlink()
 
@@ -309,15 +300,9 @@ def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int
 
 
 def _step_of(request: Training) -> Step:
-    match request:
-        case Enrol():
-            return Step(ENROLMENT, 0)
-        case Work(_, t, stage):
-            return Step(t, stage)
-        case Teach(_, t):
-            return Step(t, 0)
-        case Learn(_, t):
-            return Step(t, 1)
+    if isinstance(request, Enrol):
+        return Step(ENROLMENT, 0)
+    return Step(request.t, request.stage if isinstance(request, Work) else int(isinstance(request, Learn)))
 
 
 def _read_best(sent: Any, agreement: Agreement) -> Selection | None:
