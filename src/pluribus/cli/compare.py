@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+import tomllib
 from collections.abc import Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, get_type_hints
 
 from pluribus.cli.flags import (
     CONFIG,
@@ -13,7 +16,6 @@ from pluribus.cli.flags import (
     flag,
     flags_of,
     given_names,
-    identifier,
     parse_groups,
     take_flag,
     word,
@@ -53,29 +55,20 @@ with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
 
 def compare(args: list[str]) -> None:
     """pluribus compare: compare methods over several seeds."""
-    from pathlib import Path
-
     from pluribus.internal.views import ABOUT, AFTER, View
     from pluribus.storage.files import check_place, to_json, write_text
     from pluribus.study.compare import compare
 
+    baseline = "Method that the others are compared with."
     target = "Report rounds and bytes until the mean test accuracy reaches this."
     asked = [
         flag("seeds", int, 3, "Number of seeds."),
         flag("seed", int, 0, "First seed."),
-        (
-            "baseline",
-            word(str | None, "METHOD", "Method that the others are compared with.", "(default: the first)"),
-            None,
-        ),
+        ("baseline", word(str | None, "METHOD", baseline, "(default: the first)"), None),
         ("target", word(float | None, "ACCURACY", target, "(default: the first method's accuracy)"), None),
         flag("view", View, AFTER, ABOUT),
         flag("equal_steps", bool, False, "Run more rounds of some methods, for equal gradient steps per client."),
-        (
-            "jobs",
-            word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"),
-            None,
-        ),
+        ("jobs", word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
     ]
     formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
     files = [flag(kind, str | None, None, f"Write the tables to a file as {name}.") for kind, name in formats.items()]
@@ -118,16 +111,14 @@ def tune(args: list[str]) -> None:
         for caution in one.cautions:
             print(caution)
         what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
-        print(f"{one.method}  {one.accuracy:.3f} {what}")
-        print(f"  {one.command}")
-        print(f"  pluribus run --config {one.file}")
+        print(f"{one.method}  {one.accuracy:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
 
 
 def _parse_for_all(
     command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
 ) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
     """Parse the methods, the settings for all or for one of them, and all flags of a command by name."""
-    import itertools
+    import tyro
 
     from pluribus.experiment import TRAINING
     from pluribus.study.compare import common_settings
@@ -135,10 +126,16 @@ def _parse_for_all(
     config, args = take_flag(args, "--config")
     methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
     common = common_settings(config)
-    groups = _common_flags(common) | {command: [*asked, *_set_and_out_flags()]}
+    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "Set a value for one method. May be repeated."
+    asked = [
+        *asked,
+        ("set", word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
+        ("out", word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"), None),
+    ]
+    groups = _common_flags(common) | {command: asked}
     groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
-    flat = {k: v for name in groups for k, v in vars(getattr(given, identifier(name))).items()}
+    flat = {k: v for group in vars(given).values() for k, v in vars(group).items()}
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
     usual = {"data", "models"} - given_names(args)  # not named: the hyper-parameters for the embedded ones hold
     settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
@@ -147,8 +144,6 @@ def _parse_for_all(
 
 def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     """The flags of an experiment except method, seed and folder."""
-    from typing import get_type_hints
-
     from pluribus.experiment import SETTINGS, TRAINING, Experiment
 
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
@@ -164,24 +159,8 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     return groups
 
 
-def _set_and_out_flags() -> list[Any]:
-    import tyro
-
-    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "Set a value for one method. May be repeated."
-    return [
-        ("set", word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
-        (
-            "out",
-            word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"),
-            None,
-        ),
-    ]
-
-
 def _parse_set(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Parse `--set fedgh.server_lr=0.02` into settings by method."""
-    import tomllib
-
     own: dict[str, dict[str, Any]] = {}
     for text in settings:
         where, equals, value = text.partition("=")

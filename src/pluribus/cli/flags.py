@@ -5,26 +5,27 @@ torch takes seconds to import, so this module does not import it before the flag
 
 from __future__ import annotations
 
+import dataclasses
+import re
+import shutil
 import sys
+import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pluribus.cli.failures import error_json
 from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, same_thing, unknown
+from pluribus.settings import FORMER, declared, flag_name
 
 if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
-
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
-
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
-
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
-
 TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wandb.")
-
 BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the run.")
 
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
@@ -32,8 +33,6 @@ ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per
 
 def given_names(args: list[str]) -> set[str]:
     """The names of the settings that the user gave, as flags or in a config file."""
-    from pathlib import Path
-
     from pluribus.experiment import from_toml
 
     config, args = take_flag(args, "--config")
@@ -67,8 +66,6 @@ def parse_experiment(
     command: str, described: Experiment, args: list[str], output: list[Any], about: str = ""
 ) -> tuple[Experiment, dict[str, Any]]:
     """Parse flags that override an experiment, and the flags of the command itself."""
-    import dataclasses
-
     from pluribus.experiment import SETTINGS
     from pluribus.method import find, hyperparameters
 
@@ -81,7 +78,7 @@ def parse_experiment(
     groups["output"] = [flag(*one) for one in output]
     description = f"{(cls.__doc__ or '').strip()}\n{cls.paper}\n{about}"
     parsed = parse_groups(groups, f"pluribus {command} {described.method}", description, args)
-    flat = {k: v for name in groups for k, v in vars(getattr(parsed, identifier(name))).items()}
+    flat = {k: v for group in vars(parsed).values() for k, v in vars(group).items()}
     chosen = {k: v for k, v in flat.items() if k in values and v != ONE_BY_ONE}
     hyper = {k: flat[k] for k in hyper}
     return dataclasses.replace(described, **chosen, hyper=hyper), {name: flat[name] for name, *_ in output}
@@ -108,12 +105,7 @@ def parse(form: type, command: str, about: str, args: list[str]) -> Any:
 
 
 def _check_flags(form: type, command: str, args: list[str]) -> None:
-    """Refuse a flag that is a synonym of a known flag, and a choice by its former name.
-
-    For a mistyped flag, tyro itself suggests the nearest one.
-    """
-    from pluribus.settings import FORMER, flag_name
-
+    """Refuse a synonym of a flag, and the former name of a choice. For a mistyped flag, tyro suggests the nearest."""
     known = {"--help", *_flag_names(form)}
     for (name, former), now in FORMER.items():
         if flag_name(name) in known and take_flag(args, flag_name(name))[0] == former:
@@ -125,10 +117,6 @@ def _check_flags(form: type, command: str, args: list[str]) -> None:
 
 def _flag_names(form: type) -> Iterator[str]:
     """The flags of a dataclass and of the dataclasses in its fields."""
-    import dataclasses
-
-    from pluribus.settings import flag_name
-
     for field in dataclasses.fields(form):
         if dataclasses.is_dataclass(field.type):
             yield from _flag_names(field.type)  # type: ignore[arg-type]
@@ -139,33 +127,22 @@ def _flag_names(form: type) -> Iterator[str]:
 
 def _wrap(about: str) -> str:
     """Wrap paragraphs to the width of the terminal. The margin keeps tyro from joining their lines."""
-    import shutil
-    import textwrap
-
     width = min(100, shutil.get_terminal_size().columns)
     margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
-    parts = (part if part.startswith(" ") else margin.fill(part) for part in about.strip().split("\n\n"))
-    return "\n\n".join(parts)
+    return "\n\n".join(p if p.startswith(" ") else margin.fill(p) for p in about.strip().split("\n\n"))
 
 
 def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
     """The fields of a dataclass as flags for tyro, with the attribute docstrings as help."""
-    from typing import get_type_hints
-
     helps = explanations(cls)
-    hints = get_type_hints(cls)
-    hints |= {"models": str, "augment": str}  # only config files and Python take lists and tables
+    hints = get_type_hints(cls) | {"models": str, "augment": str}  # only config files and Python take lists and tables
     return [flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 
 @cache  # parses the source, and a command calls it for each group of flags
 def explanations(cls: type) -> Mapping[str, str]:
     """The attribute docstrings of a dataclass by field, inherited ones included, with symbols and ranges."""
-    import dataclasses
-
     import docstring_parser
-
-    from pluribus.settings import declared
 
     bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
     said = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
@@ -189,7 +166,6 @@ def word(kind: Any, metavar: str, about: str, hint: str) -> Any:
 
 def _tree(groups: dict[str, list[Any]]) -> type:
     """A dataclass of dataclasses, one per group of flags."""
-    import dataclasses
 
     def default(value: Any) -> Any:
         return dataclasses.field(default_factory=lambda: value)
@@ -198,13 +174,8 @@ def _tree(groups: dict[str, list[Any]]) -> type:
     for name, flags in groups.items():
         group = dataclasses.make_dataclass(name, [(n, kind, default(v)) for n, kind, v in flags])
         group.__doc__ = " "
-        fields.append((identifier(name), group, dataclasses.field(default_factory=group)))
+        fields.append((re.sub("[ .-]", "_", name), group, dataclasses.field(default_factory=group)))
     return dataclasses.make_dataclass("Run", fields)
-
-
-def identifier(name: str) -> str:
-    """The name of a group of flags as a Python identifier."""
-    return name.replace(" ", "_").replace("-", "_").replace(".", "_")
 
 
 def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:
