@@ -63,7 +63,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         dataset = dataset.shared()
-    fractions = _fractions(experiment)
+    one = experiment
+    fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test)
     tested = common_test(dataset, fractions, experiment.seed)
     parts = _partition(experiment, dataset, tested)
     manifest = _manifest(experiment, dataset, parts)
@@ -75,7 +76,6 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     domain_of = _domain_of(experiment, dataset)
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
     task, cards = _task(experiment, dataset, data, domain_of, given.warmup_rounds())
-    one = experiment
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
     method = given.settled(task, architectures)
@@ -151,9 +151,8 @@ def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str,
 
 
 def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
-    parameters = _partition_parameters(experiment, dataset)
-    classes = len(dataset.classes)
-    return Manifest.of(_kind(experiment, dataset), parameters, experiment.seed, dataset.y.numpy(), parts, classes)
+    kind, parameters = _kind(experiment, dataset), _partition_parameters(experiment, dataset)
+    return Manifest.of(kind, parameters, experiment.seed, dataset.y.numpy(), parts, len(dataset.classes))
 
 
 def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
@@ -195,10 +194,6 @@ def _check_fixed_split(experiment: Experiment, dataset: Dataset, parts: list[np.
             )
 
 
-def _fractions(experiment: Experiment) -> Fractions:
-    return Fractions(experiment.val_fraction, experiment.test_fraction, experiment.public_fraction, experiment.test)
-
-
 def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
     """The domain of each client, if each client holds one domain."""
     if _kind(experiment, dataset) != "domain":
@@ -209,12 +204,16 @@ def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
 def _task(
     experiment: Experiment, dataset: Dataset, data: Federated, domain_of: dict[int, int], warmup: int
 ) -> tuple[Task, Cards]:
-    models = assign(experiment.models, experiment.clients)
+    if experiment.projector == "none" and experiment.width is not None:
+        raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
+    models, classes = assign(experiment.models, experiment.clients), len(dataset.classes)
     channels, height, width = dataset.x.shape[1:]
+    shape = channels, height, width
+    declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
     task = Task(
-        classes=len(dataset.classes),
-        shape=(channels, height, width),
-        width=_width(experiment, (channels, height, width), len(dataset.classes), models),
+        classes=classes,
+        shape=shape,
+        width=common_width(declared, experiment.projector, shape, classes, models),
         projector=experiment.projector,
         clients=experiment.clients,
         rounds=warmup + experiment.rounds,
@@ -227,13 +226,6 @@ def _task(
         weights=experiment.weights,
     )
     return task, Cards(task, models, data)
-
-
-def _width(experiment: Experiment, shape: tuple[int, int, int], classes: int, models: tuple[str, ...]) -> int | None:
-    if experiment.projector == "none" and experiment.width is not None:
-        raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
-    declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    return common_width(declared, experiment.projector, shape, classes, models)
 
 
 def common_width(
@@ -254,7 +246,6 @@ def bytes_per_round(parts: Assembly) -> Traffic:
     clients = range(min(parts.task.clients, ENOUGH_CLIENTS))
     held = {k: [count > 0 for count in parts.data.counts(k)] for k in clients}
     known = sum(map(any, zip(*held.values(), strict=True)))
-
     alike: dict[tuple[str, int], Traffic] = {}
     for k in clients:
         kind = parts.cards[k].model, sum(held[k])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from types import MappingProxyType
+from dataclasses import KW_ONLY, dataclass, field
 from typing import NamedTuple
 
 import torch
@@ -43,6 +43,7 @@ class Local(NamedTuple):
     augment: tuple[str, ...] = ()
 
 
+@dataclass(eq=False, repr=False)
 class Client:
     """What a method sees of one client.
 
@@ -52,26 +53,18 @@ class Client:
     validation and test sets per domain.
     """
 
-    def __init__(
-        self,
-        card: Card,
-        task: Task,
-        model: TwoPartModel,
-        data: dict[str, Data],
-        local: Local,
-        device: torch.device,
-        *,
-        public: Mapping[int, Data] = MappingProxyType({}),
-        exams: ExamSets = MappingProxyType({}),
-    ):
-        self.card = card
-        self.task = task
-        self.model = with_keys(model).to(device)
-        self.data = data
-        self.public = public
-        self.exams = exams
-        self.local = local
-        self.device = device
+    card: Card
+    task: Task
+    model: TwoPartModel
+    data: dict[str, Data]
+    local: Local
+    device: torch.device
+    _: KW_ONLY
+    public: Mapping[int, Data] = field(default_factory=dict)
+    exams: ExamSets = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.model = with_keys(self.model).to(self.device)
         self.state = State()
         self.got = Kept()
         self.inbox: Inbox | None = None  # for peer methods
@@ -92,10 +85,7 @@ class Client:
     # ---- what the host calls -----------------------------------------------------------------------------------------
 
     def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
-        """Allocate optimizers and the buffers for downloads, after `Method.prepare`.
-
-        `least` is the smallest number of rows in a batch.
-        """
+        """Allocate optimizers and buffers for downloads, after `Method.prepare`. `least`: fewest rows in a batch."""
         self._least = least
         with_keys(self.state).to(self.device)
         if self.local.channels_last:
@@ -137,11 +127,8 @@ class Client:
 
     def tensors(self) -> dict[str, Tensor]:
         """The live tensors that the client keeps between rounds, by name."""
-        if self._tensors is None or not self.state.fixed:
-            self._tensors = self._kept_tensors()
-        return self._tensors
-
-    def _kept_tensors(self) -> dict[str, Tensor]:
+        if self._tensors is not None and self.state.fixed:
+            return self._tensors
         found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
         found |= {f"state.{name}": value for name, value in self.state.state_dict().items()}
         for name, value in self.got.items():
@@ -152,9 +139,8 @@ class Client:
         for key, optimiser in self.optimisers.items():
             if optimiser.life == "run":
                 found |= {f"{OPTIMISERS}{key}.{name}": value for name, value in optimiser.slots().items()}
-        return (
-            {name: value for name, value in found.items() if not name.startswith(self.frozen)} if self.frozen else found
-        )
+        self._tensors = {name: value for name, value in found.items() if not name.startswith(self.frozen)}
+        return self._tensors
 
     def measured(self) -> dict[str, Tensor]:
         """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
@@ -168,8 +154,7 @@ class Client:
 
     @property
     def round(self) -> int:
-        """The round number, for engines."""
-        return self._round
+        return self._round  # for engines, which may read it in a step
 
     @property
     def t(self) -> int:
@@ -227,24 +212,18 @@ class Client:
         key = (self.task.seed, "dropout", self.card.id, self._round, self._exchange, self._fits)
         names = self.local.augment if augment else ()
         changes = Augment.of(names, draws.number(*key, "augment"), sum(sizes), self.device)
-        with self._training(len(data)):
-            for part, module in (("model", self.model), ("state", self.state)):
-                set_keys(module, draws.number(*key, part))
+        self._set_mode(len(data) >= self._least)  # with too few samples, running statistics normalize
+        for part, module in (("model", self.model), ("state", self.state)):
+            set_keys(module, draws.number(*key, part))
+        self._in_step = True
+        try:
             loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
+        finally:
+            self._in_step = False
         if loss is not None:
             self._loss = loss
         self.steps += len(sizes)
         return len(sizes)
-
-    @contextmanager
-    def _training(self, samples: int) -> Iterator[None]:
-        """Set train mode, except for a client with too few samples: it normalizes by its running statistics."""
-        self._set_mode(samples >= self._least)
-        self._in_step = True
-        try:
-            yield
-        finally:
-            self._in_step = False
 
     def _set_mode(self, training: bool) -> None:
         """Set train or eval mode. Hundreds of modules are visited only if the mode changes."""
@@ -279,8 +258,8 @@ class Client:
 
     def trained_size(self) -> int:
         """Number of weights that the optimizers update."""
-        moved = {id(p): p.numel() for optimiser in self.optimisers.values() for p in optimiser.parameters.values()}
-        return sum(moved.values())
+        moved = {p for optimiser in self.optimisers.values() for p in optimiser.parameters.values()}
+        return sum(p.numel() for p in moved)
 
     def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
         """Run the model, or a `part` of it, with other parameters (by their names in the model).

@@ -152,8 +152,7 @@ class Experiment:
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""
-        cls = find(self.method)
-        name = self.method
+        cls, name = find(self.method), self.method
         check_names(self.hyper, _field_names(cls), f"hyper-parameter of {name}", f"pluribus run {name} --help")
         return cls(**self.hyper)
 
@@ -191,7 +190,9 @@ def settings_of_sites() -> list[str]:
 
 def flags(described: Experiment) -> list[str]:
     """The flags of an experiment without its folder: every value that differs from the method's default."""
-    usual, named, models = experiment(described.method), dict[str, str](), _model_names(described)
+    usual, named, models = experiment(described.method), dict[str, str](), described.models
+    if not isinstance(models, str):
+        models = ",".join(assign(models, described.clients))  # client i gets name i mod X
     unset = [name for name in SETTINGS["data"] if getattr(described, name) is None and getattr(usual, name) is not None]
     if unset or described.data != usual.data:  # no flag sets None, but naming the data drops the method's own defaults
         named["data"] = described.data
@@ -208,12 +209,6 @@ def flags(described: Experiment) -> list[str]:
         else:
             words += [flag_name(name), *map(str, value if isinstance(value, tuple) else (value,))]
     return words
-
-
-def _model_names(described: Experiment) -> str:
-    """The models as a flag: client i gets name i mod X."""
-    models = described.models
-    return models if isinstance(models, str) else ",".join(assign(models, described.clients))
 
 
 def experiment(

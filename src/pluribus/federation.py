@@ -6,6 +6,7 @@ import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from typing import Any, Protocol
 
 import torch
@@ -33,14 +34,9 @@ CHECKPOINT_SHARE = 0.05  # most of the run time that automatic checkpoints may t
 class Observer(Protocol):
     """Watches a run: a progress bar, a tracker. An observer that is a context manager is exited after every run."""
 
-    def start(self, federation: Federation) -> None:
-        """Called before the first round."""
-
-    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        """Called after each round."""
-
-    def finish(self, result: Result) -> None:
-        """Called after the last round."""
+    def start(self, federation: Federation) -> None: ...
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None: ...
+    def finish(self, result: Result) -> None: ...
 
 
 class Federation:
@@ -91,14 +87,10 @@ class Federation:
                 f"{checkpoint.threads}: numbers may differ in the last bits."
             )
 
-    # ---- the loop --------------------------------------------------------------------------------------------------
-
     def run(self) -> Result:
         """Run all remaining rounds."""
-        try:
+        with closing(self.engine):
             return self._run()
-        finally:
-            self.engine.close()
 
     def _run(self) -> Result:
         for observer in self.observers:
@@ -125,10 +117,8 @@ class Federation:
         self.half.begin(t)
         present, late = self.sampled(t)
         present = self._enrol_new(present)
-        if isinstance(self.method, PeerMethod):
-            losses, answered = self._peer_exchanges(self.method, t, present, late)
-        else:
-            losses, answered = self._exchanges(t, present, late)
+        exchange = self._peer_exchanges if isinstance(self.method, PeerMethod) else self._exchanges
+        losses, answered = exchange(t, present, late)
         with self.clock("evaluation"):
             figures = self._evaluate(t, present)
         return {
@@ -193,16 +183,15 @@ class Federation:
             present = answered
         return losses, present
 
-    def _peer_exchanges(
-        self, method: PeerMethod, t: int, present: list[int], late: set[int]
-    ) -> tuple[dict[int, float | None], list[int]]:
+    def _peer_exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
+        assert isinstance(self.method, PeerMethod)
         replies = dict(self._replies(Teach(k, t) for k in present))
         losses = {k: reply.loss for k, reply in replies.items()}
         sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
         for k, data in sent.items():
             self.ledger.add(t, 0, k, "up", data)
         answered = tuple(k for k in present if k in replies and k not in late)
-        topology = method.topology(self.parts.task, t, answered)
+        topology = self.method.topology(self.parts.task, t, answered)
         inboxes = {k: {j: sent[j] for j in topology[k] if j in sent} for k in sorted(topology)}
         for student, inbox in inboxes.items():
             for data in inbox.values():
@@ -232,28 +221,24 @@ class Federation:
             with self.clock("communication"):
                 self.ledger.add(t, stage, k, way, data)
 
-    # ---- evaluation --------------------------------------------------------------------------------------------------
-
     def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Figures]]:
         experiment, task = self.parts.experiment, self.parts.task
         trained = t + 1 - task.warmup  # number of rounds in which models trained
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
+        receives = self.method.views != ("after",)  # other views get the newest download
         found: dict[int, dict[str, Figures]] = {}
         sent: dict[int, bytes | None] = {}
         for some in self.selections.groups(range(experiment.clients) if everyone else present):
-            requests = (Evaluate(k, t, self._newest(k, sent), self.selections.best(k)) for k in some)
+            downs = (self._download(0, k, sent) if receives else None for k in some)
+            requests = (Evaluate(k, t, down, self.selections.best(k)) for k, down in zip(some, downs, strict=True))
             for k, answer in self.engine.each(requests):
                 assert isinstance(answer, Measured)
                 self._book(t, 0, k, "evaluation", sent.pop(k, None))
                 self.selections.note(t, k, answer.figures[self.method.views[0]])
                 found[k] = answer.figures
         return found
-
-    def _newest(self, k: int, sent: dict[int, bytes | None]) -> bytes | None:
-        """The newest download, for views that receive it."""
-        return None if self.method.views == ("after",) else self._download(0, k, sent)
 
     def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
         if not figures:
@@ -264,14 +249,10 @@ class Federation:
         return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
 
     def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
-        known = {k: loss for k, loss in losses.items() if loss is not None}
-        broken = [k for k, loss in known.items() if not math.isfinite(loss)]
-        if broken:
+        finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]
+        if broken := [k for k, loss in losses.items() if loss is not None and not math.isfinite(loss)]:
             self.warnings.append(f"round {t}: the training loss of client {broken[0]} is not finite. Lower --lr.")
-        finite = [loss for loss in known.values() if math.isfinite(loss)]
         return sum(finite) / len(finite) if finite else None
-
-    # ---- checkpoints and the result ----------------------------------------------------------------------------------
 
     def _save(self, t: int, last: bool) -> None:
         """Write a checkpoint if one is due."""

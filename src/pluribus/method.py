@@ -57,11 +57,10 @@ class Functions(NamedTuple):
 
 
 class Sizes(NamedTuple):
-    """What the size of a client's messages may depend on besides its model: the number of classes that it holds, of
-    classes that any client holds, and the batch size."""
+    """What the size of a client's messages may depend on besides its model."""
 
-    held: int
-    known: int
+    held: int  # classes that the client holds
+    known: int  # classes that any client holds
     batch: int
 
 
@@ -187,12 +186,8 @@ class Method:
 
     def functions(self, stage: int) -> Functions:
         """The functions that an exchange names, looked up by name so that a subclass may override them."""
-        down, work, merge = self.exchanges[stage]
-        return Functions(
-            down=None if down is None else getattr(self, down),
-            work=getattr(self, work),
-            merge=None if merge is None else getattr(self, merge),
-        )
+        found = (None if name is None else getattr(self, name) for name in self.exchanges[stage])
+        return Functions(*found)  # type: ignore[arg-type]  # work is never None
 
 
 class Wires:
@@ -277,10 +272,8 @@ def find(name: str) -> type[Method]:
 
 def name_of(cls: type[Method]) -> str:
     """The registered name of a method, or its dotted path."""
-    for name, known in _registry.items():
-        if known is cls:
-            return name
-    return f"{cls.__module__}.{cls.__qualname__}"
+    dotted = f"{cls.__module__}.{cls.__qualname__}"
+    return next((name for name, known in _registry.items() if known is cls), dotted)
 
 
 def hyperparameters(method: Method) -> dict[str, Any]:
@@ -298,9 +291,8 @@ def decided(given: Method, settled: Method) -> list[str]:
 def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
     """Refuse clients that do not have what a method needs."""
     label = name_of(type(method))
-    firsts = cards.firsts()
-    one = firsts[0]
-    for other in firsts[1:]:
+    one, *others = cards.firsts()
+    for other in others:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
         if Need.SAME_MODEL in method.needs:
             raise MismatchError(
@@ -317,16 +309,14 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
                 f"{label} shares the head, but the heads of {pair} differ in shape. "
                 f"Use models with a linear head of one width, or a method that does not share heads."
             )
-    if Need.PRETRAINED in method.needs:
-        for card in firsts:
-            if not has_weights(card.model, task.weights):
-                own = "." in card.model  # no library offers its weights
-                raise MismatchError(
-                    f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "
-                    f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has "
-                    f"{card.model}.safetensors"
-                    + (", or set pretrained = True on a builder that loads them itself." if own else ".")
-                )
+    for card in (one, *others):
+        if Need.PRETRAINED in method.needs and not has_weights(card.model, task.weights):
+            own = "." in card.model  # no library offers its weights
+            raise MismatchError(
+                f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "
+                f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has {card.model}.safetensors"
+                f"{', or set pretrained = True on a builder that loads them itself' if own else ''}."
+            )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(
             f"{label} needs public data: give a share of each client's data with --public-fraction 0.1."

@@ -8,8 +8,6 @@ from dataclasses import dataclass
 from pluribus.evaluate import Figures, Selection
 from pluribus.message import Parcel
 
-# ---- requests ------------------------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True, slots=True)
 class Enrol:
@@ -64,22 +62,15 @@ class Evaluate:
 Request = Enrol | Work | Teach | Learn | Evaluate
 
 
-# ---- answers -------------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
 class Reply:
-    """Result of work: the encoded message (None: nothing to send), the mean training loss, the seconds of work, the
-    seconds of decoding and encoding messages, and the number of gradient steps.
+    """Result of work."""
 
-    The message of a peer may be a Parcel, which says where the message is stored.
-    """
-
-    up: bytes | Parcel | None
-    loss: float | None
-    compute: float = 0.0
-    communication: float = 0.0
-    steps: int = 0
+    up: bytes | Parcel | None  # the encoded message, or for a peer where it is stored; None: nothing to send
+    loss: float | None  # the mean of training
+    compute: float = 0.0  # seconds of work
+    communication: float = 0.0  # seconds of decoding and encoding messages
+    steps: int = 0  # of gradients
 
 
 @dataclass(frozen=True, slots=True)

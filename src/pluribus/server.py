@@ -29,7 +29,6 @@ class Server:
         """Plain values that the method reports about the round. They go into its record and are cleared every round."""
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
-        """Start a round."""
         self.t, self.now, self.notes = t, now, {}
 
     def draw(self, *key: draws.Key) -> torch.Generator:

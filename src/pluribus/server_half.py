@@ -21,9 +21,7 @@ class ServerHalf:
     """Hosts the server of one federation."""
 
     def __init__(self, method: Method, task: Task, cards: Cards) -> None:
-        self.method = method
-        self.task = task
-        self.cards = cards
+        self.method, self.task, self.cards = method, task, cards
         self.wires = Wires(method, task, cards)
         self.server = Server(task, cards)
         self.enrolled: dict[int, bytes] = {}
@@ -43,7 +41,6 @@ class ServerHalf:
         return self.server.state.state_dict()
 
     def begin(self, t: int) -> None:
-        """Start a round."""
         self.server.begin(t, self.method.schedule(t, self.task.rounds))
 
     def enrol(self, k: int, data: bytes) -> None:

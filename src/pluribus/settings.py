@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
+from operator import ge, gt, le, lt
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -43,21 +44,14 @@ class Setting:
     above: float | None = None
     at_most: float | None = None
     below: float | None = None
-    symbol: str = ""
-    """Symbol in papers."""
-    group: str = ""
-    """Group of flags in the help."""
-    simulated: bool = False
-    """Whether it is for simulations only, although real sites take other settings of its group."""
+    symbol: str = ""  # in papers
+    group: str = ""  # of flags in the help
+    simulated: bool = False  # whether it is for simulations only, although real sites take others of its group
 
     def holds(self, value: Any) -> bool:
         """Whether a value is in the range. NaN fails if there is a bound. None means not set, and passes."""
-        return value is None or (
-            (self.at_least is None or value >= self.at_least)
-            and (self.above is None or value > self.above)
-            and (self.at_most is None or value <= self.at_most)
-            and (self.below is None or value < self.below)
-        )
+        bounds = (ge, self.at_least), (gt, self.above), (le, self.at_most), (lt, self.below)
+        return value is None or all(bound is None or compare(value, bound) for compare, bound in bounds)
 
     def range(self) -> str:
         """The range in words. Empty if there is no bound."""

@@ -111,9 +111,7 @@ class Cards(Mapping[int, Card]):
     """The cards of all clients, made on demand: ten thousand of them cost nothing until they are read."""
 
     def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: DataFacts) -> None:
-        self._task = task
-        self._models = models
-        self._data = data
+        self._task, self._models, self._data = task, models, data
         self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = {}
         self._bytes: dict[str, int] = {}
         self.enrolled: dict[int, Message] = {}

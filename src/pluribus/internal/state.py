@@ -36,7 +36,6 @@ class State(nn.Module):
 
     @property
     def fixed(self) -> bool:
-        """Whether new names are refused."""
         return self._fixed
 
     def __setattr__(self, name: str, value: Any) -> None:
@@ -49,18 +48,14 @@ class State(nn.Module):
             raise AttributeError(f"state.{name} is new: allocate it in prepare (clients) or setup (server)")
         if isinstance(value, nn.Parameter | nn.Module):
             super().__setattr__(name, value)
+        elif isinstance(value, Tensor) and name not in self._buffers:
+            self.register_buffer(name, value)
         elif isinstance(value, Tensor):
-            self._put(name, value)
+            restore({name: getattr(self, name)}, {name: value}, "state")
         elif isinstance(group := self._modules.get(name), _Group):
             restore(group.tensors(), _parts(value), f"state.{name}")
         else:
             super().__setattr__(name, _Group(value))
-
-    def _put(self, name: str, value: Tensor) -> None:
-        if name in self._buffers:
-            restore({name: getattr(self, name)}, {name: value}, "state")
-        else:
-            self.register_buffer(name, value)
 
     def __getattr__(self, name: str) -> Any:
         value = super().__getattr__(name)
@@ -80,7 +75,6 @@ class _Group(nn.Module):
             self.register_buffer(self._slots[name], part)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The live tensors by name."""
         return {name: self.get_buffer(slot) for name, slot in self._slots.items()}
 
     def read(self) -> Rows | Tensors:

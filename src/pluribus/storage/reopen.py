@@ -23,7 +23,7 @@ from pluribus.experiment import SITES, Experiment, from_toml
 from pluribus.host import make_host
 from pluribus.internal.arithmetic import reproducible
 from pluribus.server_half import ServerHalf
-from pluribus.storage.checkpoint import READINGS, Checkpoint, put_back
+from pluribus.storage.checkpoint import READINGS, put_back
 from pluribus.storage.folder import RunFolder, check_unchanged
 
 Round = Literal["selected", "last"]
@@ -60,9 +60,13 @@ def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> 
 
 
 def _load_last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
-    latest, view = _find_latest(folder), parts.method.views[0]
-    down = None if view == "after" else _download(parts, folder.checkpoint, latest, k)
-    host = make_host(parts, folder.checkpoint.client)
+    latest, view, saved, down = _find_latest(folder), parts.method.views[0], folder.checkpoint, None
+    if view != "after":
+        half = ServerHalf(parts.method, parts.task, parts.cards)
+        half.put_back(saved.server(), saved.enrolled())
+        half.begin(latest)
+        down = half.download(0, k)  # what the server would send to the client now
+    host = make_host(parts, saved.client)
     host.client(k)  # reads the checkpoint now
     return host.viewed(latest, k, view, down)
 
@@ -74,8 +78,11 @@ def _find_latest(folder: RunFolder) -> int:
 
 
 def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
-    _find_latest(folder)
-    t = _find_selected_round(parts, folder, k)
+    history, _ = folder.history(_find_latest(folder))
+    chosen = choose(history, parts.method.views[0])
+    if k not in chosen:
+        raise NoModelError(f"client {k} was never evaluated, so it has no selected round. Ask for the last round.")
+    t = chosen[k].selected_round
     if (measured := folder.checkpoint.selected(k, t)) is None:
         raise NoModelError(
             f"{folder.path} lacks the model of client {k} in round {t}, which validation selects: its file was "
@@ -84,22 +91,6 @@ def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContex
     host = make_host(parts, lambda _: None)
     put_back(host.client(k).measured(), measured, f"client {k}")
     return host.viewed(t, k, "after", None)  # as it was measured
-
-
-def _find_selected_round(parts: Assembly, folder: RunFolder, k: int) -> int:
-    history, _ = folder.history(folder.checkpoint.latest)
-    chosen = choose(history, parts.method.views[0])
-    if k not in chosen:
-        raise NoModelError(f"client {k} was never evaluated, so it has no selected round. Ask for the last round.")
-    return chosen[k].selected_round
-
-
-def _download(parts: Assembly, saved: Checkpoint, t: int, client: int) -> bytes | None:
-    """The message that the server would send to the client now."""
-    half = ServerHalf(parts.method, parts.task, parts.cards)
-    half.put_back(saved.server(), saved.enrolled())
-    half.begin(t)
-    return half.download(0, client)
 
 
 @contextmanager
