@@ -35,7 +35,7 @@ from pluribus.methods.pfedpg import PFedPG
 from pluribus.models import TwoPartModel, build
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server
-from pluribus.study.tables import Cell, Table, show_all
+from pluribus.study.tables import Cell, Table, print_tables
 
 TABLES = Path(__file__).parent / "fedhpl_counts"
 K, M = 1024, 1024**2
@@ -85,7 +85,7 @@ class Counted:
             for column, text in figures.items()
         ]
         table = Table(("", "ours", "paper", ""), tuple(tuple(map(Cell, line)) for line in lines))
-        show_all(self.title, [table], self.notes, Console(highlight=False))
+        print_tables(self.title, [table], self.notes, Console(highlight=False))
 
 
 def counted(name: str) -> Counted:
@@ -110,7 +110,7 @@ def _size(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-def _learnt(module: nn.Module) -> int:
+def _learned(module: nn.Module) -> int:
     return sum(parameter.numel() for parameter in module.parameters() if parameter.requires_grad)
 
 
@@ -164,8 +164,8 @@ def _table8() -> Counts:
             row = f"{heading}, {data}"
             yield row, "head (K)", _size(_model(name, classes).head) / K
             for pixels, shape in ((32, SMALL), (224, LARGE)):
-                learnt = _learnt(_prompted(name, classes, "deep", shape))
-                yield row, f"sum (K), {pixels} pixels", learnt / K
+                learned = _learned(_prompted(name, classes, "deep", shape))
+                yield row, f"sum (K), {pixels} pixels", learned / K
 
 
 # ---- traffic ---------------------------------------------------------------------------------------------------------

@@ -29,7 +29,7 @@ from pluribus.models import entries as model_entries
 from pluribus.settings import flag_name
 from pluribus.sites.config import FederationFile, SiteFile
 from pluribus.study.reproduce import paper
-from pluribus.study.reproduce.run import shown
+from pluribus.study.reproduce.run import load_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -160,7 +160,7 @@ def _counts(kind: str) -> str:
 
 
 def _reproduced(name: str) -> str:
-    return shown(name, RESULTS).to_markdown().strip()
+    return load_table(name, RESULTS).to_markdown().strip()
 
 
 def _result(benchmark: str) -> str:

@@ -25,13 +25,13 @@ from pluribus import draws
 from pluribus.assembly import Assembly
 from pluribus.client import Batch, Client, Step
 from pluribus.data.federated import Data
-from pluribus.engines.observe import observed
+from pluribus.engines.observe import observe_step
 from pluribus.federation import Federation
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.steps import Descent
 from pluribus.message import Inbox, Kept, Message, Rows, Value, decode, encode
 from pluribus.method import Method, PeerMethod
-from pluribus.optim import Optimiser, Rule
+from pluribus.optim import Optimizer, Rule
 from pluribus.request import Enrol, Learn, Teach, Work
 from pluribus.result import Result
 from pluribus.server import Server
@@ -48,7 +48,7 @@ class StepError(AssertionError):
 
 def check_step(method: Method, client: Client, step: Step, data: Data, size: int) -> None:
     """Hold a step of a client, as it stands, to being a pure tensor program. Leaves no trace in the client."""
-    optimisers, client.optimisers = client.optimisers, _optimisers(method, client)
+    optimizers, client.optimizers = client.optimizers, _optimizers(method, client)
     try:
         with _unchanged(client):
             batches = _some_batches(data, min(size, len(data)))
@@ -56,11 +56,11 @@ def check_step(method: Method, client: Client, step: Step, data: Data, size: int
             _shows_no_obstacle(client, step, batches[0], len(data))
             _replays(method, client, step, batches, len(data))
     finally:
-        client.optimisers = optimisers
+        client.optimizers = optimizers
 
 
-def _optimisers(method: Method, client: Client) -> dict[str, Optimiser]:
-    return {name: Optimiser(replace(opt, rule=RULE), RULE) for name, opt in method.optimisers(client).items()}
+def _optimizers(method: Method, client: Client) -> dict[str, Optimizer]:
+    return {name: Optimizer(replace(opt, rule=RULE), RULE) for name, opt in method.optimizers(client).items()}
 
 
 def _some_batches(data: Data, size: int) -> list[Batch]:
@@ -86,7 +86,7 @@ def _runs_on_fake_tensors(method: Method, client: Client, step: Step, batch: Bat
     images, labels, positions = (mode.from_tensor(value) for value in batch[:3])
     try:
         with mode, fake._training(samples):
-            fake.optimisers = _optimisers(method, fake)
+            fake.optimizers = _optimizers(method, fake)
             step(fake, Batch(images, labels, positions, batch.n))
     except Exception as error:
         raise StepError(f"{_name(step)} cannot run on tensors without numbers: {error}") from error
@@ -114,7 +114,7 @@ def _fake(values: Mapping[str, Any], mode: FakeTensorMode) -> dict[str, Any]:
 
 def _shows_no_obstacle(client: Client, step: Step, batch: Batch, samples: int) -> None:
     """What a GPU's engine looks for before it records a step."""
-    with _unchanged(client), client._training(samples), observed(client) as watch:
+    with _unchanged(client), client._training(samples), observe_step(client) as watch:
         step(client, batch)
     if watch.reason:
         raise StepError(f"{_name(step)} would not be captured: {watch.reason}.")
@@ -198,8 +198,8 @@ def everything(client: Client) -> dict[str, Tensor]:
     """All tensors of a client, live, also those that need not be kept between rounds."""
     slots = {
         f"slots.{key}.{name}": value
-        for key, optimiser in client.optimisers.items()
-        for name, value in optimiser.slots().items()
+        for key, optimizer in client.optimizers.items()
+        for name, value in optimizer.slots().items()
     }
     return client.tensors() | slots | {f"now.{name}": value for name, value in client.now.items()}
 
@@ -397,7 +397,7 @@ class ByHand:
     """The parts of a federation without the loop, to be worked in any order.
 
     In a `listening` round each field of what comes down is tried with other numbers, on clients that are put back.
-    `sent` has all that travelled, by exchange, direction and field; `heeded` what made a difference to a client, or was
+    `sent` has all that traveled, by exchange, direction and field; `heeded` what made a difference to a client, or was
     looked at by the server.
     """
 
@@ -410,7 +410,7 @@ class ByHand:
         self.heeded: set[tuple[Any, str]] = set()
 
     def ignored(self, direction: str) -> list[str]:
-        """Fields that travelled this way and that nobody heeded."""
+        """Fields that traveled this way and that nobody heeded."""
         return sorted(name for (way, _), name in self.sent - self.heeded if way == direction)
 
     def round(self, t: int, order: Iterable[int]) -> dict[tuple[int, int], bytes | None]:

@@ -30,7 +30,7 @@ from pluribus.sites.flower.wire import serve
 from pluribus.sites.join import Node
 from pluribus.sites.keys import make_keys
 from pluribus.sites.responder import Responder
-from pluribus.sites.trainer import RequestHandler, means_of
+from pluribus.sites.trainer import RequestHandler, load_resources
 from pluribus.storage.files import read_lines
 from pluribus.storage.toml import to_toml
 
@@ -155,7 +155,7 @@ class Puppet:
         """`changes`: what becomes of the true answer in a round."""
         site = read_site(network.folder / f"{name}.toml")
         self._changes = changes
-        self._handler = RequestHandler(Responder(means_of(site)))
+        self._handler = RequestHandler(Responder(load_resources(site)))
         self._place = tempfile.TemporaryDirectory(prefix="pluribus-")
         place = Path(self._place.name) / "worker"
         key = site.keys / f"{name}.key"
@@ -263,7 +263,7 @@ def write_public(parts: Assembly, folder: Path) -> str:
 
 
 def columns(parts: Assembly, rows: torch.Tensor) -> dict[str, np.ndarray]:
-    """Some rows of a grey data set, as a file has them."""
+    """Some rows of a gray data set, as a file has them."""
     x, y = parts.dataset.x[rows, 0].numpy(), parts.dataset.y[rows].numpy()
     return {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0], "classes": np.array(parts.task.names)}
 

@@ -151,7 +151,7 @@ def test_a_result_has_history_figures_and_bytes(fedgh: Result) -> None:
 
 
 def test_steps_by_hand() -> None:
-    """Three rounds of two epochs over batches of ten; a remainder of one joins its neighbour."""
+    """Three rounds of two epochs over batches of ten; a remainder of one joins its neighbor."""
     result = run_tiny("local", models="mlp-64", rounds=3, epochs=2, batch_size=10)
     batches = {k: len(batch_sizes(facts.train, 10)) for k, facts in result.clients.items()}
     assert result.steps == {k: 3 * 2 * number for k, number in batches.items()}

@@ -17,7 +17,7 @@ import pluribus
 from conftest import assemble_tiny, make_host, run_tiny
 from kit import StopAfter, StoppedError, assert_same, numbers
 from pluribus.client import Batch, Client
-from pluribus.data.augment import AUGMENTATIONS, DRAWS, Augment, augmentations
+from pluribus.data.augment import AUGMENTATIONS, DRAWS, Augment, parse_augmentations
 from pluribus.data.federated import Store
 from pluribus.errors import FormatError, SchemaError, UnknownNameError
 from pluribus.experiment import Experiment, experiment, flags
@@ -58,7 +58,7 @@ def by_hand(image: list[list[float]], key: int, names: tuple[str, ...]) -> list[
     ]
 
 
-subsets = st.sets(st.sampled_from(AUGMENTATIONS), min_size=1).map(lambda some: augmentations(sorted(some)))
+subsets = st.sets(st.sampled_from(AUGMENTATIONS), min_size=1).map(lambda some: parse_augmentations(sorted(some)))
 
 
 @given(st.integers(0, 2**62 - 1), st.integers(1, 20), st.integers(1, 20), subsets)
@@ -85,7 +85,7 @@ def test_a_flip():
     assert Augment(("flip",), keys)(row.expand(2, 1, 1, 3)).tolist() == [[[[3, 2, 1]]], [[[1, 2, 3]]]]
 
 
-def test_a_move_fills_with_grey():
+def test_a_move_fills_with_gray():
     """One pixel of 8. Cut out one row lower and one column to the left, the pixel at (1, 1) comes to (0, 2)."""
     x = torch.full((1, 1, 8, 8), -1.0)
     x[0, 0, 1, 1] = 1.0
@@ -123,7 +123,7 @@ def test_one_half_is_flipped_and_one_half_erased_by_4_to_20_per_cent():
 
 def test_images_do_not_depend_on_their_batch():
     x = torch.randn(10, 3, 8, 8, generator=torch.Generator().manual_seed(0))
-    augment = Augment.of(augmentations(ALL), 77, 10, CPU)
+    augment = Augment.of(parse_augmentations(ALL), 77, 10, CPU)
     assert augment is not None
     parts = [part(rows) for part, rows in zip(augment.split([4, 6]), x.split([4, 6]), strict=True)]
     assert torch.equal(torch.cat(parts), augment(x))
@@ -132,7 +132,7 @@ def test_images_do_not_depend_on_their_batch():
 
 def test_it_looks_at_no_number():
     """A program for tensors that have shapes and no numbers: nothing in it waits for a GPU."""
-    augment = Augment.of(augmentations(ALL), 77, 4, CPU)
+    augment = Augment.of(parse_augmentations(ALL), 77, 4, CPU)
     assert augment is not None
     mode = FakeTensorMode()
     keys, x = mode.from_tensor(augment.keys), mode.from_tensor(torch.zeros(4, 3, 8, 8))

@@ -132,7 +132,7 @@ def test_worker_processes_count_in_memory() -> None:
 def counted() -> Iterator[Counter[tuple[Any, ...]]]:
     """Every forward pass of a model by mode and rows, and every step by rule, whoever makes them.
 
-    A look at shapes does not count: its images are all zero, which is grey, and no image here is.
+    A look at shapes does not count: its images are all zero, which is gray, and no image here is.
     """
     found: Counter[tuple[Any, ...]] = Counter()
 
@@ -140,10 +140,10 @@ def counted() -> Iterator[Counter[tuple[Any, ...]]]:
         if isinstance(module, TwoPartModel) and args[0].any():
             found["forward", module.training, torch.is_grad_enabled(), len(args[0])] += 1
 
-    def step(optimiser: torch.optim.Optimizer, *_: Any) -> None:
-        rule = {name: optimiser.defaults.get(name) for name in ("lr", "momentum", "weight_decay", "amsgrad")}
-        sizes = [len(group["params"]) for group in optimiser.param_groups]
-        found["step", type(optimiser), *rule.items(), *sizes] += 1
+    def step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        rule = {name: optimizer.defaults.get(name) for name in ("lr", "momentum", "weight_decay", "amsgrad")}
+        sizes = [len(group["params"]) for group in optimizer.param_groups]
+        found["step", type(optimizer), *rule.items(), *sizes] += 1
 
     hooks = register_module_forward_pre_hook(forward), register_optimizer_step_post_hook(step)
     try:
@@ -183,7 +183,7 @@ def test_the_bare_loop_does_the_same_work(method: str, settings: dict[str, Any])
 
 
 def test_a_client_with_one_sample_is_no_trouble_for_the_bare_loop() -> None:
-    """Batch normalisation has no variance of it."""
+    """Batch normalization has no variance of it."""
     few = {"data": few_digits(80), "clients": 40, "partition": "iid"}
     report = bench_tiny("local", models="test_bench.normed", width=16, **few)
     assert report.samples < 2 * 40  # of two rows each, some keep only one to train on

@@ -15,7 +15,7 @@ import pytest
 from browser import Browser, until
 from conftest import new_folder
 from pluribus.report import write_report
-from pluribus.report.watch import address, server_of
+from pluribus.report.watch import address, make_server
 from test_report import EVIL, copy_of, deciding, evil_run, ran
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -45,7 +45,7 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.getElementById('notes').hidden")
     assert browser.requests == [report]
     assert browser.troubles == []
-    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labelledby])').length") == 0
+    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
 
 
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:
@@ -104,7 +104,7 @@ def test_a_watched_run_is_drawn_as_it_grows(browser: Browser) -> None:
     lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
     (folder / "result.json").unlink()
     (folder / "metrics.jsonl").unlink()
-    with server_of(folder) as server:
+    with make_server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         page = browser.open(address(server))

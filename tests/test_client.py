@@ -28,7 +28,7 @@ def linear_client(samples: int = 7, **settings):
 
 
 def normed_client(samples: int, *, side: int = 4, seed: int = 0, **settings):
-    """A model with batch normalisation over maps of side x side."""
+    """A model with batch normalization over maps of side x side."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         features = nn.Sequential(nn.Conv2d(1, 3, 1), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten())
@@ -70,7 +70,7 @@ class TestBatchSizes:
 
     @settings(deadline=None)
     @given(samples=st.integers(8, 300), batch=st.integers(8, 40))
-    def test_promises_where_batches_are_normalised(self, samples, batch):
+    def test_promises_where_batches_are_normalized(self, samples, batch):
         sizes = batch_sizes(samples, batch, least=8)
         assert sum(sizes) == samples
         assert all(size == batch for size in sizes[:-1])
@@ -425,7 +425,7 @@ class TestFork:
 
 
 class TestGradients:
-    def two_optimisers(self, rule: Rule | None = None):
+    def two_optimizers(self, rule: Rule | None = None):
         model = flat_split(16, 2, 0, nn.Linear(4, 4))
         opts = {"body": Opt(model.features, rule), "top": Opt(model.head, Rule(lr=0.5))}
         return client_of(model, data_of(noise(6), labels(6)), opts=opts, rule=Rule(lr=0.1))
@@ -434,8 +434,8 @@ class TestGradients:
         x, y = client.data["train"].take(torch.arange(6))
         return F.cross_entropy(client.model(x), y)
 
-    def test_descend_with_two_optimisers_moves_both_by_one_backward(self):
-        client = self.two_optimisers()
+    def test_descend_with_two_optimizers_moves_both_by_one_backward(self):
+        client = self.two_optimizers()
         before = copies(client)
         loss = self.batch_loss(client)
         wanted = dict(zip([n for n, _ in client.model.named_parameters()], self.grads_of(client), strict=True))
@@ -451,7 +451,7 @@ class TestGradients:
         return torch.autograd.grad(self.batch_loss(client), list(client.model.parameters()))
 
     def test_descend_moves_only_the_named(self):
-        client = self.two_optimisers()
+        client = self.two_optimizers()
         before = copies(client)
         client.descend(self.batch_loss(client), "top")
         after = copies(client)
@@ -470,7 +470,7 @@ class TestGradients:
         assert equal(copies(one), copies(other))
 
     def test_parameters_that_the_loss_does_not_use(self):
-        client = self.two_optimisers()
+        client = self.two_optimizers()
         x, _ = client.data["train"].take(torch.arange(6))
         loss = client.features(x).square().mean()
         assert client.grads(loss, "top") == {}
@@ -493,7 +493,7 @@ class TestLifeOfSlots:
         return client_of(model, data_of(noise(6), labels(6)), opts={"model": Opt(model, Rule(momentum=0.9), life=life)})
 
     def slots(self, client) -> bool:
-        return any(bool(value.any()) for value in client.optimisers["model"].slots().values())
+        return any(bool(value.any()) for value in client.optimizers["model"].slots().values())
 
     def test_a_round_starts_afresh(self):
         client = self.client_with("round")
@@ -538,7 +538,7 @@ class TestLifeOfSlots:
     def test_what_a_method_names_stands(self, own, life):
         model = flat_split(16, 2)
         client = client_of(model, data_of(noise(2), labels(2)), life=life, opts={"model": Opt(model, life=own)})
-        assert client.optimisers["model"].life == own
+        assert client.optimizers["model"].life == own
 
 
 class TestGot:

@@ -40,7 +40,7 @@ def test_time_belongs_to_the_innermost_span(tick):
 def test_shares_are_looked_at_when_the_span_ends(tick):
     clock = Clock()
     shares = {"compute": 0.0, "communication": 0.0}
-    with clock.apportioned(shares):
+    with clock.apportion(shares):
         tick(4)
         with clock("communication"):
             tick(10)
@@ -51,7 +51,7 @@ def test_shares_are_looked_at_when_the_span_ends(tick):
 
 def test_nothing_to_share_out_is_everything_else(tick):
     clock = Clock()
-    with clock.apportioned({"compute": 0.0}):
+    with clock.apportion({"compute": 0.0}):
         tick(5)
     assert sum(clock.spans().values()) == 0
     assert clock.seconds() == 5

@@ -116,14 +116,14 @@ def born(name: str) -> dict[str, Tensor]:
 
 
 def trained(host: Host) -> dict[str, Tensor]:
-    """Everything that an optimiser of a client moves, by client and optimiser, as one vector."""
+    """Everything that an optimizer of a client moves, by client and optimizer, as one vector."""
     return {key: value for k in host.cards for key, value in trained_by(host.client(k)).items()}
 
 
 def trained_by(client: Client) -> dict[str, Tensor]:
     return {
-        f"client {client.card.id} {name}": torch.cat([p.detach().flatten() for p in optimiser.parameters.values()])
-        for name, optimiser in client.optimisers.items()
+        f"client {client.card.id} {name}": torch.cat([p.detach().flatten() for p in optimizer.parameters.values()])
+        for name, optimizer in client.optimizers.items()
     }
 
 
@@ -198,20 +198,20 @@ def server_of(hand: ByHand) -> dict[str, Tensor]:
 
 
 @every_method
-def test_whatever_has_an_optimiser_learns_and_what_it_learnt_is_kept(name):
+def test_whatever_has_an_optimizer_learns_and_what_it_learned_is_kept(name):
     saved = Checkpoint(plain_run(name).folder / "state")
     later = make_host(plain_parts(name), saved.client)
     assert sorted(differing(born(name), trained(later))) == sorted(born(name))
     for k in later.cards:
         client = later.client(k)
         kept_at = {value.data_ptr() for value in client.tensors().values()}
-        for key, optimiser in client.optimisers.items():
-            lost = [n for n, p in optimiser.parameters.items() if p.data_ptr() not in kept_at]
-            assert lost == [], f"optimiser '{key}' trains what is neither in client.model nor in client.state"
+        for key, optimizer in client.optimizers.items():
+            lost = [n for n, p in optimizer.parameters.items() if p.data_ptr() not in kept_at]
+            assert lost == [], f"optimizer '{key}' trains what is neither in client.model nor in client.state"
 
 
 @every_method
-def test_the_next_round_starts_from_what_was_learnt(name):
+def test_the_next_round_starts_from_what_was_learned(name):
     at_start = watched_run(name).at_start
     assert at_start.keys() == born(name).keys()
     assert sorted(differing(born(name), at_start)) == sorted(at_start)
@@ -221,7 +221,7 @@ def test_the_next_round_starts_from_what_was_learnt(name):
 def test_the_server_learns_from_uploads(name):
     hand, (before, after, _) = by_hand(name).hand, by_hand(name).server
     if not before or not any(w.up for w in hand.host.wires(0)):
-        pytest.skip("nothing is learnt on the server")
+        pytest.skip("nothing is learned on the server")
     changed = differing(before, after)
     assert changed
     for part, module in hand.server.state.named_children():
@@ -354,7 +354,7 @@ def test_rare_evaluation_learns_the_same():
 
 
 @every_method
-def test_bytes_are_what_was_serialised_and_what_the_schema_says(name):
+def test_bytes_are_what_was_serialized_and_what_the_schema_says(name):
     result, booked, host = plain_run(name), watched_run(name).booked, make_host(plain_parts(name))
     for direction, client, data in booked:
         assert sum(tensor_bytes(data).values()) == len(data)

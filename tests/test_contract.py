@@ -282,9 +282,9 @@ class TestTime:
         other.begin(0, 0, {})
         Method().local_update(other)
         assert not any(name.startswith("opt.") for name in other.tensors())
-        assert any(value.any() for value in other.optimisers["model"].slots().values())
+        assert any(value.any() for value in other.optimizers["model"].slots().values())
         other.begin(1, 0, {})
-        assert not any(value.any() for value in other.optimisers["model"].slots().values())
+        assert not any(value.any() for value in other.optimizers["model"].slots().values())
 
 
 class TestPeers:
@@ -476,10 +476,10 @@ def test_a_name_is_registered_once(monkeypatch):
         register("mine")(Mutual)
 
 
-class TestOptimisers:
+class TestOptimizers:
     def test_a_frozen_part_does_not_move(self):
         class HeadOnly(Method):
-            def optimisers(self, client: Client) -> dict[str, Opt]:
+            def optimizers(self, client: Client) -> dict[str, Opt]:
                 return {"model": Opt(client.model.head, Rule(lr=0.1))}
 
         host = make_host(dataclasses.replace(assemble_tiny("local"), method=HeadOnly()))
@@ -519,7 +519,7 @@ class TestPlainSGD:
         assert assemble_tiny(Careful, weight_decay=0.1, lr_decay=0.9).local.rule.name == "sgd"
 
 
-class TestServerOptimiser:
+class TestServerOptimizer:
     @staticmethod
     def server() -> Server:
         server = server_of(task_of(2, 2), {0: 1})
@@ -527,7 +527,7 @@ class TestServerOptimiser:
         with torch.no_grad():
             server.state.net.weight.fill_(0.5)
             server.state.net.bias.zero_()
-        server.optimise("net", server.state.net, Rule("adam", lr=0.1))
+        server.optimize("net", server.state.net, Rule("adam", lr=0.1))
         server.state.fix()
         return server
 
@@ -550,3 +550,9 @@ class TestServerOptimiser:
         server = self.server()
         self.steps(server, 1)
         torch.testing.assert_close(server.state.net.weight, torch.full((1, 2), 0.4))
+
+
+@pytest.mark.parametrize(("former", "now"), [("optimisers", "optimizers"), ("settled", "complete")])
+def test_a_hook_by_its_former_name_is_refused(former: str, now: str) -> None:
+    with refused(UserCodeError, "Old", former, now):
+        type("Old", (Method,), {former: lambda self: None})

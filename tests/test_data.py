@@ -19,7 +19,7 @@ from conftest import assemble_tiny
 from pluribus.assembly import assemble
 from pluribus.data import Dataset, datasets, entries, load, register_data
 from pluribus.data.datasets import cache_file, read_npz, write_npz
-from pluribus.data.domains import rotated
+from pluribus.data.domains import rotate_images
 from pluribus.errors import DamagedDataError, DataError, MissingDataError, RangeError, UnknownNameError, UserCodeError
 from pluribus.experiment import experiment
 from refusals import refused
@@ -173,7 +173,7 @@ class TestCache:
         assert cache_file("cifar10") == Path.home() / ".cache" / "pluribus" / "cifar10.npz"
 
     @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
-    def test_colour_images_by_path(self, tmp_path, save):
+    def test_color_images_by_path(self, tmp_path, save):
         source = arrays()
         save(tmp_path / "mine.npz", **source)
         mine = load(str(tmp_path / "mine.npz"))
@@ -183,12 +183,12 @@ class TestCache:
         assert mine.y.tolist() == [0, 1, 2, 0, 1, 2, 2, 1, 0]
         np.testing.assert_array_equal(mine.x[7].permute(1, 2, 0), source["x_test"][1])
 
-    def test_grey_images_and_no_test_set(self, tmp_path):
-        grey = arrays(
+    def test_gray_images_and_no_test_set(self, tmp_path):
+        gray = arrays(
             x_train=np.full((6, 5, 4), 9, np.uint8), x_test=np.zeros((0, 5, 4), np.uint8), y_test=np.zeros(0, int)
         )
-        write_npz(tmp_path / "grey.npz", grey)
-        dataset = read_npz(tmp_path / "grey.npz")
+        write_npz(tmp_path / "gray.npz", gray)
+        dataset = read_npz(tmp_path / "gray.npz")
         assert dataset.x.shape == (6, 1, 5, 4)
         assert dataset.official is None
 
@@ -384,9 +384,9 @@ class TestDownloads:
         assert socket.getdefaulttimeout() is None
 
 
-def paint(file: Path, colour: tuple[int, int, int] = (1, 2, 3), size: tuple[int, int] = (10, 8)) -> None:
+def paint(file: Path, color: tuple[int, int, int] = (1, 2, 3), size: tuple[int, int] = (10, 8)) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    Image.new("RGB", size, colour).save(file)
+    Image.new("RGB", size, color).save(file)
 
 
 class TestFolders:
@@ -416,7 +416,7 @@ class TestFolders:
         assert animals.domain.tolist() == [0, 0, 1, 1]
         assert animals.y.tolist() == [1, 1, 0, 1]
 
-    def test_grey_and_transparent_images_become_rgb(self, tmp_path):
+    def test_gray_and_transparent_images_become_rgb(self, tmp_path):
         for name in ("a", "b"):
             (tmp_path / name).mkdir()
         Image.new("L", (4, 4), 77).save(tmp_path / "a" / "1.png")
@@ -579,13 +579,13 @@ class TestRotations:
         return Dataset("tops", x, torch.arange(10) % 2, ("a", "b"), official)
 
     def test_a_quarter_turn_clockwise_brings_top_to_right(self):
-        turned = rotated(self.base(), 5, (0, 90, 180), seed=0, independent=False)
+        turned = rotate_images(self.base(), 5, (0, 90, 180), seed=0, independent=False)
         for at, (row, column) in enumerate([(0, 4), (4, 8), (8, 4)]):
             image = turned.x[at * 10, 0]
             assert (image == image.max()).nonzero().tolist() == [[row, column]]
 
     def test_small_angles_turn_the_same_way(self):
-        turned = rotated(self.base(), 5, (0, 20, 40, 60), seed=0, independent=False)
+        turned = rotate_images(self.base(), 5, (0, 20, 40, 60), seed=0, independent=False)
         columns = torch.arange(9.0)
         centres = [
             float((turned.x[at * 10, 0].float().sum(0) * columns).sum() / turned.x[at * 10].sum()) for at in range(4)
@@ -594,7 +594,7 @@ class TestRotations:
         assert centres[3] > centres[0] + 2
 
     def test_domains_hold_copies_of_the_same_images(self):
-        turned = rotated(self.base(), 3, (0, 20.5), seed=0, independent=False)
+        turned = rotate_images(self.base(), 3, (0, 20.5), seed=0, independent=False)
         assert turned.domains == ("M0", "M20.5")
         assert turned.domain.tolist() == [0] * 6 + [1] * 6
         assert turned.y.tolist() == [0, 0, 0, 1, 1, 1] * 2
@@ -604,28 +604,30 @@ class TestRotations:
 
     def test_only_training_images_are_used(self):
         for seed in range(20):
-            assert int(rotated(self.base(official=6), 2, (0,), seed, independent=False).identity.max()) < 6
+            assert int(rotate_images(self.base(official=6), 2, (0,), seed, independent=False).identity.max()) < 6
 
     def test_the_seed_decides(self):
-        one, same, other = (rotated(self.base(), 2, (0,), seed, independent=False).identity for seed in (1, 1, 2))
+        one, same, other = (rotate_images(self.base(), 2, (0,), seed, independent=False).identity for seed in (1, 1, 2))
         assert torch.equal(one, same)
         assert not torch.equal(one, other)
 
     def test_independent_forgets_identity(self):
-        shared, independent = (rotated(self.base(), 2, (0, 20), 0, independent=choice) for choice in (False, True))
+        shared, independent = (
+            rotate_images(self.base(), 2, (0, 20), 0, independent=choice) for choice in (False, True)
+        )
         assert independent.identity is None
         assert torch.equal(shared.x, independent.x)
 
-    def test_colour_images(self):
+    def test_color_images(self):
         x = torch.zeros(4, 3, 5, 5, dtype=torch.uint8)
         x[:, 1, 0, 2] = 200
-        turned = rotated(Dataset("c", x, torch.tensor([0, 0, 1, 1]), ("a", "b")), 1, (90,), 0, independent=False)
+        turned = rotate_images(Dataset("c", x, torch.tensor([0, 0, 1, 1]), ("a", "b")), 1, (90,), 0, independent=False)
         assert turned.x.shape == (2, 3, 5, 5)
         assert turned.x[0].nonzero().tolist() == [[1, 2, 4]]
 
     def test_too_few_images(self):
         with refused(DataError, "tops", "3 training images", "class a", 4):
-            rotated(self.base(official=6), 4, (0,), 0, independent=False)
+            rotate_images(self.base(official=6), 4, (0,), 0, independent=False)
 
     def test_rotated_digits(self):
         turned = load("rotated-digits")

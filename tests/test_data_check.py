@@ -12,7 +12,7 @@ from PIL import Image
 import pluribus
 from conftest import few_digits
 from pluribus.data.datasets import write_npz
-from pluribus.data.folders import Place
+from pluribus.data.folders import ImageLabels
 from pluribus.errors import DamagedDataError, MissingDataError, UnknownNameError
 from refusals import assert_facts, refused
 from terminal import Terminal
@@ -49,10 +49,10 @@ def test_every_count_by_hand(messy: Path) -> None:
     found = pluribus.check_data(messy)
     assert found.images == 8
     assert found.counts == {
-        Place("cat", split="train"): 2,
-        Place("dog", split="train"): 3,
-        Place("cat", split="test"): 1,
-        Place("dog", split="test"): 2,
+        ImageLabels("cat", split="train"): 2,
+        ImageLabels("dog", split="train"): 3,
+        ImageLabels("cat", split="test"): 1,
+        ImageLabels("dog", split="test"): 2,
     }
     assert found.shapes == {"3 x 4": 6, "6 x 8": 1, "4 x 3": 1}
     assert found.modes == {"L, 8 bit": 7, "I;16, 16 bit": 1}
@@ -122,7 +122,7 @@ def test_a_file_and_a_name(tmp_path: Path, terminal: Terminal) -> None:
     parts = {"x_train": x[:4], "y_train": y[:4], "x_test": x[4:], "y_test": y[4:], "classes": np.array(["a", "b"])}
     write_npz(tmp_path / "mine.npz", parts)
     mine = pluribus.check_data(tmp_path / "mine.npz")
-    assert mine.counts[Place("a", split="train")] == 2
+    assert mine.counts[ImageLabels("a", split="train")] == 2
     copies = mine.duplicates
     assert (copies.images, copies.across_splits, copies.across_classes) == (1, 1, 1)
     assert copies.example == ("row 0", "row 5")
@@ -153,7 +153,7 @@ def test_spellings_and_single_classes(tmp_path: Path) -> None:
     shade(tmp_path / "\u00e9" / "2.png", 2)
     found = pluribus.check_data(tmp_path)
     assert found.merged == {"\u00e9": ["e\u0301", "\u00e9"]}
-    assert found.counts == {Place("\u00e9"): 2}
+    assert found.counts == {ImageLabels("\u00e9"): 2}
     assert any("one class" in note for note in found.notes)
 
 

@@ -10,7 +10,7 @@ from torch import nn
 from torch.func import vmap
 
 from pluribus.draws import uniform_bits
-from pluribus.models.dropout import Dropout, set_keys, with_keys
+from pluribus.models.dropout import Dropout, replace_dropout, set_dropout_keys
 
 
 def layer(p: float = 0.5, key: int = 7) -> Dropout:
@@ -55,7 +55,7 @@ def test_masks_differ_by_key_pass_and_row_and_repeat_with_the_key():
     assert not torch.equal(layer(key=8 * 2**40)(x), first)
 
 
-def test_neighbouring_keys_are_not_shifted_copies():
+def test_neighboring_keys_are_not_shifted_copies():
     one, other = (uniform_bits(torch.tensor(key), 1000, torch.device("cpu")) for key in (5, 6))
     assert not set(one.tolist()) & set(other.tolist()) > set(one.tolist()[:10])
     assert (one[1:] == other[:-1]).float().mean() < 0.01
@@ -74,12 +74,14 @@ def test_torchs_generator_is_left_alone():
 
 
 def test_models_get_it_and_every_layer_its_own_key():
-    model = with_keys(nn.Sequential(nn.Dropout(0.2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3)), nn.Dropout2d()))
+    model = replace_dropout(
+        nn.Sequential(nn.Dropout(0.2), nn.Sequential(nn.Linear(2, 2), nn.Dropout(0.3)), nn.Dropout2d())
+    )
     kinds = [type(part) for part in model.modules()]
     assert kinds.count(Dropout) == 2
     assert nn.Dropout not in kinds
     assert nn.Dropout2d in kinds
-    set_keys(model, 1 << 62)
+    set_dropout_keys(model, 1 << 62)
     keys = [part.key.item() for part in model.modules() if isinstance(part, Dropout)]
     assert len(set(keys)) == 2
     assert [part.p for part in model.modules() if isinstance(part, Dropout)] == [0.2, 0.3]

@@ -54,7 +54,7 @@ from pluribus.errors import (
 from pluribus.message import Field, Message, decode, encode
 from pluribus.method import Method, find
 from pluribus.report import check_packages
-from pluribus.report.watch import server_of
+from pluribus.report.watch import make_server
 from pluribus.sites.agreement import Agreement
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.toml import read_toml
@@ -71,8 +71,8 @@ BASES = {PluribusError, ConfigError, MessageError, CheckpointError}
 
 def take_the_port_twice(folder: Path) -> None:
     run = run_tiny("local", rounds=1, models="mlp-64", out=folder / "run").folder
-    with server_of(run) as server:
-        server_of(run, server.server_port)
+    with make_server(run) as server:
+        make_server(run, server.server_port)
 
 
 def use_a_file_as_a_key(folder: Path) -> None:

@@ -15,7 +15,7 @@ from parties import client_of, data_of, flat_split, signs
 from pluribus.assembly import assemble
 from pluribus.data import Dataset
 from pluribus.errors import PartitionError
-from pluribus.evaluate import choose, exam_sizes, figures, figures_over_clients, over_clients, score, summarise
+from pluribus.evaluate import choose, exam_sizes, measure, metrics_over_clients, over_clients, score, summarize
 from pluribus.experiment import experiment
 from pluribus.methods.local import Local
 from refusals import refused
@@ -49,7 +49,7 @@ class TestOneClient:
         assert loss == pytest.approx(2 * LIKELY + UNLIKELY, rel=1e-6)
 
     def test_figures_by_hand(self):
-        found = figures(Local().predict, client_with(val=answers(3, 1), test=answers(2, 3)))
+        found = measure(Local().predict, client_with(val=answers(3, 1), test=answers(2, 3)))
         assert found == {
             "val": 0.75,
             "test": 0.4,
@@ -58,16 +58,16 @@ class TestOneClient:
 
     def test_the_batch_size_of_sweeps_does_not_matter(self, monkeypatch):
         client = client_with(val=answers(3, 1), test=answers(7, 4))
-        whole = figures(Local().predict, client)
+        whole = measure(Local().predict, client)
         monkeypatch.setattr("pluribus.internal.steps.SWEEP_BATCH", 3)
-        found = figures(Local().predict, client)
+        found = measure(Local().predict, client)
         assert (found["val"], found["test"]) == (whole["val"], whole["test"])
         assert found["test_loss"] == pytest.approx(whole["test_loss"], rel=1e-6)
 
     def test_empty_sets_have_no_figure(self):
-        assert figures(Local().predict, client_with()) == {"val": None, "test": None, "test_loss": None}
-        assert figures(Local().predict, client_with(test=answers(1, 0)))["val"] is None
-        assert figures(Local().predict, client_with(val=answers(1, 0)))["test"] is None
+        assert measure(Local().predict, client_with()) == {"val": None, "test": None, "test_loss": None}
+        assert measure(Local().predict, client_with(test=answers(1, 0)))["val"] is None
+        assert measure(Local().predict, client_with(val=answers(1, 0)))["test"] is None
 
 
 class TestOverClients:
@@ -152,7 +152,7 @@ class TestSelection:
 
     def test_summary_by_hand(self):
         history = [record(0, c0=(0.9, 0.8), c1=(0.1, 0.2)), record(1, c0=(0.5, 1.0), c1=(0.6, 0.4))]
-        test = {m: summarise(history, ["after"], {0: 30, 1: 10})["after"][m]["test"] for m in ("last", "selected")}
+        test = {m: summarize(history, ["after"], {0: 30, 1: 10})["after"][m]["test"] for m in ("last", "selected")}
         assert test["last"] == pytest.approx({"mean": 0.7, "weighted": (30 + 4) / 40, "worst": 0.4, "best": 1.0})
         assert test["selected"] == pytest.approx({"mean": 0.6, "weighted": (24 + 4) / 40, "worst": 0.4, "best": 0.8})
 
@@ -161,12 +161,12 @@ class TestSelection:
             {"round": t, "clients": {"0": {"after": {"val": a, "test": t}, "before": {"val": b, "test": 10 + t}}}}
             for t, (a, b) in enumerate([(0.9, 0.1), (0.2, 0.3)])
         ]
-        summary = summarise(both, ["after", "before"], {0: 1})
+        summary = summarize(both, ["after", "before"], {0: 1})
         assert summary["after"]["selected"]["test"]["mean"] == 0
         assert summary["before"]["selected"]["test"]["mean"] == 11
 
     def test_an_empty_history(self):
-        assert summarise([], ["after"], {}) == {"after": {"last": {}, "selected": {}}}
+        assert summarize([], ["after"], {}) == {"after": {"last": {}, "selected": {}}}
 
 
 class TestRuns:
@@ -201,14 +201,14 @@ class TestDomains:
 
     def test_by_hand(self):
         exams = [(answers(1, 0), answers(3, 1)), (answers(0, 1), answers(1, 9)), (answers(2, 0), answers(5, 1))]
-        found = figures(Local().predict, self.in_domain(1, exams))
+        found = measure(Local().predict, self.in_domain(1, exams))
         assert found == {"val": 3 / 4, "test": 9 / 20, "acc": 9 / 20, "bwt": 1 / 10, "fwt": 8 / 10}
 
     @settings(deadline=None, max_examples=40)
     @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=4), st.data())
     def test_identity(self, counts, data):
         own = data.draw(st.integers(0, len(counts) - 1))
-        found = figures(Local().predict, self.in_domain(own, [(NOTHING, answers(*one)) for one in counts]))
+        found = measure(Local().predict, self.in_domain(own, [(NOTHING, answers(*one)) for one in counts]))
         sizes = [sum(one) for one in counts]
         mine, others = sizes[own], sum(sizes) - sizes[own]
         assert (found["bwt"] is None) == (mine == 0)
@@ -238,7 +238,7 @@ class TestDomains:
             0: {"test": 0.5, "acc": 0.5, "bwt": 1.0, "fwt": 0.2},
             1: {"test": 0.9, "acc": 0.9, "bwt": 0.4, "fwt": 0},
         }
-        over = figures_over_clients(rows, {0: 30, 1: 10}, {0: (30, 40), 1: (10, 40)})
+        over = metrics_over_clients(rows, {0: 30, 1: 10}, {0: (30, 40), 1: (10, 40)})
         weighted = {name: figure["weighted"] for name, figure in over.items()}
         assert weighted == pytest.approx({"test": 0.7, "acc": 0.7, "bwt": 34 / 40, "fwt": 2 / 40})
         assert {name: figure["mean"] for name, figure in over.items()} == pytest.approx(
@@ -304,6 +304,6 @@ def two_domains() -> Dataset:
 
 def test_of_a_loss_the_largest_is_the_worst_and_the_smallest_the_best() -> None:
     rows = {0: {"test": 0.5, "test_loss": 2.0}, 1: {"test": 0.75, "test_loss": 0.5}}
-    over = figures_over_clients(rows, {0: 1, 1: 3})
+    over = metrics_over_clients(rows, {0: 1, 1: 3})
     assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5, "best": 0.75}
     assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0, "best": 0.5}

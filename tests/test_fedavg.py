@@ -9,7 +9,7 @@ from torch import nn
 from conftest import assemble_tiny, make_host, run_tiny
 from parties import equal, federation_of, run_through, server_of, task_of
 from pluribus.errors import UnknownNameError
-from pluribus.evaluate import figures
+from pluribus.evaluate import measure
 from pluribus.message import Message, encode
 from pluribus.method import Method, methods
 from pluribus.methods.fedavg import FedAvg
@@ -172,4 +172,4 @@ class TestRun:
         for k in range(4):
             client = federation.engine.host.client(k)
             FedAvg().receive(client, FedAvg().download(federation.server, k))
-            assert figures(FedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]
+            assert measure(FedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]

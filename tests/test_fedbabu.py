@@ -13,7 +13,7 @@ from conftest import assemble_tiny, run_tiny
 from kit import ByHand, differing, kept
 from parties import client_of, copies, data_of, equal, noise
 from pluribus.client import Client
-from pluribus.engines.stacked import stackable
+from pluribus.engines.stacked import is_stackable
 from pluribus.errors import RangeError, UnknownNameError
 from pluribus.message import Message
 from pluribus.methods.fedbabu import FedBABU
@@ -32,7 +32,7 @@ def client_with(method: FedBABU) -> Client:
         torch.manual_seed(0)
         model = TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
     client = client_of(model, data_of(noise(5), LABELS), classes=3, rule=Rule(lr=LR))
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(0, 0, {})
     return client
 
@@ -93,7 +93,7 @@ class TestTraining:
 
     def test_clients_train_together_where_fedavgs_do(self):
         client = ByHand(assemble_tiny("fedbabu")).host.client(0)
-        assert stackable(FedBABU(), client)
+        assert is_stackable(FedBABU(), client)
         assert set(client.parameters()) < set(dict(client.model.named_parameters())), "names are the model's"
 
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from parties import CPU, data_of, noise
 from pluribus.assembly import assemble
 from pluribus.data import PARTITIONS, Dataset, by_domain, load, partition
-from pluribus.data.domains import rotated
+from pluribus.data.domains import rotate_images
 from pluribus.data.federated import Data, Federated, Fractions
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, MismatchError, PartitionError
@@ -36,7 +36,7 @@ def federated(dataset: Dataset, clients: int, seed: int = 0, kind: str = "iid", 
 
 def turned_digits(clients: int, seed: int = 0, independent: bool = False, **fractions) -> Federated:
     """Twenty digits of each class under three angles; client k holds domain k mod 3."""
-    dataset = rotated(load("digits"), 20, (0, 20, 40), seed, independent)
+    dataset = rotate_images(load("digits"), 20, (0, 20, 40), seed, independent)
     parts = by_domain(dataset.domain.numpy(), clients, numpy_rng(seed, "partition"))
     domain_of = {k: k % 3 for k in range(clients)}
     return Federated(dataset, parts, Fractions(**fractions), seed, CPU, domain_of=domain_of)
@@ -152,7 +152,7 @@ class TestCommon:
 
     def test_copies_of_a_test_image_are_nobodys(self):
         base = dataclasses.replace(load("digits"), official=None)
-        turned = rotated(base, 20, (0, 20, 40), 0, independent=False)
+        turned = rotate_images(base, 20, (0, 20, 40), 0, independent=False)
         data = self.assembled(turned, "domain")
         tested, held = (set().union(*identities(data, name)) for name in ("test", "train"))
         assert (len(tested), len(held)) == (40, 144)

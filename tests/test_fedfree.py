@@ -391,7 +391,7 @@ class TestEntropy:
         assert entropy(-weight * 0.3 + 5) == pytest.approx(entropy(weight), abs=0.01)
 
     def test_an_untrained_layer_beats_a_peaked_one(self):
-        """The uniform start of a layer has nearly 8 bits, a Gaussian about 7: entropy favours what was not trained."""
+        """The uniform start of a layer has nearly 8 bits, a Gaussian about 7: entropy favors what was not trained."""
         draw = torch.Generator().manual_seed(0)
         assert entropy(torch.rand(50_000, generator=draw)) > 7.99
         assert entropy(torch.randn(50_000, generator=draw)) < 7.4

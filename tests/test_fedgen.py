@@ -17,7 +17,7 @@ from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand
 from parties import card_of, client_of, copies, data_of, equal, federation_of, noise, run_through, task_of
 from pluribus.client import Batch, Client
-from pluribus.engines.stacked import Group, stackable
+from pluribus.engines.stacked import Group, is_stackable
 from pluribus.errors import RangeError
 from pluribus.message import Message, encode
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
@@ -39,13 +39,13 @@ SMALL = FedGen(noise=3, hidden=5, generator_steps=4, generator_batch=6)
 
 class TestGenerator:
     def test_parameters_and_buffers(self):
-        """P_gen = (d + C) H + 2 H + H K + K, and 2 H + 1 numbers of batch normalisation."""
+        """P_gen = (d + C) H + 2 H + H K + K, and 2 H + 1 numbers of batch normalization."""
         one = Generator(32, C, 256, K)
         assert sum(p.numel() for p in one.parameters()) == (32 + C) * 256 + 2 * 256 + 256 * K + K
         assert sum(b.numel() for b in one.buffers()) == 2 * 256 + 1
 
     def test_everything_that_travels_can_learn(self):
-        """A bias before batch normalisation would have no gradient but rounding."""
+        """A bias before batch normalization would have no gradient but rounding."""
         one, draws = Generator(3, C, 5, 4), torch.Generator().manual_seed(0)
         made = one(torch.rand(32, 3, generator=draws), torch.randint(C, (32,), generator=draws))
         grads = torch.autograd.grad((made * torch.randn(made.shape, generator=draws)).sum(), list(one.parameters()))
@@ -53,7 +53,7 @@ class TestGenerator:
         assert min(float(g.abs().max()) for g in grads) > 1e-3
 
     def test_by_hand(self):
-        """eps = 1/2, y = 1 of 2: inner (1/2 + 2, 0), normalised by mean 0 and variance 1 (eps 0), then ReLU."""
+        """eps = 1/2, y = 1 of 2: inner (1/2 + 2, 0), normalized by mean 0 and variance 1 (eps 0), then ReLU."""
         one = Frozen(1, 2, 2, 1)
         one.norm.eps = 0.0
         numbers = {"inner.weight": [[1.0, 7.0, 2.0], [0.0, 1.0, -1.0]]}
@@ -69,7 +69,7 @@ class TestGenerator:
         assert equal(before, dict(whole.state_dict()))
         assert not any(part.training for part in whole[0].modules())
 
-    def test_the_server_s_normalises_by_its_batch(self):
+    def test_the_server_s_normalizes_by_its_batch(self):
         one = Generator(3, 2, 5, 4)
         one(torch.rand(6, 3), torch.zeros(6, dtype=torch.long))
         assert one.norm.num_batches_tracked == 1
@@ -268,7 +268,7 @@ def toy_client(method: FedGen, t: int = 1) -> Client:
     """A client with a generator of its own, at the start of a round."""
     client = client_of(model_of(), data_of(noise(8), [0, 1, 2, 0, 1, 2, 0, 1]), classes=3)
     method.prepare(client)
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(t, 0, method.schedule(t, 3))
     client.state.key = torch.tensor(77)
     client.state.edges = torch.tensor([0.5, 0.5, 1.0])
@@ -302,7 +302,7 @@ class TestClient:
         assert guided > 0.001
 
     def test_weights_of_the_rounds(self):
-        """None in round 0: the generator has learnt nothing yet. Then alpha 0.98^t."""
+        """None in round 0: the generator has learned nothing yet. Then alpha 0.98^t."""
         method = FedGen(teach=10.0, guide=5.0)
         assert method.schedule(0, 9) == {"alpha": 0, "beta": 0}
         assert method.schedule(1, 9) == pytest.approx({"alpha": 9.8, "beta": 4.9})
@@ -425,7 +425,7 @@ class TestRounds:
         """Stacked as on a GPU: the same weights as one after the other."""
         small = {"clients": 9, "models": "mlp-64", "batch_size": 4, "min_samples": 4} | TINY
         parts, told = assemble_tiny("fedgen", **small), []
-        assert stackable(parts.method, make_host(parts).client(0))
+        assert is_stackable(parts.method, make_host(parts).client(0))
         server = Server(parts.task, parts.cards)
         parts.method.setup(server)
         sites = make_host(parts), make_host(parts)

@@ -174,7 +174,7 @@ def node(
     train = {"train": Data(store, torch.arange(len(private)))}
     client = Client(card_of(k, task, len(private)), task, model, train, Local(rule, 1, batch), CPU, public=sets)
     method.prepare(client)
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(0, 0, {})
     return client
 
@@ -430,17 +430,17 @@ class TestRounds:
         parts = parts_of(Recorded, clients=3, models="mlp-64", optimizer="amsgrad", batch_size=16, **rule)
         hand, n = ByHand(parts), 3
         models = [copy.deepcopy(hand.host.client(i).model) for i in range(n)]
-        optimisers = [torch.optim.Adam(model.parameters(), amsgrad=True, **rule) for model in models]
+        optimizers = [torch.optim.Adam(model.parameters(), amsgrad=True, **rule) for model in models]
         losses = nn.CrossEntropyLoss()
         for t in range(3):
             hand.round(t, range(n))
             g_loc, signals, public = [], [], []
             for i in range(n):
                 x, y = local_batches[t, i]
-                optimisers[i].zero_grad()
+                optimizers[i].zero_grad()
                 losses(models[i](x), y).backward()
                 g_loc.append(vector(models[i]))
-                optimisers[i].step()
+                optimizers[i].step()
                 data = public_batch(hand.host.client(i), i)
                 x, y = data.take(torch.arange(len(data)))
                 public.append((x, y))
@@ -448,7 +448,7 @@ class TestRounds:
                     p = models[i](x).softmax(1)
                 signals.append((p, float((p.argmax(1) == y).sum()) / len(y)))
             for i in range(n):
-                optimisers[i].zero_grad()
+                optimizers[i].zero_grad()
                 loss = torch.zeros(())
                 for j in range(n):
                     if j != i:
@@ -461,7 +461,7 @@ class TestRounds:
                 if g_pub @ g_loc[i] < 0:
                     g_pub = g_pub - (g_pub @ g_loc[i]) / (g_loc[i] @ g_loc[i]) * g_loc[i]
                 nn.utils.vector_to_parameters(g_pub.float(), [p.grad for p in models[i].parameters()])
-                optimisers[i].step()
+                optimizers[i].step()
         for i in range(n):
             for (name, one), other in zip(
                 hand.host.client(i).model.named_parameters(), models[i].parameters(), strict=True
@@ -469,7 +469,7 @@ class TestRounds:
                 # Adam divides by the size of a gradient, so that what is nearly zero carries its rounding error along
                 torch.testing.assert_close(one, other, rtol=0, atol=2e-5, msg=lambda m, name=name: f"{name}: {m}")
 
-    def test_two_steps_of_one_optimiser_that_outlives_the_round_the_memory_and_the_process(self, monkeypatch):
+    def test_two_steps_of_one_optimizer_that_outlives_the_round_the_memory_and_the_process(self, monkeypatch):
         how = {"rounds": 4, "optimizer": "amsgrad", "lr": 1e-3, "checkpoint_every": 1}
         straight = run(**how)
         slots = {name: value for name, value in kept(straight).items() if " opt." in name}
@@ -556,7 +556,7 @@ class TestEvery:
         assert None not in hand.round(3, range(2)).values()
         assert not any(hand.host.client(k).state.local_gradient.any() for k in range(2))
 
-    def test_lessons_every_e_rounds_and_an_optimiser_step_for_each(self):
+    def test_lessons_every_e_rounds_and_an_optimizer_step_for_each(self):
         result = run(every=3, rounds=7, optimizer="amsgrad", lr=1e-3)
         taught_in = {entry.round for entry in result.ledger.entries()}
         assert taught_in == {2, 5}
@@ -564,7 +564,7 @@ class TestEvery:
         assert steps == {7 + 2}
         assert all(value.any() for name, value in kept(result).items() if name.endswith("local_gradient"))
 
-    def test_lessons_respect_what_was_learnt_since_the_last_one(self):
+    def test_lessons_respect_what_was_learned_since_the_last_one(self):
         """Not the last step alone: w_01 and w_11 are in the sum from an earlier step."""
         sums = []
 
@@ -626,10 +626,10 @@ class TestPairs:
         assert FedH2L().topology(self.task(3), 0, (0, 1, 2)) == {0: (1, 2), 1: (0, 2), 2: (0, 1)}
 
 
-# ---- the two forms of the optimiser --------------------------------------------------------------------------------
+# ---- the two forms of the optimizer --------------------------------------------------------------------------------
 
 
-class TestOptimisers:
+class TestOptimizers:
     def test_pcgrad_takes_one_step_from_the_weights_of_both_gradients(self):
         method = FedH2L(conflict="pcgrad")
         client = node(method, [((1, -1), 0)], TestLesson.PUBLIC, rule=Rule("amsgrad", lr=0.1))
@@ -668,7 +668,7 @@ class TestOptimisers:
         FedH2L(labels="own", lesson_lr=0.5).teach(other)
         assert weights(other) == [[0, -0.5], [0, 0.5]]
 
-    def test_two_optimisers_do_not_share_their_moments(self):
+    def test_two_optimizers_do_not_share_their_moments(self):
         result = run(lesson_lr=0.01, rounds=3, optimizer="amsgrad", lr=1e-3)
         steps = {name.split()[2].split(".")[1]: v.item() for name, v in kept(result).items() if name.endswith(".step")}
         assert steps == {"model": 3, "lesson": 3}
@@ -679,7 +679,7 @@ class TestOptimisers:
         client.model.head.bias.requires_grad_(False)
         client.state = type(client.state)()
         method.prepare(client)
-        client.equip(method.optimisers(client), {})
+        client.equip(method.optimizers(client), {})
         method.teach(client)
         assert client.state.local_gradient.shape == (4,)
         assert client.model.head.bias.tolist() == [0, 0]
@@ -827,7 +827,7 @@ class TestBaselines:
         assert torch.equal(client.data["local"].rows, torch.cat(expected))
         assert len(set(client.data["local"].rows.tolist())) == len(client.data["local"])
 
-    def test_one_optimiser_step_a_round_that_counts_on(self):
+    def test_one_optimizer_step_a_round_that_counts_on(self):
         for name in ("ind", "agg"):
             steps = {v.item() for n, v in kept(run(name, **self.HOW)).items() if n.endswith(".step")}
             assert steps == {4}

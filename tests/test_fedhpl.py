@@ -301,12 +301,12 @@ class TestFreezing:
             client = host.client(k)
             net = client.model.features.backbone.net
             before = {name: value.clone() for name, value in net.state_dict().items()}
-            learnt = {name: p.detach().clone() for name, p in client.parameters().items()}
+            learned = {name: p.detach().clone() for name, p in client.parameters().items()}
             client.begin(0, 0, {})
             parts.method.local_update(client)
             assert equal(dict(net.state_dict()), before)
             assert all(not p.requires_grad and p.grad is None for p in net.parameters())
-            assert all(not torch.equal(p, learnt[name]) for name, p in client.parameters().items())
+            assert all(not torch.equal(p, learned[name]) for name, p in client.parameters().items())
 
     def test_what_is_kept_is_what_learns_and_what_came_down(self):
         host = make_host(assemble_tiny("fedhpl", data=few_digits(160)))

@@ -36,7 +36,7 @@ def trio(method: FedKD, lr: float = 0.5):
     client.state.adapter = nn.Linear(1, 2, bias=False)
     for number, value in enumerate([*client.model.parameters(), *client.state.parameters()]):
         value.data.copy_(torch.randn(value.shape, generator=torch.Generator().manual_seed(number)))
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(0, 0, method.schedule(0, 3))
     return client
 
@@ -94,7 +94,7 @@ class TestStep:
         client.state.adapter = nn.Linear(2, 2, bias=False)
         client.state.adapter.load_state_dict({"weight": torch.eye(2)})
         method = FedKD(losses=losses)
-        client.equip(method.optimisers(client), {})
+        client.equip(method.optimizers(client), {})
         d, k, k_g = math.log(8 / 3), math.log(4 / 3) / 2, 3 / 4 * math.log(3 / 2) - math.log(2) / 4
         own = -1 / 4 * (1 - k / d**2) + 1 / 4 / d
         mentee = -1 / 2 * (1 - k_g / d**2) - 1 / 4 / d
@@ -111,7 +111,7 @@ class TestStep:
         client = trio(method := FedKD(), lr=0.05)
         batch = batch_of(client)
         for name in ("model", "mentee"):
-            client.optimisers[name].apply = lambda grads: None
+            client.optimizers[name].apply = lambda grads: None
         z, z_g = client.features(batch.x).detach(), client.state.shared.features(batch.x).detach()
         for _ in range(400):
             method.step(client, batch)

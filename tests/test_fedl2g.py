@@ -52,7 +52,7 @@ def plain() -> TwoPartModel:
     return TwoPartModel(nn.Sequential(nn.Flatten(), nn.Linear(16, 6), nn.Tanh()), nn.Linear(6, 3), 6)
 
 
-def normalised() -> TwoPartModel:
+def normalized() -> TwoPartModel:
     """Batch norm over images and over features."""
     body = nn.Sequential(nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.Tanh(), nn.Flatten(), nn.Linear(12, 6))
     return TwoPartModel(nn.Sequential(*body, nn.BatchNorm1d(6), nn.Tanh()), nn.Linear(6, 3), 6)
@@ -82,7 +82,7 @@ def transformer() -> TwoPartModel:
     return TwoPartModel(net, nn.Linear(32, 3), 32)
 
 
-MODELS = {"plain": plain, "batch norm": normalised, "dropout": dropping, "another head": two_layer_head}
+MODELS = {"plain": plain, "batch norm": normalized, "dropout": dropping, "another head": two_layer_head}
 every_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys())
 
 
@@ -112,7 +112,7 @@ def client_for(
     card = card_of(k, task, len(data))
     client = Client(card, task, model, {"train": data}, Local(Rule(lr=lr), 1, batch), CPU)
     method.prepare(client)
-    client.equip(method.optimisers(client), method.schema(task, card).down)
+    client.equip(method.optimizers(client), method.schema(task, card).down)
     client.begin(t, 0, {})
     if guides is None:
         shape = (classes, method.guide_width(task, card))
@@ -349,7 +349,7 @@ class TestGuideStep:
     @both_variants
     def test_moves_no_weight_and_no_statistic(self, cls):
         method = cls()
-        client = random_client(method, normalised)
+        client = random_client(method, normalized)
         before = copies(client)
         guide(method, client)
         after = copies(client)
@@ -358,12 +358,12 @@ class TestGuideStep:
         assert any(name.endswith("num_batches_tracked") for name in after)
 
     @both_variants
-    def test_normalises_by_the_batch(self, cls):
+    def test_normalizes_by_the_batch(self, cls):
         """In train mode: the running statistics have no part in it."""
         found = []
         for shift in (0.0, 5.0):
             method = cls()
-            client = random_client(method, normalised)
+            client = random_client(method, normalized)
             client.model.features[1].running_mean.add_(shift)
             found.append(guide(method, client)[1])
         assert torch.equal(*found)
@@ -398,7 +398,7 @@ class TestGuideStep:
     @both_variants
     def test_is_a_pure_tensor_program(self, cls):
         method = cls()
-        client = client_for(method, normalised(), data_of(noise(24), [i % 3 for i in range(24)]))
+        client = client_for(method, normalized(), data_of(noise(24), [i % 3 for i in range(24)]))
         check_step(method, client, method.guide_step, client.data["study"], 8)
         check_step(method, client, method.step, client.data["study"], 8)
 
@@ -602,7 +602,7 @@ class TestWarmUp:
         for t in range(5):
             client = host.client(0)
             client.begin(t, 0, {})
-            rates.append((client.now["lr"].item(), client.optimisers["model"]._torch.param_groups[0]["lr"]))
+            rates.append((client.now["lr"].item(), client.optimizers["model"]._torch.param_groups[0]["lr"]))
         assert rates == [pytest.approx((rate, rate)) for rate in (0.5, 0.5, 0.5, 0.5, 0.05)]
 
     @both_names
@@ -733,7 +733,7 @@ class TestQuiz:
     @pytest.mark.parametrize("samples", [1, 2, 3])
     def test_who_has_too_few_samples_for_a_quiz_trains_and_reports_nothing(self, cls, samples):
         method = cls()
-        client = client_for(method, normalised(), data_of(noise(samples), [0] * samples))
+        client = client_for(method, normalized(), data_of(noise(samples), [0] * samples))
         before = copies(client)
         message = method.local_update(client)
         assert not message.rows("gradient").held.any()
@@ -744,7 +744,7 @@ class TestQuiz:
     @pytest.mark.parametrize("samples", [4, 5, 11])
     def test_few_samples_and_batch_norm(self, cls, samples):
         method = cls()
-        client = client_for(method, normalised(), data_of(noise(samples), [i % 3 for i in range(samples)]), batch=10)
+        client = client_for(method, normalized(), data_of(noise(samples), [i % 3 for i in range(samples)]), batch=10)
         rows = method.local_update(client).rows("gradient")
         assert rows.held.any()
         assert rows.value.isfinite().all()

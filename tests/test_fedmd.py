@@ -44,7 +44,7 @@ def party(method: FedMD, private: Sequence[Sample], public: Sequence[Sample], *,
     client = Client(card_of(0, task, len(private)), task, model, own, Local(Rule(lr=lr), 1, batch), CPU, public=shared)
     method.prepare(client)
     client.state.fix()
-    client.equip(method.optimisers(client), method.wires(task, client.card)[1].down)
+    client.equip(method.optimizers(client), method.wires(task, client.card)[1].down)
     client.begin(0, 0, {})
     return client
 
@@ -242,7 +242,7 @@ class TestClient:
         method.digest_and_revisit(client)
         assert tuple(taken) == steps
 
-    def test_both_optimisers_last_and_share_no_moments(self):
+    def test_both_optimizers_last_and_share_no_moments(self):
         result = run_tiny("fedmd", **TINY | {"rounds": 3, "optimizer": "adam", "digest_steps": 1, "revisit_steps": 1})
         saved = {n: v.item() for n, v in kept(result).items() if n.startswith("client 0") and n.endswith(".step")}
         digest = {v for n, v in saved.items() if ".digest." in n}
@@ -255,7 +255,7 @@ class TestClient:
 
 class TestRounds:
     def test_a_round_by_hand(self):
-        """Show, mean, digest towards that mean: each client's logits have come nearer to it."""
+        """Show, mean, digest toward that mean: each client's logits have come nearer to it."""
         parts = assemble_tiny("fedmd", **TINY | {"revisit_steps": 0, "digest_epochs": 5})
         hand = ByHand(parts)
         answers = hand.round(0, range(4))

@@ -15,7 +15,7 @@ from kit import kept
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.client import Batch
 from pluribus.errors import MismatchError, RangeError
-from pluribus.evaluate import figures
+from pluribus.evaluate import measure
 from pluribus.message import Message
 from pluribus.methods.fedmrl import FedMRL
 from pluribus.models import TwoPartModel
@@ -35,7 +35,7 @@ def trio(method: FedMRL | None = None, lr: float = 1.0):
         for module in (client.model, client.state.shared.head, client.state.projector):
             for value in module.parameters():
                 value.zero_()
-    client.equip((method or FedMRL()).optimisers(client), {})
+    client.equip((method or FedMRL()).optimizers(client), {})
     return client
 
 
@@ -111,8 +111,8 @@ class PassThrough(FedMRL):
             projector.bias.zero_()
             projector.weight[:, -own:] = torch.eye(own)
 
-    def optimisers(self, client):
-        return {**super().optimisers(client), "projector": Opt(client.state.projector, Rule(lr=0.0))}
+    def optimizers(self, client):
+        return {**super().optimizers(client), "projector": Opt(client.state.projector, Rule(lr=0.0))}
 
 
 class TestRun:
@@ -157,7 +157,7 @@ class TestRun:
             own = dict(client.state.shared.state_dict())
             assert not equal(own, dict(federation.server.state.shared.state_dict()))
             FedMRL().receive(client, FedMRL().download(federation.server, k))
-            assert figures(FedMRL().predict, client) == federation.history[0]["clients"][str(k)]["before"]
+            assert measure(FedMRL().predict, client) == federation.history[0]["clients"][str(k)]["before"]
 
     @pytest.mark.parametrize("width", [None, 16])
     def test_traffic_is_what_the_sheet_says(self, width):

@@ -13,7 +13,7 @@ from conftest import assemble_tiny, make_host, run_tiny
 from kit import differing, kept, numbers
 from parties import client_of, data_of, flat_split, signs
 from pluribus.client import Client
-from pluribus.engines.stacked import Group, stackable
+from pluribus.engines.stacked import Group, is_stackable
 from pluribus.errors import RangeError
 from pluribus.internal.batches import Batch
 from pluribus.message import Message, decode, encode, schema_of
@@ -105,7 +105,7 @@ class TestAgainstFedAvg:
         for together in (True, False):
             parts = assemble_tiny("fedprox", clients=9, mu=1.0, models="mlp-64", epochs=2)
             host = make_host(parts)
-            assert stackable(parts.method, host.client(0))
+            assert is_stackable(parts.method, host.client(0))
             down = encode(Message.of(parts.task.build("mlp-64", "global")), host.wires(0)[0].down, "server")
             jobs = {k: partial(host.answer, Work(k, 0, 0, down)) for k in range(9)}
             told: list[str] = []

@@ -30,7 +30,7 @@ def client_with(method: FedRep, *before: nn.Module, **how) -> Client:
         torch.manual_seed(0)
         model = TwoPartModel(nn.Sequential(*before, nn.Flatten(), nn.Linear(16, 4), nn.ReLU()), nn.Linear(4, 3), 4)
     client = client_of(model, data_of(noise(5), LABELS), classes=3, rule=Rule(lr=LR), **how)
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(0, 0, {})
     return client
 

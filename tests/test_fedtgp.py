@@ -31,7 +31,7 @@ def net_of(server: Server) -> dict[str, torch.Tensor]:
 
 
 class TestMargin:
-    """(0, 0), (3, 4), (3, 5): the nearest neighbours are 5, 1 and 1 away."""
+    """(0, 0), (3, 4), (3, 5): the nearest neighbors are 5, 1 and 1 away."""
 
     def test_of_the_most_remote_class(self):
         assert FedTGP().margin(rows(4, c0=[0.0, 0.0], c1=[3.0, 4.0], c3=[3.0, 5.0])) == 5
@@ -130,8 +130,8 @@ class TestTraining:
             return F.cross_entropy(-margined(points, method.prototypes(server), labels, margin), labels).item()
 
         def apart() -> float:
-            learnt = method.download(server, 0).rows("prototypes").value
-            return distances(learnt, learnt).fill_diagonal_(torch.inf).min().item()
+            learned = method.download(server, 0).rows("prototypes").value
+            return distances(learned, learned).fill_diagonal_(torch.inf).min().item()
 
         before = loss()
         assert apart() < margin

@@ -33,7 +33,7 @@ def pair(own: list[list[float]], meme: list[list[float]], pixels=((1, -1),), lab
         models.append(model)
     client = client_of(models[0], data_of(signs(list(pixels)), labels), rule=Rule(lr=lr))
     client.state.shared = models[1]
-    client.equip(FML().optimisers(client), {})
+    client.equip(FML().optimizers(client), {})
     return client
 
 

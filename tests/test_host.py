@@ -93,14 +93,14 @@ def test_a_client_moves_to_another_site_and_back(most, monkeypatch):
 
 
 def normed(shape: tuple[int, int, int]) -> nn.Module:
-    """A backbone that normalises single numbers."""
+    """A backbone that normalizes single numbers."""
     channels, height, width = shape
     return nn.Sequential(nn.Flatten(), nn.Linear(channels * height * width, 16), nn.BatchNorm1d(16))
 
 
 @pytest.mark.parametrize(("beside", "smallest"), [("mlp-64", 2), ("test_host.normed", 8)])
 def test_a_batch_is_large_enough_for_the_model_that_travels_too(beside, smallest, monkeypatch):
-    """A last batch of two to seven is one of its own only where neither model normalises single numbers."""
+    """A last batch of two to seven is one of its own only where neither model normalizes single numbers."""
     looked = []
     monkeypatch.setattr(
         "pluribus.host.least_rows", lambda model, shape: looked.append(model) or batches.least_rows(model, shape)

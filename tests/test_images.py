@@ -21,7 +21,7 @@ from PIL import Image, TiffImagePlugin
 import pluribus
 from conftest import new_folder, run_tiny
 from pluribus.data import load
-from pluribus.data.images import TURNS, decode, decoded, find_images, picture_notes, skipped_note
+from pluribus.data.images import TURNS, decode, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import DamagedDataError
 from refusals import refused
 
@@ -30,15 +30,15 @@ QUICK = settings(deadline=None, max_examples=40, suppress_health_check=[HealthCh
 ORIENTATION = 0x0112
 
 
-def png(values: np.ndarray, colour_type: int) -> bytes:
-    """A PNG file with 16 bits per channel, written by hand: Pillow writes grey ones alone."""
+def png(values: np.ndarray, color_type: int) -> bytes:
+    """A PNG file with 16 bits per channel, written by hand: Pillow writes gray ones alone."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
 
     height, width = values.shape[:2]
     rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in values)
-    head = struct.pack(">IIBBBBB", width, height, 16, colour_type, 0, 0, 0)
+    head = struct.pack(">IIBBBBB", width, height, 16, color_type, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", head) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
 
 
@@ -108,8 +108,8 @@ class TestDepth:
             "j.webp": saved(Image.fromarray(image).convert("RGB"), "WEBP", lossless=True),
         }
         for name, content in files.items():
-            colour = read(tmp_path / name, content, channels=3)
-            assert (colour == image[..., None]).all(), name
+            color = read(tmp_path / name, content, channels=3)
+            assert (color == image[..., None]).all(), name
 
     @QUICK
     @given(arrays(np.uint16, st.tuples(st.just(1), st.integers(2, 9))))
@@ -141,11 +141,11 @@ class TestDepth:
         """12 bits in files of 16: 4095 of 65535 is the level 16 of 255."""
         file = tmp_path / "a.png"
         file.write_bytes(png(np.array([[0, 4095]]), 0))
-        x, pictures = decoded([file], (1, 1, 2))
+        x, pictures = decode_all([file], (1, 1, 2))
         assert x.flatten().tolist() == [0, 16]
         assert any("17 of 256" in note for note in picture_notes([file], pictures))
         file.write_bytes(png(np.array([[0, 40950]]), 0))
-        assert not any("256" in note for note in picture_notes([file], decoded([file], (1, 1, 2))[1]))
+        assert not any("256" in note for note in picture_notes([file], decode_all([file], (1, 1, 2))[1]))
 
 
 def negative(kind: type) -> bytes:
@@ -160,30 +160,30 @@ def negative(kind: type) -> bytes:
 
 class TestModes:
     def test_one_bit_palette_and_cmyk(self, tmp_path: Path) -> None:
-        colours = np.array([[[255, 0, 0], [0, 128, 255]]], np.uint8)
-        image = Image.fromarray(colours)
+        colors = np.array([[[255, 0, 0], [0, 128, 255]]], np.uint8)
+        image = Image.fromarray(colors)
         palette = saved(image.convert("P", palette=Image.Palette.ADAPTIVE), "PNG")
-        assert read(tmp_path / "p.png", palette, 3).tolist() == colours.tolist()
-        assert read(tmp_path / "c.tif", saved(image.convert("CMYK"), "TIFF"), 3).tolist() == colours.tolist()
+        assert read(tmp_path / "p.png", palette, 3).tolist() == colors.tolist()
+        assert read(tmp_path / "c.tif", saved(image.convert("CMYK"), "TIFF"), 3).tolist() == colors.tolist()
         bits = Image.fromarray(np.array([[0, 255]], np.uint8)).convert("1")
         assert read(tmp_path / "b.png", saved(bits, "PNG")).tolist() == [[0, 255]]
 
     def test_alpha_is_dropped_and_said_where_it_is_not_opaque(self, tmp_path: Path) -> None:
         clear, solid = (Image.new("RGBA", (2, 1), (9, 8, 7, alpha)) for alpha in (40, 255))
-        grey = Image.new("LA", (2, 1), (9, 0))
+        gray = Image.new("LA", (2, 1), (9, 0))
         palette = Image.new("P", (2, 1), 1)
         palette.putpalette([1, 2, 3, 9, 8, 7])
         files = {
             "clear.png": saved(clear, "PNG"),
             "solid.png": saved(solid, "PNG"),
-            "grey.png": saved(grey, "PNG"),
+            "gray.png": saved(gray, "PNG"),
             "palette.png": saved(palette, "PNG", transparency=1),
             "other.png": saved(palette, "PNG", transparency=0),
         }
         paths = [tmp_path / name for name in files]
         for path, content in zip(paths, files.values(), strict=True):
             path.write_bytes(content)
-        x, pictures = decoded(paths, (3, 1, 2))
+        x, pictures = decode_all(paths, (3, 1, 2))
         assert x[:, :, 0, 0].tolist() == [[9, 8, 7], [9, 8, 7], [9, 9, 9], [9, 8, 7], [9, 8, 7]]
         assert [one.transparent for one in pictures] == [True, False, True, True, False]
         assert any("3 of 5" in note for note in picture_notes(paths, pictures))
@@ -200,7 +200,7 @@ class TestModes:
         photo, preview = (Image.new("RGB", (8, 8), (shade,) * 3) for shade in (200, 10))
         file = tmp_path / "a.jpg"
         file.write_bytes(saved(photo, "MPO", save_all=True, append_images=[preview]))
-        x, pictures = decoded([file], (1, 1, 1))
+        x, pictures = decode_all([file], (1, 1, 1))
         assert int(x) == pytest.approx(200, abs=2)
         assert pictures[0].further == 1
         assert len(picture_notes([file], pictures)) == 1
@@ -208,7 +208,7 @@ class TestModes:
     def test_a_plain_image_has_nothing_to_be_said(self, tmp_path: Path) -> None:
         file = tmp_path / "a.png"
         Image.new("RGB", (4, 4), (1, 2, 3)).save(file)
-        assert picture_notes([file], decoded([file], (3, 4, 4))[1]) == []
+        assert picture_notes([file], decode_all([file], (3, 4, 4))[1]) == []
 
     @QUICK
     @given(st.sampled_from(["PNG", "JPEG", "TIFF", "WEBP", "BMP", "GIF", "PPM"]), st.floats(0, 1), st.booleans())
@@ -229,7 +229,7 @@ class TestModes:
         for file in files:
             file.write_text("no image")
         with refused(DamagedDataError, files[0], "2 more", "pluribus data check"):
-            decoded(files, (1, 1, 1))
+            decode_all(files, (1, 1, 1))
 
 
 def stored(image: Image.Image, orientation: int) -> Image.Image:
@@ -263,7 +263,7 @@ class TestOrientation:
         jpg.write_bytes(saved(stored(Image.fromarray(corners), orientation), "JPEG", exif=exif, quality=95))
         wide = Image.fromarray(corners.astype(np.uint16) * 257)
         deep.write_bytes(saved(stored(wide, orientation), "PNG", exif=exif))
-        x, pictures = decoded([jpg, deep], (1, 32, 48))
+        x, pictures = decode_all([jpg, deep], (1, 32, 48))
         for one in x[:, 0].float():
             assert [float(one[8, 12]), float(one[8, 36]), float(one[24, 12])] == pytest.approx([240, 120, 0], abs=4)
         assert {(one.height, one.width) for one in pictures} == {(32, 48)}
@@ -332,7 +332,7 @@ class TestFiles:
 
 
 def sides(folder: Path, deep: bool) -> Path:
-    """Grey images that are bright on the left or on the right."""
+    """Gray images that are bright on the left or on the right."""
     for at, name in enumerate(("left", "right")):
         (folder / name).mkdir(parents=True)
         for number in range(24):

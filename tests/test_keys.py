@@ -40,8 +40,8 @@ from pluribus.sites.keys import (
     check_certificate,
     check_node_key,
     make_keys,
-    public_key_of,
-    site_keys,
+    read_public_key,
+    read_site_keys,
 )
 from processes import start
 from refusals import assert_facts, refused
@@ -131,12 +131,12 @@ def test_no_name_is_added_to_those_given(tmp_path: Path) -> None:
 
 
 def test_sites_are_listed_with_their_public_keys(keys: Path) -> None:
-    listed = site_keys(keys / "sites.toml")
+    listed = read_site_keys(keys / "sites.toml")
     assert list(listed) == SITES
     assert tomllib.loads((keys / "sites.toml").read_text()) == listed
     for site, key in listed.items():
         place = keys / "sites" / site
-        assert key == public_key_of(place / f"{site}.key")
+        assert key == read_public_key(place / f"{site}.key")
         assert (place / f"{site}.pub").read_text() == f"{key} {site}\n"
         check_node_key(place / f"{site}.key")
     assert len(set(listed.values())) == 2
@@ -146,7 +146,7 @@ def test_sites_are_listed_with_their_public_keys(keys: Path) -> None:
 def test_openssh_reads_a_site_key(keys: Path) -> None:
     file = keys / "sites/berlin/berlin.key"
     done = subprocess.run(["ssh-keygen", "-y", "-P", "", "-f", file], capture_output=True, text=True, check=True)
-    assert done.stdout.split()[:2] == site_keys(keys / "sites.toml")["berlin"].split()
+    assert done.stdout.split()[:2] == read_site_keys(keys / "sites.toml")["berlin"].split()
 
 
 def test_private_keys_are_private_at_every_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,7 +199,7 @@ def test_a_further_site_changes_nothing_else(terminal: Terminal, tmp_path: Path)
     after = content(tmp_path)
     listed = after.pop("sites.toml")
     assert listed.startswith(before.pop("sites.toml"))
-    assert list(site_keys(tmp_path / "sites.toml")) == [*SITES, "rome"]
+    assert list(read_site_keys(tmp_path / "sites.toml")) == [*SITES, "rome"]
     new = [after.pop(f"sites/rome/{name}") for name in ("rome.key", "rome.pub", "ca.crt")]
     assert new[-1] == before["ca.crt"]
     assert after == before
@@ -221,7 +221,7 @@ def test_a_site_that_was_handed_over_keeps_its_key(tmp_path: Path) -> None:
     make_keys(tmp_path, [], ["berlin"], 825, NOW)
     assert content(tmp_path) == before
     make_keys(tmp_path, [], ["rome"], 825, NOW)
-    assert list(site_keys(tmp_path / "sites.toml")) == [*SITES, "rome"]
+    assert list(read_site_keys(tmp_path / "sites.toml")) == [*SITES, "rome"]
 
 
 def test_a_new_certificate_comes_from_the_same_ca(terminal: Terminal, tmp_path: Path) -> None:
@@ -258,7 +258,7 @@ def test_a_command_that_was_killed_can_be_given_again(tmp_path: Path) -> None:
         check_certificate(
             folder / "ca.crt", server / "server.pem", server / "server.key", "localhost", datetime.now(UTC)
         )
-        assert site_keys(folder / "sites.toml") == {"berlin": public_key_of(folder / "sites/berlin/berlin.key")}
+        assert read_site_keys(folder / "sites.toml") == {"berlin": read_public_key(folder / "sites/berlin/berlin.key")}
         assert after["sites/berlin/ca.crt"] == after["ca.crt"]
     assert killed == 18  # two for each of eight files, one for each of two folders
 
@@ -270,7 +270,7 @@ def test_two_commands_at_once_agree_on_one_ca(tmp_path: Path) -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert sorted(site_keys(tmp_path / "sites.toml")) == sites
+    assert sorted(read_site_keys(tmp_path / "sites.toml")) == sites
     ca = (tmp_path / "ca.crt").read_bytes()
     assert all((tmp_path / "sites" / site / "ca.crt").read_bytes() == ca for site in sites)
     server = tmp_path / "server"
@@ -435,7 +435,7 @@ def test_a_wrong_node_key_gets_a_sentence(some: Path, tmp_path: Path) -> None:
     for key in (ed25519.Ed25519PrivateKey.generate(), ec.generate_private_key(ec.SECP256R1())):
         file.write_bytes(key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption()))
         with refused(CertificateError, file, "P-384", "pluribus keys"):
-            public_key_of(file)
+            read_public_key(file)
 
 
 @needs_openssh
@@ -458,7 +458,7 @@ def test_a_node_key_that_is_open_to_others_is_refused(some: Path, tmp_path: Path
 
 
 def test_a_wrong_list_of_sites_gets_a_sentence(some: Path, tmp_path: Path) -> None:
-    file, key = tmp_path / "sites.toml", site_keys(some / "sites.toml")["berlin"]
+    file, key = tmp_path / "sites.toml", read_site_keys(some / "sites.toml")["berlin"]
     wrong: dict[str, tuple[Any, ...]] = {
         "a = ": (DamagedFileError, file, "TOML"),
         "a = 5": (CertificateError, file, "'a'", "P-384"),
@@ -470,9 +470,9 @@ def test_a_wrong_list_of_sites_gets_a_sentence(some: Path, tmp_path: Path) -> No
     for text, (kind, *facts) in wrong.items():
         file.write_text(text)
         with refused(kind, *facts):
-            site_keys(file)
+            read_site_keys(file)
     with refused(FileAccessError, tmp_path / "no.toml", "No such file"):
-        site_keys(tmp_path / "no.toml")
+        read_site_keys(tmp_path / "no.toml")
 
 
 # ---- the real thing ------------------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ def contents(ledger: Ledger) -> tuple:
 
 
 class TestSums:
-    def test_total_is_what_was_serialised(self):
+    def test_total_is_what_was_serialized(self):
         assert filled().total == {"down": len(SMALL), "up": 2 * len(LARGE) + len(SMALL), "evaluation": len(LARGE)}
 
     def test_by_direction(self):

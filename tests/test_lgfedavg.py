@@ -9,7 +9,7 @@ from torch import nn
 from conftest import assemble_tiny, make_host, run_tiny
 from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
 from pluribus.errors import MismatchError, UnknownNameError
-from pluribus.evaluate import figures
+from pluribus.evaluate import measure
 from pluribus.message import Message
 from pluribus.methods.lgfedavg import LGFedAvg
 from pluribus.models import TwoPartModel
@@ -97,7 +97,7 @@ class TestRun:
         for k in range(4):
             client = federation.engine.host.client(k)
             client.model.head.load_state_dict(federation.server.state.shared.state_dict())
-            assert figures(LGFedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]
+            assert measure(LGFedAvg().predict, client) == federation.history[0]["clients"][str(k)]["before"]
 
     def test_traffic_is_what_the_sheet_says(self):
         """CK + C floats each way, per client and round; nothing of an extractor."""

@@ -53,7 +53,7 @@ def pacs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def shades(data: Federated, client: int, part: str) -> set[int]:
-    """The images of a set by their colour, which is their number."""
+    """The images of a set by their color, which is their number."""
     return set(data.dataset.x[data.rows(client)[part], 0, 0, 0].tolist())
 
 
@@ -80,8 +80,8 @@ def test_lists_that_are_disjoint_are_taken_as_they_are(pacs: Path) -> None:
     dataset = load("pacs", image_size=4)
     assert dataset.official is None
     assert dataset.part is not None
-    by_colour = dict(zip(dataset.x[:, 0, 0, 0].tolist(), dataset.part.tolist(), strict=True))
-    assert by_colour == {n: n % 4 for n in range(80) if n % 4 < 3}  # no list has the others
+    by_color = dict(zip(dataset.x[:, 0, 0, 0].tolist(), dataset.part.tolist(), strict=True))
+    assert by_color == {n: n % 4 for n in range(80) if n % 4 < 3}  # no list has the others
 
 
 @pytest.mark.parametrize("test", ["common", "official"])

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pluribus.errors import SchemaError
 from pluribus.message import Message, decode, encode
-from pluribus.methods._lowrank import Shelf, factorise, fields, most_rank, packed, rank, unpacked
+from pluribus.methods._lowrank import Shelf, factorize, fields, most_rank, packed, rank, unpacked
 from refusals import refused
 
 energies = st.floats(0.05, 1.0)
@@ -27,7 +27,7 @@ def matrices(draw) -> Tensor:
 
 
 def through(value: Tensor, energy: float, since: Tensor | None = None) -> tuple[Tensor, int]:
-    """What arrives of a tensor, and how many numbers travelled."""
+    """What arrives of a tensor, and how many numbers traveled."""
     base = {} if since is None else {"w": since}
     sent = Message(packed({"w": value}, energy, base))
     arrived = decode(encode(sent, fields({"w": value}), "here"), fields({"w": value}), "there")
@@ -79,7 +79,7 @@ class TestSize:
     def test_never_more_than_the_matrix(self, matrix, energy):
         arrived, numbers = through(matrix, energy)
         assert numbers <= matrix.numel()
-        if (factors := factorise(matrix, energy)) is not None:
+        if (factors := factorize(matrix, energy)) is not None:
             r = len(factors.s)
             assert numbers == r * (sum(matrix.shape) + 1) < matrix.numel()
             assert r == rank(torch.linalg.svdvals(matrix.double()), energy)
@@ -113,14 +113,14 @@ class TestError:
     def test_a_full_matrix_travels_as_it_is(self):
         """No bit is lost where every factor is needed: 1x1 convolutions, the identity."""
         for value in (torch.eye(12), torch.eye(16)[:, :, None, None], torch.randn(8, 8, generator=_seeded())):
-            assert factorise(value, 1.0) is None
+            assert factorize(value, 1.0) is None
             assert torch.equal(through(value, 1.0)[0], value)
         assert torch.equal(through(torch.eye(12)[:, :, None, None], 0.98)[0], torch.eye(12)[:, :, None, None])
 
     def test_a_kernel_is_one_matrix(self):
         """One row per output channel: here all rows are multiples of one, so one factor has all."""
         kernel = torch.arange(1.0, 9.0)[:, None, None, None] * torch.arange(18.0).reshape(2, 3, 3)
-        factors = factorise(kernel, 0.99)
+        factors = factorize(kernel, 0.99)
         assert factors is not None
         assert [tuple(factor.shape) for factor in factors] == [(8, 1), (1,), (1, 18)]
         arrived, numbers = through(kernel, 0.99)

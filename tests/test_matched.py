@@ -14,7 +14,7 @@ from parties import card_of, equal, federation_of, run_through, task_of
 from pluribus.assembly import assemble, bytes_per_round
 from pluribus.client import Batch
 from pluribus.errors import RangeError
-from pluribus.evaluate import figures
+from pluribus.evaluate import measure
 from pluribus.experiment import experiment
 from pluribus.message import Message
 from pluribus.methods.fedavg import FedAvg
@@ -54,19 +54,19 @@ class TestHowOften:
         """10,000 rounds of 321 floats."""
         task = pluribus.Task(10, (1, 28, 28), None, "pool", 4, rounds=10_000, seed=0)
         method = OfSize(floats=floats)
-        assert method.synchronisations(task, card_of(0, task)) == times
+        assert method.synchronizations(task, card_of(0, task)) == times
         assert 10_000 * 321 - floats < floats * times <= 10_000 * 321
 
     def test_at_most_once_a_round(self):
         task = task_of(10, 2)
-        assert OfSize(floats=7).synchronisations(task, card_of(0, task)) == task.rounds == 3
+        assert OfSize(floats=7).synchronizations(task, card_of(0, task)) == task.rounds == 3
 
     @pytest.mark.parametrize(("rounds", "times"), [(12, 3), (12, 12), (12, 1), (500, 9), (10, 6), (10_000, 72)])
     def test_evenly_and_at_the_end(self, rounds, times):
         task = pluribus.Task(10, (1, 1, 2), None, "pool", 4, rounds=rounds, seed=0)
         method = OfSize(matched_batch=1, floats=11 * rounds // times)
-        assert method.synchronisations(task, card_of(0, task)) == times
-        at = [t for t in range(rounds) if method.synchronises(task, card_of(0, task), t)]
+        assert method.synchronizations(task, card_of(0, task)) == times
+        at = [t for t in range(rounds) if method.synchronizes(task, card_of(0, task), t)]
         gaps = {later - sooner for sooner, later in zip([-1, *at], at, strict=False)}
         assert len(at) == times
         assert at[-1] == rounds - 1
@@ -75,12 +75,12 @@ class TestHowOften:
     def test_the_default_model_fits_on_rotated_digits(self):
         """256 * 64 + 64 + 650 = 17,098 floats; 500 rounds of 321 pay for nine."""
         parts = assemble(experiment("fedavg-matched"))
-        assert parts.method.synchronisations(parts.task, parts.cards[0]) == 500 * 321 // 17_098 == 9
+        assert parts.method.synchronizations(parts.task, parts.cards[0]) == 500 * 321 // 17_098 == 9
 
 
 class TestWhatTravels:
     @BOTH
-    def test_nothing_between_synchronisations(self, name):
+    def test_nothing_between_synchronizations(self, name):
         entries = list(run(name).ledger.entries())
         assert {e.round for e in entries if e.direction == "up"} == {3, 7, 11}
         assert {e.round for e in entries if e.direction == "down"} == {0, 4, 8}
@@ -110,7 +110,7 @@ class EveryRound(FedAvg):
 
     defaults = FedAvgMatched.defaults
 
-    def optimisers(self, client):
+    def optimizers(self, client):
         return {"model": Opt(client.model, life="run")}
 
     def local_update(self, client):
@@ -131,7 +131,7 @@ class TestTraining:
         assert measured[0] == measured[1]
 
     def test_in_between_it_is_ind(self):
-        """Private and own public data, one step a round, an optimiser that goes on: to the bit."""
+        """Private and own public data, one step a round, an optimizer that goes on: to the bit."""
         settings = {**TINY, "rounds": 4, "matched_batch": 150}
         matched = ByHand(assemble_tiny("fedavg-matched", **settings))
         del settings["matched_batch"]
@@ -174,7 +174,7 @@ class Compare:
             client = self.federation.engine.host.client(k)
             with client.fork():
                 client.model.load_state_dict(shared.state_dict())
-                assert figures(method.predict, client) == record["clients"][str(k)]["before"], record["round"]
+                assert measure(method.predict, client) == record["clients"][str(k)]["before"], record["round"]
         self.rounds += 1
 
     def finish(self, result) -> None: ...
@@ -188,7 +188,7 @@ class TestBefore:
         assert compare.rounds == 12
 
     def test_also_of_who_never_took_part(self):
-        """Up to the first synchronisation, and whenever it was given the model to be measured."""
+        """Up to the first synchronization, and whenever it was given the model to be measured."""
         compare = Compare()
         with pytest.raises(StoppedError):
             run(participation=0.5, observers=[compare, StopAfter(3)])
@@ -237,7 +237,7 @@ class TestFedProx:
 
 
 @BOTH
-def test_a_run_that_stops_between_synchronisations_resumes(name):
+def test_a_run_that_stops_between_synchronizations_resumes(name):
     straight, folder = run(name, participation=0.75, checkpoint_every=1), new_folder()
     with pytest.raises(StoppedError):
         run(name, participation=0.75, checkpoint_every=1, out=folder, observers=[StopAfter(4)])

@@ -203,7 +203,7 @@ def test_forward_is_the_head_of_the_features():
     assert torch.equal(model(x), model.head(model.features(x)))
 
 
-def test_pool_averages_four_neighbours():
+def test_pool_averages_four_neighbors():
     x = torch.arange(2 * 2048.0).reshape(2, 2048)
     assert torch.equal(Pool(512)(x), x.reshape(2, 512, 4).mean(2))
 
@@ -236,16 +236,16 @@ def test_unknown_projector():
         build("mlp-64", shape=DIGITS, classes=10, width=32, projector="mean")
 
 
-def test_grey_images_are_seen_as_three_equal_channels():
+def test_gray_images_are_seen_as_three_equal_channels():
     with draws.seeded(0):
-        grey = build("resnet6", shape=DIGITS, classes=10).eval()
+        gray = build("resnet6", shape=DIGITS, classes=10).eval()
     with draws.seeded(0):
-        colour = build("resnet6", shape=(3, 8, 8), classes=10).eval()
+        color = build("resnet6", shape=(3, 8, 8), classes=10).eval()
     x = torch.randn(2, *DIGITS)
-    assert torch.equal(grey(x), colour(x.repeat(1, 3, 1, 1)))
+    assert torch.equal(gray(x), color(x.repeat(1, 3, 1, 1)))
 
 
-def test_grey_vit():
+def test_gray_vit():
     assert build("vit-s16", shape=(1, 16, 32), classes=10)(torch.zeros(2, 1, 16, 32)).shape == (2, 10)
 
 

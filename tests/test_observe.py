@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from conftest import assemble_tiny, make_host
 from pluribus.client import Client
-from pluribus.engines.observe import observed
+from pluribus.engines.observe import observe_step
 
 
 def client() -> Client:
@@ -33,7 +33,7 @@ OBSTACLES = {
 def test_obstacles_are_named(reason, step):
     one = client()
     card = one.card
-    with observed(one) as watch:
+    with observe_step(one) as watch:
         step(one, torch.arange(4.0) - 1)
     assert reason in watch.reason
     assert one.card is card
@@ -41,7 +41,7 @@ def test_obstacles_are_named(reason, step):
 
 def test_the_first_one_counts():
     one = client()
-    with observed(one) as watch:
+    with observe_step(one) as watch:
         torch.ones(2).nonzero()
         torch.ones(1).item()
     assert "nonzero" in watch.reason
@@ -50,7 +50,7 @@ def test_the_first_one_counts():
 def test_pure_tensor_programs_pass():
     one = client()
     x, y = one.data["train"].take(torch.arange(5))
-    with observed(one) as watch:
+    with observe_step(one) as watch:
         loss = F.cross_entropy(one.model(x), y) * one.now["lr"] / one.card.width
         one.descend(loss)
         x[torch.tensor([2, 1])].float()

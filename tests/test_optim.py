@@ -1,4 +1,4 @@
-"""Optimisers: slots that are zeroed in place behave, bit for bit, as torch's optimisers made anew."""
+"""Optimizers: slots that are zeroed in place behave, bit for bit, as torch's optimizers made anew."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from pluribus.optim import Opt, Optimiser, Rule
+from pluribus.optim import Opt, Optimizer, Rule
 
 RULES = [
     Rule("sgd", lr=0.1),
@@ -55,15 +55,15 @@ def assert_equal(one: nn.Module, other: nn.Module) -> None:
 
 @pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.momentum}-{rule.weight_decay}")
 class TestAgainstTorch:
-    def test_rounds_after_reset_equal_new_optimisers(self, rule):
+    def test_rounds_after_reset_equal_new_optimizers(self, rule):
         mine = small_model()
         theirs = copy.deepcopy(mine)
-        optimiser = Optimiser(Opt(mine), rule)
+        optimizer = Optimizer(Opt(mine), rule)
         for t in range(3):
-            optimiser.reset()
+            optimizer.reset()
             fresh = torchs_own(theirs.parameters(), rule)
             for step in range(5):
-                optimiser.apply(gradients(mine, 10 * t + step))
+                optimizer.apply(gradients(mine, 10 * t + step))
                 for p, g in zip(theirs.parameters(), gradients(theirs, 10 * t + step), strict=True):
                     p.grad = g
                 fresh.step()
@@ -72,9 +72,9 @@ class TestAgainstTorch:
     def test_without_reset_equal_one_that_goes_on(self, rule):
         mine = small_model()
         theirs = copy.deepcopy(mine)
-        optimiser, other = Optimiser(Opt(mine), rule), torchs_own(theirs.parameters(), rule)
+        optimizer, other = Optimizer(Opt(mine), rule), torchs_own(theirs.parameters(), rule)
         for step in range(6):
-            optimiser.apply(gradients(mine, step))
+            optimizer.apply(gradients(mine, step))
             for p, g in zip(theirs.parameters(), gradients(theirs, step), strict=True):
                 p.grad = g
             other.step()
@@ -82,31 +82,31 @@ class TestAgainstTorch:
 
     def test_slots_keep_their_addresses(self, rule):
         model = small_model()
-        optimiser = Optimiser(Opt(model), rule)
-        before = {name: value.data_ptr() for name, value in optimiser.slots().items()}
-        optimiser.apply(gradients(model, 0))
-        optimiser.reset()
-        optimiser.apply(gradients(model, 1))
-        assert {name: value.data_ptr() for name, value in optimiser.slots().items()} == before
+        optimizer = Optimizer(Opt(model), rule)
+        before = {name: value.data_ptr() for name, value in optimizer.slots().items()}
+        optimizer.apply(gradients(model, 0))
+        optimizer.reset()
+        optimizer.apply(gradients(model, 1))
+        assert {name: value.data_ptr() for name, value in optimizer.slots().items()} == before
 
     def test_slots_are_named_by_parameter_from_the_start(self, rule):
-        optimiser = Optimiser(Opt(small_model()), rule)
+        optimizer = Optimizer(Opt(small_model()), rule)
         kinds = SLOTS[rule.name] if rule.momentum or rule.name != "sgd" else set()
         names = ("0.weight", "0.bias", "2.weight", "2.bias")
-        assert set(optimiser.slots()) == {f"{name}.{kind}" for name in names for kind in kinds}
-        assert all(not value.any() for value in optimiser.slots().values())
+        assert set(optimizer.slots()) == {f"{name}.{kind}" for name in names for kind in kinds}
+        assert all(not value.any() for value in optimizer.slots().values())
 
-    def test_slots_copied_to_another_optimiser_carry_on(self, rule):
+    def test_slots_copied_to_another_optimizer_carry_on(self, rule):
         mine = small_model()
-        optimiser = Optimiser(Opt(mine), rule)
+        optimizer = Optimizer(Opt(mine), rule)
         for step in range(3):
-            optimiser.apply(gradients(mine, step))
+            optimizer.apply(gradients(mine, step))
         twin = copy.deepcopy(mine)
-        resumed = Optimiser(Opt(twin), rule)
+        resumed = Optimizer(Opt(twin), rule)
         for name, value in resumed.slots().items():
-            value.copy_(optimiser.slots()[name])
+            value.copy_(optimizer.slots()[name])
         for step in range(3, 6):
-            optimiser.apply(gradients(mine, step))
+            optimizer.apply(gradients(mine, step))
             resumed.apply(gradients(twin, step))
         assert_equal(mine, twin)
 
@@ -114,21 +114,21 @@ class TestAgainstTorch:
 class TestParameters:
     def test_by_hand(self):
         p = nn.Parameter(torch.tensor([1.0]))
-        optimiser = Optimiser(Opt([p], Rule("sgd", lr=0.5, momentum=0.5)), Rule())
-        optimiser.apply([torch.tensor([1.0])])  # buffer 1, p = 1 - 0.5
+        optimizer = Optimizer(Opt([p], Rule("sgd", lr=0.5, momentum=0.5)), Rule())
+        optimizer.apply([torch.tensor([1.0])])  # buffer 1, p = 1 - 0.5
         assert p.item() == 0.5
-        optimiser.apply([torch.tensor([1.0])])  # buffer 0.5 + 1, p = 0.5 - 0.75
+        optimizer.apply([torch.tensor([1.0])])  # buffer 0.5 + 1, p = 0.5 - 0.75
         assert p.item() == -0.25
 
     def test_an_own_rule_goes_before_the_experiments(self):
         p = nn.Parameter(torch.tensor([1.0]))
-        Optimiser(Opt([p], Rule(lr=0.25)), Rule(lr=1.0)).apply([torch.tensor([1.0])])
+        Optimizer(Opt([p], Rule(lr=0.25)), Rule(lr=1.0)).apply([torch.tensor([1.0])])
         assert p.item() == 0.75
 
     def test_frozen_parameters_are_left_out(self):
         model = small_model()
         model[0].requires_grad_(False)
-        assert list(Optimiser(Opt(model), Rule(momentum=0.9)).parameters) == ["2.weight", "2.bias"]
+        assert list(Optimizer(Opt(model), Rule(momentum=0.9)).parameters) == ["2.weight", "2.bias"]
 
     def test_a_list_names_by_position(self):
         model = small_model()
@@ -138,15 +138,15 @@ class TestParameters:
     @pytest.mark.parametrize("rule", [Rule(momentum=0.9), Rule("adam"), Rule("amsgrad")])
     def test_a_parameter_without_gradient_stays_and_so_do_its_slots(self, rule):
         a, b = (nn.Parameter(torch.ones(2)) for _ in range(2))
-        optimiser = Optimiser(Opt([a, b], rule), Rule())
-        optimiser.apply([torch.ones(2), None])
+        optimizer = Optimizer(Opt([a, b], rule), Rule())
+        optimizer.apply([torch.ones(2), None])
         assert (a != 1).all()
         assert (b == 1).all()
-        assert not any(value.any() for name, value in optimiser.slots().items() if name.startswith("1."))
+        assert not any(value.any() for name, value in optimizer.slots().items() if name.startswith("1."))
 
     def test_the_gradient_of_the_step_before_is_not_used_again(self):
         a = nn.Parameter(torch.ones(1))
-        optimiser = Optimiser(Opt([a], Rule(lr=0.5)), Rule())
-        optimiser.apply([torch.ones(1)])
-        optimiser.apply([None])
+        optimizer = Optimizer(Opt([a], Rule(lr=0.5)), Rule())
+        optimizer.apply([torch.ones(1)])
+        optimizer.apply([None])
         assert a.item() == 0.5

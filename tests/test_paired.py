@@ -7,7 +7,16 @@ import itertools
 import numpy as np
 import pytest
 
-from pluribus.study.significance import BETTER, NOT_SHOWN, WORSE, Difference, difference, holm, interval, sign_flips
+from pluribus.study.significance import (
+    BETTER,
+    NOT_SHOWN,
+    WORSE,
+    Difference,
+    bootstrap_interval,
+    difference,
+    holm,
+    sign_flip_test,
+)
 
 
 @pytest.mark.parametrize(
@@ -23,7 +32,7 @@ from pluribus.study.significance import BETTER, NOT_SHOWN, WORSE, Difference, di
     ],
 )
 def test_few_pairs_are_counted(by_seed: list[list[float]], p: float) -> None:
-    assert sign_flips(by_seed) == pytest.approx(p)
+    assert sign_flip_test(by_seed) == pytest.approx(p)
 
 
 def test_every_seed_counts_alike_whatever_its_number_of_clients() -> None:
@@ -33,14 +42,14 @@ def test_every_seed_counts_alike_whatever_its_number_of_clients() -> None:
     sums = [sum(s * x for s, x in zip(signs, shares, strict=True)) for signs in itertools.product((1, -1), repeat=3)]
     expected = sum(abs(one) >= 1.5 - 1e-9 for one in sums) / 8
     assert expected == 6 / 8
-    assert sign_flips([[4.0], [1.0, -3.0]]) == pytest.approx(expected)
+    assert sign_flip_test([[4.0], [1.0, -3.0]]) == pytest.approx(expected)
 
 
 def test_many_pairs_are_sampled_and_come_near_what_counting_gives() -> None:
     """Of 16 equal pairs the mean is as far from 0 if 13 or more signs agree: 2 x (1 + 16 + 120 + 560) / 2^16."""
     values = [0.1] * 13 + [-0.1] * 3
-    assert sign_flips([values]) == pytest.approx(2 * 697 / 2**16, abs=0.005)
-    assert sign_flips([values]) == sign_flips([values])  # its draws have a key
+    assert sign_flip_test([values]) == pytest.approx(2 * 697 / 2**16, abs=0.005)
+    assert sign_flip_test([values]) == sign_flip_test([values])  # its draws have a key
 
 
 def test_swapping_the_methods_flips_the_sign_and_nothing_else() -> None:
@@ -53,19 +62,19 @@ def test_swapping_the_methods_flips_the_sign_and_nothing_else() -> None:
 
 
 def test_the_order_of_clients_does_not_matter_to_the_test() -> None:
-    assert sign_flips([[0.3, 0.1, -0.2]]) == sign_flips([[-0.2, 0.3, 0.1]])
+    assert sign_flip_test([[0.3, 0.1, -0.2]]) == sign_flip_test([[-0.2, 0.3, 0.1]])
 
 
 def test_the_interval_of_equal_clients_comes_from_seeds_alone() -> None:
     """Two seeds of 0 and 1: drawn anew they give 0, 1/2 and 1, the outer ones a quarter of the time each."""
-    assert interval([[0.0, 0.0], [1.0, 1.0]]) == (0.0, 1.0)
-    assert interval([[0.5, 0.5, 0.5]]) == (0.5, 0.5)
+    assert bootstrap_interval([[0.0, 0.0], [1.0, 1.0]]) == (0.0, 1.0)
+    assert bootstrap_interval([[0.5, 0.5, 0.5]]) == (0.5, 0.5)
 
 
 def test_the_interval_of_one_seed_is_that_of_its_clients() -> None:
     """A mean of n draws with replacement has the variance of the values over n."""
     values = np.linspace(-1, 1, 50)
-    low, high = interval([values.tolist()])
+    low, high = bootstrap_interval([values.tolist()])
     expected = 1.96 * values.std() / np.sqrt(50)
     assert (low, high) == pytest.approx((-expected, expected), rel=0.05)
 

@@ -47,11 +47,11 @@ from pluribus.server import Server
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
-from pluribus.sites.federate import federation, greet, settled
-from pluribus.sites.holdings import OWN, Public, relabelled
+from pluribus.sites.federate import complete_agreement, greet, make_federation
+from pluribus.sites.holdings import OWN, Public, relabel
 from pluribus.sites.remote import Missing, Transport
-from pluribus.sites.responder import Means, Responder
-from pluribus.sites.trainer import RequestHandler, means_of
+from pluribus.sites.responder import Responder, SiteResources
+from pluribus.sites.trainer import RequestHandler, load_resources
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Card
@@ -83,8 +83,8 @@ def federated(
 ) -> Federation:
     """From the hello to the round loop."""
     facts = greet(agreement, names, transport, seconds=0)
-    agreed = settled(agreement, facts, names)
-    return federation(experiment, agreed, names, facts, transport, folder, seconds, observers)
+    agreed = complete_agreement(agreement, facts, names)
+    return make_federation(experiment, agreed, names, facts, transport, folder, seconds, observers)
 
 
 def some(parts: Assembly, rows: torch.Tensor) -> Dataset:
@@ -103,7 +103,7 @@ def public_of(parts: Assembly) -> Public | None:
 def responder_of(parts: Assembly, given: Public | None, k: int, folder: Path) -> Responder:
     """A site that has the images which the simulation gives to client k, and nothing else."""
     own = {name: some(parts, parts.data.rows(k)[name]) for name in ("train", "val", "test")}
-    return Responder(Means(own, given, parts.cards[k].model, folder / str(k), torch.device("cpu")))
+    return Responder(SiteResources(own, given, parts.cards[k].model, folder / str(k), torch.device("cpu")))
 
 
 class Direct:
@@ -177,7 +177,7 @@ def test_the_server_says_which_model_is_the_smallest(method: str, tmp_path: Path
     offer = dataclasses.replace(agreement, hyper={**agreement.hyper, "aux_model": None})
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     facts = greet(offer, NAMES, transport, seconds=0)
-    assert settled(offer, facts, NAMES).hyper["aux_model"] == "mlp-64"
+    assert complete_agreement(offer, facts, NAMES).hyper["aux_model"] == "mlp-64"
     folder = RunFolder.create(new_folder(), "sites")
     result = federated(parts.experiment, offer, NAMES, transport, folder, seconds=60).run()
     assert numbers(result) == numbers(simulated)
@@ -544,9 +544,13 @@ def test_a_site_may_lack_classes(tmp_path: Path) -> None:
     parts, agreement, _ = agreed("fedgh")
     own = {name: some(parts, parts.data.rows(0)[name]) for name in ("train", "val", "test")}
     few = {name: chosen(dataset, ("7", "3", "0")) for name, dataset in own.items()}
-    renamed = {name: relabelled(dataset, agreement.classes) for name, dataset in few.items()}
+    renamed = {name: relabel(dataset, agreement.classes) for name, dataset in few.items()}
     answers = [
-        unseal(Responder(Means(sets, None, "mlp-64", tmp_path / which, torch.device("cpu"))).answer(request(agreement)))
+        unseal(
+            Responder(SiteResources(sets, None, "mlp-64", tmp_path / which, torch.device("cpu"))).answer(
+                request(agreement)
+            )
+        )
         for which, sets in (("few", few), ("renamed", renamed))
     ]
     assert answers[0].parts == answers[1].parts
@@ -563,7 +567,7 @@ def test_a_site_may_hold_a_single_class(tmp_path: Path) -> None:
     where = Path("keys"), "mlp-64", tmp_path / "state", str(tmp_path / "images")
     site = SiteFile("north", "localhost:1", *where, image_size=8, device="cpu")
     agreement = dataclasses.replace(agreed("fedgh")[1], shape=(3, 8, 8))
-    responder, task = Responder(means_of(site)), agreement.task()
+    responder, task = Responder(load_resources(site)), agreement.task()
     card = Card(0, "mlp-64", 14, 64, ())
     (wire,) = agreement.build_method().wires(task, card)
     up = decode(unseal(responder.answer(request(agreement))).parts["up"], wire.up, "a test")
@@ -824,7 +828,7 @@ def test_an_owner_that_is_no_client(number: int) -> None:
 def test_a_site_reads_what_its_file_names(tmp_path: Path) -> None:
     place = written(tmp_path / "public.npz")
     where = {"server": "127.0.0.1:9092", "keys": tmp_path, "state": tmp_path / "state"}
-    means = means_of(SiteFile("north", model="cnn-16", **where, data="digits", public=place, image_size=16))
+    means = load_resources(SiteFile("north", model="cnn-16", **where, data="digits", public=place, image_size=16))
     assert means.public is not None
     assert means.public.dataset.x.shape == (12, 1, 16, 16)
 
@@ -836,7 +840,9 @@ def test_a_site_reads_deep_images_as_it_reads_plain_ones_and_says_so(
     for folder, deep in (("plain", False), ("deep", True)):
         sides(tmp_path / folder, deep)
     plain, deep = (
-        means_of(SiteFile("north", **where, data=str(tmp_path / folder), public=str(tmp_path / folder), image_size=8))
+        load_resources(
+            SiteFile("north", **where, data=str(tmp_path / folder), public=str(tmp_path / folder), image_size=8)
+        )
         for folder in ("plain", "deep")
     )
     for name, own in plain.own.items():
@@ -852,11 +858,11 @@ def test_a_site_says_that_it_pools_the_splits_of_a_folder(tmp_path: Path, capsys
     for split in ("train", "test"):
         sides(tmp_path / "all" / split, deep=False)
     where = {"server": "127.0.0.1:9092", "keys": tmp_path, "state": tmp_path / "state", "model": "cnn-16"}
-    pooled = means_of(SiteFile("north", **where, data=str(tmp_path / "all"), image_size=8))
+    pooled = load_resources(SiteFile("north", **where, data=str(tmp_path / "all"), image_size=8))
     assert sum(len(own.y) for own in pooled.own.values()) == 96
     assert "site.toml" in capsys.readouterr().out
     apart = {name: str(tmp_path / "all" / folder) for name, folder in zip(OWN, ("train", "train", "test"), strict=True)}
-    kept = means_of(SiteFile("north", **where, **apart, image_size=8))
+    kept = load_resources(SiteFile("north", **where, **apart, image_size=8))
     assert [len(kept.own[name].y) for name in OWN] == [48, 48, 48]
     assert capsys.readouterr().out == ""
 
@@ -869,7 +875,7 @@ def test_names_of_classes_are_compared_however_they_are_spelled(tmp_path: Path) 
 
     def answer(first: str, which: str) -> Any:
         sets = {name: dataclasses.replace(one, classes=(first, *one.classes[1:])) for name, one in own.items()}
-        return unseal(Responder(Means(sets, None, "mlp-64", tmp_path / which, CPU)).answer(request(spelled)))
+        return unseal(Responder(SiteResources(sets, None, "mlp-64", tmp_path / which, CPU)).answer(request(spelled)))
 
     assert answer("\u00e9", "composed").parts == answer("e\u0301", "decomposed").parts
     with refused(AgreementError, "label", "\u00c9"):

@@ -489,7 +489,7 @@ class TestManifest:
     def test_digest_sees_every_row_and_every_border(self, parts):
         assert self.manifest([np.array(part) for part in parts]).digest != self.manifest().digest
 
-    def test_digest_sees_a_border_move_between_neighbours(self):
+    def test_digest_sees_a_border_move_between_neighbors(self):
         one, other = ([np.array([0, 1]), np.array([2])], [np.array([0]), np.array([1, 2])])
         assert self.manifest(one).digest != self.manifest(other).digest
 

@@ -35,7 +35,7 @@ def client_with(method: PerFedAvg, model: TwoPartModel | None = None, **how) -> 
     """A client with nine noisy images of three classes."""
     model = model or flat_split(16, 3)
     client = client_of(model, data_of(noise(9), LABELS), classes=3, rule=Rule(lr=BETA), **how)
-    client.equip(method.optimisers(client), {})
+    client.equip(method.optimizers(client), {})
     client.begin(0, 0, {})
     return client
 
@@ -249,7 +249,7 @@ class Scaled(torch.autograd.Function):
 
 
 class Once(nn.Module):
-    """Images times a learnt number, with a derivative that torch cannot differentiate."""
+    """Images times a learned number, with a derivative that torch cannot differentiate."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -24,7 +24,7 @@ from refusals import refused
 
 
 def net_of(client: int, scores: list[list[float]]) -> HyperNetwork:
-    """A hypernetwork that gives these weights before they are normalised, layer by layer: x = (1, 0, 0, ...)."""
+    """A hypernetwork that gives these weights before they are normalized, layer by layer: x = (1, 0, 0, ...)."""
     net = HyperNetwork(client, len(scores), len(scores[0]), torch.Generator())
     with torch.no_grad():
         for value in net.parameters():
@@ -62,7 +62,7 @@ class TestAlpha:
         torch.testing.assert_close(alpha.sum(1), torch.ones(6))
         assert (alpha * 8 - 1).abs().max() < 0.6
 
-    def test_normalised_by_layer(self):
+    def test_normalized_by_layer(self):
         alpha = net_of(0, [[1.0, 3.0], [2.0, -5.0]])()
         assert alpha.tolist() == [[0.25, 0.75], [1.0, 0.0]]
 
@@ -139,7 +139,7 @@ class TestServer:
         for p, value in zip(net.parameters(), expected, strict=True):
             torch.testing.assert_close(p.detach(), value, rtol=1e-4, atol=1e-6)
 
-    def test_nothing_learnt_changes_no_weights(self):
+    def test_nothing_learned_changes_no_weights(self):
         server = server_with([net_of(0, [[1.0, 3.0]]), net_of(1, [[1.0, 1.0]])], a__weight=[[0.0, 0.0], [4.0, 8.0]])
         before = {n: v.clone() for n, v in server.state.nets.state_dict().items()}
         PFedLA(hyper_lr=1.0).aggregate(server, {0: PFedLA().download(server, 0)})
@@ -238,13 +238,13 @@ def own_domain(result: Result) -> float:
     return result.summary["before"]["last"]["bwt"]["mean"]
 
 
-class TestPersonalises:
+class TestPersonalizes:
     def test_clients_that_contradict_each_other_part(self):
         """At its defaults, at the end of 12 rounds: much weight on oneself and one's like, little on the others."""
         federation = two_groups("pfedla")
         before = torch.stack([net().detach().mean(0) for net in federation.server.state.nets])
         assert (before - 1 / 4).abs().max() < 0.05
-        learnt, uniform = run_through(federation), run_through(two_groups("fedavg"))
+        learned, uniform = run_through(federation), run_through(two_groups("fedavg"))
         alpha = torch.stack([net().detach().mean(0) for net in federation.server.state.nets])
         own, like = alpha.diagonal(), alpha[[0, 1, 2, 3], [2, 3, 0, 1]]
         others = 1 - own - like
@@ -252,7 +252,7 @@ class TestPersonalises:
         assert (own + like > 0.75).all()
         assert (like > others / 2 + 0.05).all(), "one's like has more weight than either of the others"
         assert own_domain(uniform) < 0.6, "one model cannot give two names to one digit"
-        assert own_domain(learnt) > own_domain(uniform) + 0.2
+        assert own_domain(learned) > own_domain(uniform) + 0.2
 
     def test_weights_leave_uniform_averaging_at_all_defaults(self):
         """20 rounds on digits: eight clients begin with 1/8 each."""
@@ -271,7 +271,7 @@ class TestPersonalises:
     def test_a_rounds_record_has_the_weights_on_oneself_of_those_who_answered(self):
         nets = [net_of(0, [[1.0, 3.0], [1.0, 1.0]]), net_of(1, [[1.0, 3.0], [0.0, 1.0]])]
         server = server_with(nets, a__x=[[0.0], [1.0]], b__x=[[0.0], [1.0]])
-        PFedLA().aggregate(server, {k: PFedLA().download(server, k) for k in (0, 1)})  # nothing was learnt
+        PFedLA().aggregate(server, {k: PFedLA().download(server, k) for k in (0, 1)})  # nothing was learned
         assert server.notes == {"own_weight": 0.625, "own_weights": {"0": 0.375, "1": 0.875}}
         PFedLA().aggregate(server, {1: PFedLA().download(server, 1)})
         assert server.notes == {"own_weight": 0.875, "own_weights": {"1": 0.875}}

@@ -32,7 +32,7 @@ def server_with(generator: Generator, rule: Rule):
     clients = len(generator.descriptors)
     server = server_of(task_of(2, 2, clients=clients), dict.fromkeys(range(clients), 1))
     server.state.generator = generator
-    server.optimise("generator", generator, rule)
+    server.optimize("generator", generator, rule)
     return server
 
 
@@ -114,7 +114,7 @@ class TestServerStep:
             assert torch.equal(value, before[name]) == (name == "descriptors.2")
 
     @pytest.mark.parametrize("rule", [Rule(lr=1e-3), Rule("adamw", lr=1e-3)], ids=["sgd", "adamw"])
-    def test_a_small_step_moves_prompts_towards_the_trained_ones(self, rule):
+    def test_a_small_step_moves_prompts_toward_the_trained_ones(self, rule):
         server = server_with(generator_of(), rule)
         upload = trained(server, c1=0.5)
         target = upload[1].tensor("prompts")
@@ -156,7 +156,7 @@ class TestServerStep:
 
     @pytest.mark.parametrize("rule", [Rule(lr=0.1), Rule("adamw", lr=0.1)], ids=["sgd", "adamw"])
     def test_the_descriptor_of_who_is_absent_stays(self, rule):
-        """Also where an optimiser remembers where it went before."""
+        """Also where an optimizer remembers where it went before."""
         server = server_with(generator_of(), rule)
         PFedPG().aggregate(server, trained(server, c0=0.5, c1=0.5, c2=0.5))
         before = phi(server)

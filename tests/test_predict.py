@@ -202,7 +202,7 @@ def test_many_images_are_taken_in_batches_as_evaluation_takes_them() -> None:
 
 
 def test_images_are_brought_to_the_shape_of_the_task_as_folders_are(tmp_path: Path) -> None:
-    """Colour photos of any size, for a model that was trained on a folder of images."""
+    """Color photos of any size, for a model that was trained on a folder of images."""
     rng = np.random.default_rng(0)
     for name in ("cat", "dog"):
         (tmp_path / "data" / name).mkdir(parents=True)
@@ -218,13 +218,13 @@ def test_images_are_brought_to_the_shape_of_the_task_as_folders_are(tmp_path: Pa
     assert [one.score for one in found] == [one.score for one in given]
 
 
-def test_a_grey_model_sees_a_colour_image_in_grey(tmp_path: Path) -> None:
+def test_a_gray_model_sees_a_color_image_in_gray(tmp_path: Path) -> None:
     result = simulated("fedgh")
     x, _ = exam_of(parts_of(result), 0)
-    grey = Image.fromarray(x[0, 0].numpy())
-    grey.save(tmp_path / "grey.png")
-    grey.convert("RGB").save(tmp_path / "colour.png")
-    one, other = pluribus.predict(result.folder, [tmp_path / "grey.png", tmp_path / "colour.png"], 0)
+    gray = Image.fromarray(x[0, 0].numpy())
+    gray.save(tmp_path / "gray.png")
+    gray.convert("RGB").save(tmp_path / "color.png")
+    one, other = pluribus.predict(result.folder, [tmp_path / "gray.png", tmp_path / "color.png"], 0)
     assert (one.number, one.score) == (other.number, other.score)
 
 
@@ -321,7 +321,7 @@ def test_mistakes_get_one_sentence(terminal: Terminal, tmp_path: Path) -> None:
         (torch.zeros(2, 3, 8, 8, dtype=torch.uint8), "uint8 2 x 3 x 8 x 8"),
         (torch.zeros(8, dtype=torch.uint8), "uint8 8"),
     ],
-    ids=["numbers", "colour", "flat"],
+    ids=["numbers", "color", "flat"],
 )
 def test_tensors_must_have_the_shape_of_the_task(x: torch.Tensor, given: str) -> None:
     with refused(DataError, "uint8 N x 1 x 8 x 8", given):

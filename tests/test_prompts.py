@@ -19,7 +19,7 @@ from pluribus.draws import generator, seeded
 from pluribus.errors import MismatchError, WeightsError
 from pluribus.models import GROUPS, TwoPartModel, build, entries, has_weights
 from pluribus.models import pretrained as source
-from pluribus.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, SHIPPED, Normalise, Origin
+from pluribus.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, SHIPPED, Normalize, Origin
 from pluribus.models.prompts import PaddedImage, PromptedTransformer, Prompting, is_transformer, prompts_of
 from pluribus.models.tiny import SHAPE, TinyViT
 from refusals import refused
@@ -28,7 +28,7 @@ DEEP, SHALLOW = Prompting("deep", 3, 3), Prompting("shallow", 3, 3)
 PHOTO, SMALL_PHOTO = (3, 224, 224), (3, 32, 32)
 
 
-def learnt(model: nn.Module) -> int:
+def learned(model: nn.Module) -> int:
     return sum(p.numel() for p in model.parameters() if p.requires_grad)
 
 
@@ -68,7 +68,7 @@ class TestTables:
         ],
     )
     def test_table_6(self, name, prompting, classes, count, printed):
-        assert learnt(skeleton(name, prompting, classes)) == count
+        assert learned(skeleton(name, prompting, classes)) == count
         assert count / 1024 == pytest.approx(printed, abs=0.011)
 
     @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ class TestTables:
     )
     def test_table_8(self, name, shape, classes, count, printed):
         model = skeleton(name, DEEP, classes, shape)
-        assert learnt(model) == count
+        assert learned(model) == count
         assert count / 1024 == pytest.approx(printed, abs=0.01)
 
     @pytest.mark.parametrize(("shape", "lr", "tb"), [(SMALL_PHOTO, 576, 684), (PHOTO, 4032, 4140)])
@@ -96,7 +96,7 @@ class TestTables:
 
     @pytest.mark.parametrize(("group", "total"), [("fedhpl-vit", 190_002), ("fedhpl-resnet", 81_870)])
     def test_table_2_sums_over_five_clients(self, group, total):
-        counts = {name: learnt(skeleton(name, DEEP)) for name in set(GROUPS[group].models)}
+        counts = {name: learned(skeleton(name, DEEP)) for name in set(GROUPS[group].models)}
         assert sum(counts[name] for name in GROUPS[group].models) == total
 
 
@@ -187,7 +187,7 @@ class TestTransformer:
 
         with seeded("timm"):
             vit = VisionTransformer(16, 4, 3, 0, embed_dim=32, depth=3, num_heads=4).eval()
-        scale, x = Normalise(IMAGENET_MEAN, IMAGENET_STD), images()  # grey ones, which become colour
+        scale, x = Normalize(IMAGENET_MEAN, IMAGENET_STD), images()  # gray ones, which become color
         for backbone, seen in ((vit, scale(x)), (nn.Sequential(OrderedDict(scale=scale, net=vit)), x)):
             assert is_transformer(backbone)
             frozen = PromptedTransformer(backbone, "shallow", 3)
@@ -222,16 +222,16 @@ class TestPaddedImage:
         assert 0 <= pixels.min() < 0.05
         assert 0.95 < pixels.max() < 1
 
-    def test_prompts_are_normalised_like_the_image(self):
+    def test_prompts_are_normalized_like_the_image(self):
         """Black is (0 - mean) / std, white (1 - mean) / std, as torchvision does it."""
-        frozen = PaddedImage(Normalise(IMAGENET_MEAN, IMAGENET_STD), (3, 1, 1), 1)
+        frozen = PaddedImage(Normalize(IMAGENET_MEAN, IMAGENET_STD), (3, 1, 1), 1)
         with torch.no_grad():
             frozen.prompt_lr.fill_(1)
         seen = frozen(torch.full((1, 3, 1, 1), -1.0))[0]
         for channel, (mean, std) in enumerate(zip(IMAGENET_MEAN, IMAGENET_STD, strict=True)):
             line = [(1 - mean) / std, -mean / std, (1 - mean) / std]
             torch.testing.assert_close(seen[channel, 1], torch.tensor(line))
-        assert list(Normalise(IMAGENET_MEAN, IMAGENET_STD).state_dict()) == []
+        assert list(Normalize(IMAGENET_MEAN, IMAGENET_STD).state_dict()) == []
 
     def test_models_of_one_image_size_are_refused(self):
         for name in ("mlp-64", "cnn-16"):
@@ -431,11 +431,11 @@ class TestWeights:
         source._download.cache_clear()
         net = model.features.backbone.net.net
         assert torch.equal(net.conv1.weight, theirs.conv1.weight)
-        assert isinstance(model.features.backbone.scale, Normalise)
+        assert isinstance(model.features.backbone.scale, Normalize)
         assert model(images(2, (1, 32, 32))).shape == (2, 10)
         frozen = DEEP.attach(model, (1, 32, 32))
         assert frozen.prompt_lr.shape == (1, 32, 6)
 
-    def test_weights_for_pixels_in_minus_one_to_one_need_no_normalisation(self):
+    def test_weights_for_pixels_in_minus_one_to_one_need_no_normalization(self):
         assert entries()["vit-b16"].origin == Origin("timm", "vit_base_patch16_224")
         assert isinstance(build("tiny-vit-32", shape=SHAPE, classes=10).features.backbone, TinyViT)

@@ -41,7 +41,7 @@ from pluribus.report.figures import draw, write_figures
 from pluribus.report.numbers import Parameters, Run, read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import Plot, Section, sections
-from pluribus.report.watch import Watching, server_of
+from pluribus.report.watch import Watching, make_server
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
 from processes import start
@@ -432,7 +432,7 @@ def test_mistakes_get_a_sentence(terminal: Terminal, tmp_path: Path, monkeypatch
 @pytest.fixture
 def served() -> Iterator[tuple[Watching, Path]]:
     folder = copy_of(ran())
-    with server_of(folder) as server:
+    with make_server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
         yield server, folder
@@ -480,7 +480,7 @@ def test_data_follows_the_folder(served: tuple[Watching, Path]) -> None:
 def test_a_port_that_is_taken_is_refused(served: tuple[Watching, Path]) -> None:
     server, folder = served
     with refused(DeviceError, f"127.0.0.1:{server.server_port}", "in use", "--port"):
-        server_of(folder, server.server_port)
+        make_server(folder, server.server_port)
 
 
 def test_the_command_serves_until_it_is_stopped() -> None:

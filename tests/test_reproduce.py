@@ -18,9 +18,9 @@ from pluribus.errors import DamagedFileError, FileAccessError, MissingDataError,
 from pluribus.models import assign
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, Pair
-from pluribus.study.reproduce.measures import ACCURACY, TARGET, figure, targets
+from pluribus.study.reproduce.measures import ACCURACY, TARGET, measure, targets
 from pluribus.study.reproduce.paper import PaperTable, Printed
-from pluribus.study.reproduce.run import reproduce, shown
+from pluribus.study.reproduce.run import load_table, reproduce
 from pluribus.study.reproduce.summary import Finished
 from pluribus.study.standings import Run, Spread
 from refusals import Kind, refused
@@ -37,10 +37,10 @@ def stand_in(table: PaperTable) -> Dataset:
     data = table.data
     if data.endswith("digits"):
         return load(data, image_size=table.settings.get("image_size"))
-    grey = data.startswith("rotated-mnist")
-    x = torch.zeros(1000, 1, 28, 28, dtype=torch.uint8) if grey else torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
+    gray = data.startswith("rotated-mnist")
+    x = torch.zeros(1000, 1, 28, 28, dtype=torch.uint8) if gray else torch.zeros(1000, 3, 32, 32, dtype=torch.uint8)
     y, names = torch.arange(1000) % 10, tuple(map(str, range(10)))
-    if not grey:
+    if not gray:
         return Dataset("stand-in", x, y, names)
     domains = ("M0", "M20", "M40", "M60")
     return Dataset("stand-in", x, y, names, domain=torch.arange(1000) // 250, domains=domains)
@@ -152,29 +152,29 @@ def made_up(seed: int, accuracy: float, view: str = "after") -> Finished:
     ],
 )
 def test_figures_by_name(name: str, value: float | None) -> None:
-    assert figure(name, made_up(0, 0.5)) == (None if value is None else pytest.approx(value))
+    assert measure(name, made_up(0, 0.5)) == (None if value is None else pytest.approx(value))
 
 
 def test_the_best_client_of_a_run_that_did_not_keep_it() -> None:
     one = made_up(0, 0.5)
     one.run.result["clients"]["1"]["selected"]["test"] = 0.75
-    assert figure("selected test best", one) == pytest.approx(75)
-    assert figure("last test best", one) is None  # summaries keep no client's last round
+    assert measure("selected test best", one) == pytest.approx(75)
+    assert measure("last test best", one) is None  # summaries keep no client's last round
     one.run.result["summary"]["after"]["last"]["test"]["best"] = 0.25
-    assert figure("last test best", one) == pytest.approx(25)
+    assert measure("last test best", one) == pytest.approx(25)
 
 
 def test_a_figure_is_of_the_view_that_it_names() -> None:
     one = made_up(0, 0.5, "before")
     one.run.result["summary"]["head"] = {"last": {"test": {"mean": 0.7}}}
-    assert figure("head last test mean", one) == pytest.approx(70)
-    assert figure("before last test mean", one) == pytest.approx(40)
-    assert figure("after last test mean", one) == pytest.approx(40)  # the headline
+    assert measure("head last test mean", one) == pytest.approx(70)
+    assert measure("before last test mean", one) == pytest.approx(40)
+    assert measure("after last test mean", one) == pytest.approx(40)  # the headline
 
 
 def test_a_figure_that_nobody_knows() -> None:
     with refused(UnknownNameError, "'best test mean'"):
-        figure("best test mean", made_up(0, 0.5))
+        measure("best test mean", made_up(0, 0.5))
     assert targets(["rounds to 0.9", "KB to 0.9", "last test mean", "KB to 0.8"]) == ["0.8", "0.9"]
 
 
@@ -206,7 +206,7 @@ def tiny_table(**changes: Any) -> PaperTable:
             "FedProto": {"method": "fedproto", "settings": {"lr": 0.05}, "paper": {"Acc": "60.0±.1"}},
         },
     }
-    return paper.parsed("tiny", {**written, **changes})
+    return paper.parse("tiny", {**written, **changes})
 
 
 @pytest.fixture(scope="module")
@@ -217,7 +217,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_rows_run_and_stand_beside_the_paper(folder: Path) -> None:
-    found = shown(tiny_table(), folder)
+    found = load_table(tiny_table(), folder)
     assert isinstance(found, Beside)
     assert list(found.pairs) == ["Standalone", "FedProto"]
     result = json.loads((folder / f"{runs_of(folder, 'local')[0]}/result.json").read_text())
@@ -232,7 +232,7 @@ def test_rows_run_and_stand_beside_the_paper(folder: Path) -> None:
 
 
 def test_what_is_tested_is_named_where_rows_differ_in_it(folder: Path) -> None:
-    told = "".join(shown(tiny_table(), folder, view="own").notes)
+    told = "".join(load_table(tiny_table(), folder, view="own").notes)
     assert "after local training (Standalone), before local training (FedProto), per client and seed" in told
 
 
@@ -242,7 +242,7 @@ def test_rows_are_tested_in_one_view(tmp_path: Path) -> None:
     table = tiny_table(rows=rows, baseline="local", figures={"Acc": "before selected test mean"})
     options: dict[str, Any] = {"jobs": 1, "device": "cpu", "progress": False}
     ran = reproduce(table, out=tmp_path, **options)
-    kept = shown(table, tmp_path)
+    kept = load_table(table, tmp_path)
     run = pluribus.resume(tmp_path / runs_of(tmp_path, "fedavg")[0], progress=False)
     base = pluribus.resume(tmp_path / runs_of(tmp_path, "local")[0], progress=False)
     for found in (ran, kept):
@@ -253,13 +253,13 @@ def test_rows_are_tested_in_one_view(tmp_path: Path) -> None:
         assert fedproto.difference is not None
         assert found.pairs["fedavg"]["Acc"].ours.mean == pytest.approx(100 * run.accuracy, abs=1e-3)
         assert any("local (after)" in note for note in found.notes)  # it has no view `before`
-    assert [one.verdict for one in shown(table, tmp_path, view="own").differences] == ["different views"] * 2
+    assert [one.verdict for one in load_table(table, tmp_path, view="own").differences] == ["different views"] * 2
     file = tmp_path / "tiny.json"
     told = json.loads(file.read_text())
     for client in (client for group in told["groups"] for one in group["runs"] for client in one["clients"].values()):
         client.pop("views", None)  # as summaries were
     file.write_text(json.dumps(told))
-    old = shown(table, file)
+    old = load_table(table, file)
     assert [one.verdict for one in old.differences] == ["not kept", "not kept"]
     assert [one.verdict for one in reproduce(table, out=tmp_path, **options).differences] == [
         one.verdict for one in ran.differences
@@ -268,16 +268,16 @@ def test_rows_are_tested_in_one_view(tmp_path: Path) -> None:
 
 def test_a_column_of_ours_alone_has_no_paper_beside_it(folder: Path) -> None:
     table = tiny_table(figures={"Acc": "selected test mean", "last": "last test mean"})
-    figures, *_ = shown(table, folder).tables
+    figures, *_ = load_table(table, folder).tables
     assert figures.columns == ("", "seeds", "Acc", "paper", "difference", "last")
     assert {len(row) for row in figures.rows} == {6}
-    assert "| last |" in shown(table, folder).to_markdown()
+    assert "| last |" in load_table(table, folder).to_markdown()
 
 
 def test_a_table_without_figures_of_a_paper_names_no_paper(folder: Path) -> None:
     rows = {row.name: {"method": row.method, "settings": row.settings} for row in tiny_table().rows}
     table = tiny_table(rows=rows)
-    found = shown(table, folder)
+    found = load_table(table, folder)
     assert isinstance(found, Beside)
     figures, *_ = found.tables
     assert figures.columns == ("", "seeds", "Acc", "CO", "Rounds")
@@ -326,7 +326,7 @@ def test_summaries_outlive_the_runs_and_more_seeds_add_to_them(folder: Path, tmp
     assert runs_of(tmp_path / "runs", "local")[0].endswith("-1")
     assert len(runs_of(tmp_path / "runs", "local")) == 1
     assert [one.run.seed for one in found.runs["Standalone"]] == [0, 1]
-    again = shown(tiny_table(), file)
+    again = load_table(tiny_table(), file)
     assert {name: len(runs) for name, runs in again.runs.items()} == {"Standalone": 2, "FedProto": 1}
     kept = {one.key: one for one in summary.read(file).values()}
     assert kept.keys() >= {one.key for one in summary.read(folder / "tiny.json").values()}
@@ -338,8 +338,8 @@ def test_fewer_rounds_are_another_table_which_says_so(folder: Path, tmp_path: Pa
     options: dict[str, Any] = {"only": ["Standalone"], "jobs": 1, "device": "cpu", "progress": False}
     found = reproduce(tiny_table(), rounds=1, out=tmp_path / "runs", save=file, **options)
     assert found.heading == "A small table   1 of the paper's 2 rounds"
-    assert shown(tiny_table(), file).heading == "A small table   2 rounds"  # the longer runs are still there
-    assert list(shown(tiny_table(), file, rounds=1).runs) == ["Standalone"]
+    assert load_table(tiny_table(), file).heading == "A small table   2 rounds"  # the longer runs are still there
+    assert list(load_table(tiny_table(), file, rounds=1).runs) == ["Standalone"]
     assert "Not measured: FedProto." in found.notes
 
 
@@ -396,7 +396,7 @@ def least_seeds(name: str, row: str) -> int:
 @pytest.mark.parametrize("name", [name for name in paper.names() if (RESULTS / f"{name}.json").exists()])
 def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
     table = paper.find(name)
-    found, alone = shown(table, RESULTS), shown(table, RESULTS / f"{name}.json")
+    found, alone = load_table(table, RESULTS), load_table(table, RESULTS / f"{name}.json")
     assert found.pairs == alone.pairs
     assert list(found.runs) == [row.name for row in table.rows if row.name not in UNMEASURED.get(name, [])]
     assert sum(map(len, found.runs.values())) == len(summary.read(RESULTS / f"{name}.json"))
@@ -414,8 +414,8 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
 
 
 def test_measured_figures_that_the_documentation_names() -> None:
-    fedmd = shown("fedh2l-table2", RESULTS).runs["FedMD (pre-trained)"]
-    last = Spread.of([figure("last acc mean", one) or 0.0 for one in fedmd])
+    fedmd = load_table("fedh2l-table2", RESULTS).runs["FedMD (pre-trained)"]
+    last = Spread.of([measure("last acc mean", one) or 0.0 for one in fedmd])
     assert (round(last.mean, 1), round(last.std or 0.0, 1)) == (85.4, 2.4)
     chosen = [client["selected_round"] for one in fedmd for client in one.run.result["clients"].values()]
     assert (sum(t < 1000 for t in chosen), len(chosen)) == (17, 20)
@@ -423,7 +423,7 @@ def test_measured_figures_that_the_documentation_names() -> None:
 
 def test_prototypes_of_all_architectures_do_not_fit_some() -> None:
     """FedL2G Table 1 after ten rounds, as the documentation explains FedProto's figure."""
-    (proto,) = shown("fedl2g-table1-cifar10-pathological", RESULTS, rounds=10).runs["FedProto"]
+    (proto,) = load_table("fedl2g-table1-cifar10-pathological", RESULTS, rounds=10).runs["FedProto"]
     worst: dict[str, float] = {}
     for client in proto.run.result["clients"].values():
         worst[client["model"]] = min(worst.get(client["model"], 1.0), client["selected"]["test"])
@@ -432,8 +432,8 @@ def test_prototypes_of_all_architectures_do_not_fit_some() -> None:
 
 def test_measured_figures_by_hand() -> None:
     """FedH2L's seeds 0 to 3 at alpha = 10 %."""
-    found = shown("fedh2l-table2", RESULTS, seeds=4)
-    values = [figure("selected acc mean", one) for one in found.runs["FedH2L"]]
+    found = load_table("fedh2l-table2", RESULTS, seeds=4)
+    values = [measure("selected acc mean", one) for one in found.runs["FedH2L"]]
     assert values[0] == pytest.approx(91.4583, abs=1e-3)
     assert found.pairs["FedH2L"]["ACC"].ours.mean == pytest.approx(sum(map(float, values)) / 4)
 
@@ -456,7 +456,7 @@ def test_summaries_are_shown_without_running(terminal: Terminal, tmp_path: Path)
     answer = terminal("reproduce", "fedh2l-table7", "--summary", RESULTS, "--markdown", table)
     assert answer.code == 0
     assert "FedH2L (asynchronous)" in answer.out
-    assert table.read_text() == shown("fedh2l-table7", RESULTS).to_markdown()
+    assert table.read_text() == load_table("fedh2l-table7", RESULTS).to_markdown()
     told = terminal("reproduce", "fedh2l-table7", "--summary", RESULTS, "--seeds", "2", "--json").json
     assert [row["seeds"] for row in told["rows"]] == [[0, 1], [0, 1]]
 

@@ -15,7 +15,7 @@ from pluribus.errors import FormatError, RangeError
 from pluribus.experiment import TRAINING, Experiment, experiment, settings_of_sites
 from pluribus.method import methods
 from pluribus.methods.fedgh import FedGH
-from pluribus.settings import Setting, declared, fitted, flag_name, setting
+from pluribus.settings import Setting, convert_fields, flag_name, setting, settings_of
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class Toy:
     [{"share": 1.0}, {"share": 1e-9}, {"steps": None}, {"steps": 1}, {"rate": 0.0}, {"free": -1.0}, {"free": math.nan}],
 )
 def test_values_inside_pass(values: dict[str, Any]) -> None:
-    assert str(fitted(Toy, values)) == str(values)
+    assert str(convert_fields(Toy, values)) == str(values)
 
 
 @pytest.mark.parametrize(
@@ -45,7 +45,7 @@ def test_values_inside_pass(values: dict[str, Any]) -> None:
 def test_values_outside_are_refused(values: dict[str, Any]) -> None:
     ((name, value),) = values.items()
     with pytest.raises(RangeError, match=rf"--{name} must be .*, not {value}\."):
-        fitted(Toy, values)
+        convert_fields(Toy, values)
 
 
 def test_help_shows_symbol_and_range() -> None:
@@ -70,7 +70,7 @@ def outside(known: Setting, whole: bool) -> list[float]:
 BOUNDS = {
     f"{method} {name} {value}": (method, name, value)
     for method, cls in {**methods(), "settings": Experiment}.items()
-    for name, known in declared(cls).items()
+    for name, known in settings_of(cls).items()
     for value in outside(known, whole="int" in str({f.name: f.type for f in dataclasses.fields(cls)}[name]))
 }
 
@@ -98,7 +98,7 @@ def test_bounds_were_found() -> None:
 
 
 def test_every_setting_has_a_group() -> None:
-    assert [name for name, one in declared(Experiment).items() if not one.group] == ["method", "hyper"]
+    assert [name for name, one in settings_of(Experiment).items() if not one.group] == ["method", "hyper"]
 
 
 def test_sites_take_what_they_share() -> None:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from conftest import assemble_tiny, make_host
 from pluribus.client import Batch, Client
-from pluribus.engines.stacked import Group, _group_steps, cut, stackable
+from pluribus.engines.stacked import Group, _group_steps, is_stackable, split_groups
 from pluribus.host import Host
 from pluribus.internal.steps import Eager
 from pluribus.message import Field, Message, Wire
@@ -170,16 +170,16 @@ def test_what_cannot_be_stacked_trains_alone_and_says_why():
 
 
 def test_who_is_stackable():
-    assert stackable(Local(), make_host(parts_of(Local)).client(0))
-    assert not stackable(Local(), make_host(parts_of(Local, optimizer="adam")).client(0))
-    assert not stackable(Local(), make_host(parts_of(Local, models="resnet18", image_size=32)).client(0))
-    assert not stackable(FedL2GFeatures(), make_host(parts_of(FedL2GFeatures)).client(0))
+    assert is_stackable(Local(), make_host(parts_of(Local)).client(0))
+    assert not is_stackable(Local(), make_host(parts_of(Local, optimizer="adam")).client(0))
+    assert not is_stackable(Local(), make_host(parts_of(Local, models="resnet18", image_size=32)).client(0))
+    assert not is_stackable(FedL2GFeatures(), make_host(parts_of(FedL2GFeatures)).client(0))
 
 
 def test_groups():
-    assert cut(range(7)) == [[k] for k in range(7)]
-    assert cut(range(8)) == [list(range(8))]
-    assert [len(group) for group in cut(range(300))] == [128, 128, 44]
+    assert split_groups(range(7)) == [[k] for k in range(7)]
+    assert split_groups(range(8)) == [list(range(8))]
+    assert [len(group) for group in split_groups(range(300))] == [128, 128, 44]
 
 
 @given(st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=6), min_size=1, max_size=5))

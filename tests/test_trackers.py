@@ -21,7 +21,7 @@ from conftest import new_folder, run_tiny, tiny
 from pluribus.cli import main
 from pluribus.errors import PackageError, UnknownNameError
 from pluribus.result import Result
-from pluribus.track.tracker import TRACKERS, Tracker, trackers
+from pluribus.track.tracker import TRACKERS, Tracker, make_trackers
 from refusals import assert_facts
 from terminal import Terminal
 
@@ -262,7 +262,7 @@ class Stop:
 @each
 def test_a_resumed_run_goes_on_with_its_numbers(name: str, tmp_path: Path) -> None:
     out = tmp_path / "run"
-    [tracker] = trackers(name)
+    [tracker] = make_trackers(name)
     with pytest.raises(KeyboardInterrupt):  # three rounds are told, two of them are in the checkpoint
         run_tiny("fedgh", out, rounds=4, checkpoint_every=2, observers=[tracker, Stop(3)])
     assert [step for step, _ in POINTS[name](out, "loss")] == [1, 2, 3]

@@ -19,9 +19,9 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.experiment import experiment
 from pluribus.result import Result
 from pluribus.sites.agreement import Agreement
-from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
+from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.link import Endpoint, Link
-from pluribus.sites.keys import site_keys
+from pluribus.sites.keys import read_site_keys
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
 
@@ -109,7 +109,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
     place.mkdir()
     endpoint = Endpoint(network.address, keys / "server" / "server.pem", keys / "server" / "server.key", 10**6)
     try:
-        with Link(place, endpoint, site_keys(keys / "sites.toml"), NAMES) as link:
+        with Link(place, endpoint, read_site_keys(keys / "sites.toml"), NAMES) as link:
             joined = [network.join(name) for name in NAMES.values()]
             yield Sites(network, link, greet(offer("fedh2l"), NAMES, link, 240))
             dismiss(offer("fedgh"), NAMES, link)
@@ -129,8 +129,8 @@ def offer(method: str) -> Agreement:
 def test_over_the_network(method: str, sites: Sites) -> None:
     network, link, facts = sites
     folder = RunFolder.create(new_folder(), "sites")
-    agreed = settled(offer(method), facts, NAMES)
-    result = federation(experiment(method, **settings_of(method)), agreed, NAMES, facts, link, folder, 120).run()
+    agreed = complete_agreement(offer(method), facts, NAMES)
+    result = make_federation(experiment(method, **settings_of(method)), agreed, NAMES, facts, link, folder, 120).run()
     found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}
     for k in NAMES:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}

@@ -110,11 +110,11 @@ class Consensus(Method):
 
 @dataclass(frozen=True)
 class Mutual(Method):
-    """FML: a second model per client that travels; the two teach each other, each with its own optimiser."""
+    """FML: a second model per client that travels; the two teach each other, each with its own optimizer."""
 
     paper = "toy"
-    up = "the travelling model"
-    down = "the mean travelling model"
+    up = "the traveling model"
+    down = "the mean traveling model"
 
     aux: str = "mlp-64"
     """The model that travels."""
@@ -128,7 +128,7 @@ class Mutual(Method):
     def prepare(self, client: Client) -> None:
         client.state.aux = client.task.build(self.aux, "aux", client.card.id)
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "aux": Opt(client.state.aux)}
 
     def setup(self, server: Server) -> None:
@@ -240,14 +240,14 @@ class Prototypes(Method):
 
 @dataclass(frozen=True)
 class Steady(Method):
-    """FedH2L's optimiser, alone: AMSGrad whose moments live as long as the run, under a learning weight that falls."""
+    """FedH2L's optimizer, alone: AMSGrad whose moments live as long as the run, under a learning weight that falls."""
 
     paper = "toy"
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         return {"scale": 1 - t / rounds}
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model, Rule("amsgrad", lr=0.001), life="run")}
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
@@ -316,10 +316,10 @@ class Adapted(FedAvg):
 
 @dataclass(frozen=True)
 class Sampled(Method):
-    """FedHPL's ragged lists: a few labelled features go up, all of them come down, sizes known only at run time."""
+    """FedHPL's ragged lists: a few labeled features go up, all of them come down, sizes known only at run time."""
 
     paper = "toy"
-    up = "a few labelled features"
+    up = "a few labeled features"
     down = "everyone's"
     needs = frozenset({Need.SAME_WIDTH})
 

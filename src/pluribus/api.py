@@ -20,7 +20,7 @@ from pluribus.storage.folder import RESULT, RunFolder, check_unchanged
 from pluribus.storage.reopen import check_partition, check_settings, read_experiment
 from pluribus.storage.toml import read_toml
 from pluribus.terminal import Progress
-from pluribus.track.tracker import trackers
+from pluribus.track.tracker import make_trackers
 
 MOST_LOSSES = 2  # hosts that may be lost between two checkpoints; more are no accident
 
@@ -92,7 +92,7 @@ def _label(described: Experiment) -> str:
 
 def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
     """All observers. The progress bar is last, because it shows the warnings of the others."""
-    return [*observers, *trackers(track), *([Progress()] if progress else [])]
+    return [*observers, *make_trackers(track), *([Progress()] if progress else [])]
 
 
 def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:

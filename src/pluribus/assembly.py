@@ -11,7 +11,7 @@ import torch
 
 from pluribus.client import Local
 from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
-from pluribus.data.augment import augmentations
+from pluribus.data.augment import parse_augmentations
 from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
@@ -20,7 +20,7 @@ from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment
 from pluribus.internal.blame import at
-from pluribus.method import Method, Sizes, Traffic, check_needs, decided
+from pluribus.method import Method, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import assign, build, width_of
 from pluribus.optim import Rule
 from pluribus.task import Cards, DataFacts, Task
@@ -78,10 +78,10 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     task, cards = _task(experiment, dataset, data, domain_of, given.warmup_rounds())
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
-    method = given.settled(task, architectures)
+    method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
-    warnings += [*decided(given, method), *method.warnings(task, architectures)]
-    bfloat16, names = one.precision == "bfloat16", augmentations(one.augment)
+    warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
+    bfloat16, names = one.precision == "bfloat16", parse_augmentations(one.augment)
     local = Local(rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names)
     return Assembly(experiment, method, task, cards, data, warnings, dataset, manifest, local, device)
 

@@ -22,11 +22,11 @@ from pluribus.internal.state import State as State
 from pluribus.internal.steps import Descent, Eager, Fit, Loss, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
-from pluribus.models.dropout import set_keys, with_keys
-from pluribus.optim import Life, Opt, Optimiser, Rule
+from pluribus.models.dropout import replace_dropout, set_dropout_keys
+from pluribus.optim import Life, Opt, Optimizer, Rule
 from pluribus.task import Card, Task
 
-OPTIMISERS = "opt."  # prefix of the names of optimizer slots
+OPTIMIZERS = "opt."  # prefix of the names of optimizer slots
 
 __all__ = ["Batch", "Client", "Local", "Step", "batch_sizes", "trainable"]
 
@@ -64,13 +64,13 @@ class Client:
     exams: ExamSets = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.model = with_keys(self.model).to(self.device)
+        self.model = replace_dropout(self.model).to(self.device)
         self.state = State()
         self.got = Kept()
         self.inbox: Inbox | None = None  # for peer methods
         self.frozen: tuple[str, ...] = ()  # prefixes of tensors that never change and are not saved
         self.now: dict[str, Tensor] = {}
-        self.optimisers: dict[str, Optimiser] = {}
+        self.optimizers: dict[str, Optimizer] = {}
         self._tensors: dict[str, Tensor] | None = None
         self.runner: Runner = Eager()
         self._round = -1
@@ -87,11 +87,11 @@ class Client:
     def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
         """Allocate optimizers and buffers for downloads, after `Method.prepare`. `least`: fewest rows in a batch."""
         self._least = least
-        with_keys(self.state).to(self.device)
+        replace_dropout(self.state).to(self.device)
         if self.local.channels_last:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        self.optimisers = {name: Optimiser(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
+        self.optimizers = {name: Optimizer(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
         self.got = Kept({name: _empty_buffer(field, self.device) for name, field in down.items() if field.kept})
 
     def take_over(self, card: Card, data: dict[str, Data]) -> None:
@@ -106,12 +106,12 @@ class Client:
         for name, value in {"lr": self.local.rule.rate(trained), **now}.items():
             kind = torch.float64 if name == "lr" else torch.float32
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
-        for optimiser in self.optimisers.values():
-            optimiser.begin(trained)
+        for optimizer in self.optimizers.values():
+            optimizer.begin(trained)
         if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round keep its optimizers
-            for optimiser in self.optimisers.values():
-                if optimiser.life == "round":
-                    optimiser.reset()
+            for optimizer in self.optimizers.values():
+                if optimizer.life == "round":
+                    optimizer.reset()
 
     def take(self, down: Message) -> None:
         """Copy a message into the buffers of `got`."""
@@ -136,15 +136,15 @@ class Client:
                 found |= {f"got.{name}.value": value.value, f"got.{name}.held": value.held}
             else:
                 found[f"got.{name}"] = value
-        for key, optimiser in self.optimisers.items():
-            if optimiser.life == "run":
-                found |= {f"{OPTIMISERS}{key}.{name}": value for name, value in optimiser.slots().items()}
+        for key, optimizer in self.optimizers.items():
+            if optimizer.life == "run":
+                found |= {f"{OPTIMIZERS}{key}.{name}": value for name, value in optimizer.slots().items()}
         self._tensors = {name: value for name, value in found.items() if not name.startswith(self.frozen)}
         return self._tensors
 
     def measured(self) -> dict[str, Tensor]:
         """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
-        return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMISERS)}
+        return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMIZERS)}
 
     def loss(self) -> float | None:
         """Mean training loss of the last fit of this exchange whose steps returned one."""
@@ -214,7 +214,7 @@ class Client:
         changes = Augment.of(names, draws.number(*key, "augment"), sum(sizes), self.device)
         self._set_mode(len(data) >= self._least)  # with too few samples, running statistics normalize
         for part, module in (("model", self.model), ("state", self.state)):
-            set_keys(module, draws.number(*key, part))
+            set_dropout_keys(module, draws.number(*key, part))
         self._in_step = True
         try:
             loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
@@ -254,11 +254,11 @@ class Client:
 
     def parameters(self, opt: str = "model") -> dict[str, nn.Parameter]:
         """The live parameters of an optimizer, by name."""
-        return self.optimisers[opt].parameters
+        return self.optimizers[opt].parameters
 
     def trained_size(self) -> int:
         """Number of weights that the optimizers update."""
-        moved = {p for optimiser in self.optimisers.values() for p in optimiser.parameters.values()}
+        moved = {p for optimizer in self.optimizers.values() for p in optimizer.parameters.values()}
         return sum(p.numel() for p in moved)
 
     def call(self, x: Tensor, parameters: Mapping[str, Tensor], part: str = "") -> Tensor:
@@ -275,23 +275,23 @@ class Client:
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
         """Gradients of a loss for an optimizer's parameters, by name. Unused parameters are left out."""
-        parameters = self.optimisers[opt].parameters
+        parameters = self.optimizers[opt].parameters
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
     def apply(self, grads: Mapping[str, Tensor], opt: str = "model") -> None:
         """Take one optimizer step with these gradients."""
-        optimiser = self.optimisers[opt]
-        optimiser.apply([grads.get(name) for name in optimiser.parameters])
+        optimizer = self.optimizers[opt]
+        optimizer.apply([grads.get(name) for name in optimizer.parameters])
 
     def descend(self, loss: Tensor, *opts: str) -> None:
         """Run one backward pass, then one step of each named optimizer (`model` if none is named)."""
-        chosen = [self.optimisers[name] for name in opts or ("model",)]
-        parameters = [p for optimiser in chosen for p in optimiser.parameters.values()]
+        chosen = [self.optimizers[name] for name in opts or ("model",)]
+        parameters = [p for optimizer in chosen for p in optimizer.parameters.values()]
         grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
-        for optimiser in chosen:
-            mine, grads = grads[: len(optimiser.parameters)], grads[len(optimiser.parameters) :]
-            optimiser.apply(mine)
+        for optimizer in chosen:
+            mine, grads = grads[: len(optimizer.parameters)], grads[len(optimizer.parameters) :]
+            optimizer.apply(mine)
 
     @contextmanager
     def fork(self) -> Iterator[None]:

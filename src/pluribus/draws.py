@@ -52,7 +52,7 @@ def python_rng(*key: Key) -> random.Random:
 
 @contextmanager
 def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
-    """Run code that can only use torch's global generators (layer initialisers, dropout) under a key.
+    """Run code that can only use torch's global generators (layer initializers, dropout) under a key.
 
     The caller's generator states are restored on exit: that of the CPU, and that of the GPU if the code runs there.
     """

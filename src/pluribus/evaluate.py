@@ -25,7 +25,7 @@ from pluribus.method import Method
 from pluribus.task import Task
 
 Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy
-Figures = dict[str, float | None]
+Metrics = dict[str, float | None]
 Exams = tuple[int, int]  # test samples of the client's own domain, and of all domains
 
 
@@ -45,7 +45,7 @@ def score(rule: Map, client: Client, data: Data) -> Counts:
     return int((scores.argmax(1) == labels).sum()), len(data), float(loss)
 
 
-def figures(rule: Map, client: Client) -> Figures:
+def measure(rule: Map, client: Client) -> Metrics:
     """All metrics of a client in its current state."""
     if client.exams:
         return _domain_metrics(rule, client)
@@ -53,7 +53,7 @@ def figures(rule: Map, client: Client) -> Figures:
     return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
 
 
-def _domain_metrics(rule: Map, client: Client) -> Figures:
+def _domain_metrics(rule: Map, client: Client) -> Metrics:
     """FedH2L's metrics: BWT on the test set of the own domain, FWT on those of all others, ACC on all."""
     exams, own = client.exams, client.task.domain_of[client.card.id]
     tests = [score(rule, client, exam["test"]) for exam in exams.values()]
@@ -83,14 +83,14 @@ def _accuracy(*counts: Counts) -> float | None:
 # ---- over clients --------------------------------------------------------------------------------------------------
 
 
-def figures_over_clients(
-    rows: Mapping[int, Figures], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
-) -> dict[str, Figures]:
+def metrics_over_clients(
+    rows: Mapping[int, Metrics], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
+) -> dict[str, Metrics]:
     """Every metric over clients: name -> `mean`, `weighted`, `worst` and `best`. The best loss is the smallest.
 
     `samples` has the sizes of the clients' own test sets. In a run with domains, `exams` has those of the domains.
     """
-    found: dict[str, Figures] = {}
+    found: dict[str, Metrics] = {}
     for name in next(iter(rows.values()), {}):
         counts = {k: _sample_count(name, samples[k], (exams or {}).get(k)) for k in rows}
         found[name] = over_clients({k: row[name] for k, row in rows.items()}, counts, loss=is_loss(name))
@@ -110,7 +110,7 @@ def _sample_count(metric: str, samples: int, exams: Exams | None) -> int:
     return {"bwt": own, "fwt": everything - own}.get(metric, everything)
 
 
-def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], loss: bool = False) -> Figures:
+def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], loss: bool = False) -> Metrics:
     """Mean, sample-weighted mean, worst and best of one metric. Clients without it (no test data) are left out."""
     known = {k: v for k, v in values.items() if v is not None}
     weight = sum(samples[k] for k in known)
@@ -132,8 +132,8 @@ def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int],
 class Chosen:
     """A client's metrics in its last evaluated round, and in the round that its validation data selects."""
 
-    last: Figures
-    selected: Figures
+    last: Metrics
+    selected: Metrics
     selected_round: int
 
 
@@ -148,7 +148,7 @@ class Selection(NamedTuple):
         return cls(chosen.selected_round, chosen.selected["val"])
 
 
-def selects(now: Figures, best: Selection | None) -> bool:
+def selects(now: Metrics, best: Selection | None) -> bool:
     """Whether validation data prefers these metrics to those of the best round so far. Ties keep the earliest round."""
     if best is None or best.val is None:  # without validation data, the last round is selected
         return True
@@ -168,18 +168,18 @@ def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]
     return dict(sorted(chosen.items()))
 
 
-def summarise(
+def summarize(
     history: Sequence[Mapping[str, Any]],
     views: Sequence[str],
     samples: Mapping[int, int],
     exams: Mapping[int, Exams | None] | None = None,
-) -> dict[str, dict[str, dict[str, Figures]]]:
+) -> dict[str, dict[str, dict[str, Metrics]]]:
     """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best`."""
     chosen = {view: choose(history, view).items() for view in views}
     return {
         view: {
-            "last": figures_over_clients({k: one.last for k, one in rows}, samples, exams),
-            "selected": figures_over_clients({k: one.selected for k, one in rows}, samples, exams),
+            "last": metrics_over_clients({k: one.last for k, one in rows}, samples, exams),
+            "selected": metrics_over_clients({k: one.selected for k, one in rows}, samples, exams),
         }
         for view, rows in chosen.items()
     }

@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-from pluribus.data.augment import augmentations
+from pluribus.data.augment import parse_augmentations
 from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign
-from pluribus.settings import check_names, declared, fitted, flag_name, grouped, setting
+from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.toml import read_toml
 
 SITES = "(sites)"  # `data` of a run whose data is at real sites
@@ -132,9 +132,9 @@ class Experiment:
     """The method's hyper-parameters."""
 
     def __post_init__(self) -> None:
-        for name, value in fitted(type(self), vars(self)).items():
+        for name, value in convert_fields(type(self), vars(self)).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "augment", ",".join(augmentations(self.augment)))
+        object.__setattr__(self, "augment", ",".join(parse_augmentations(self.augment)))
         if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
             raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
@@ -177,14 +177,14 @@ class Experiment:
         return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
 
 
-SETTINGS = grouped(Experiment)  # names by group; those in `execution` change no metric
+SETTINGS = group_names(Experiment)  # names by group; those in `execution` change no metric
 TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, except where one method sets its own
 FOR_SIMULATIONS = ("data", "execution")  # groups that each real site sets itself
 
 
 def settings_of_sites() -> list[str]:
     """Settings that a federation of real sites takes."""
-    known = declared(Experiment).items()
+    known = settings_of(Experiment).items()
     return [name for name, one in known if one.group not in ("", *FOR_SIMULATIONS) and not one.simulated]
 
 
@@ -274,7 +274,7 @@ def from_toml(path: Path) -> dict[str, Any]:
         if stray := [key for key in models if not key.isdecimal()]:
             raise FormatError(f"[models] in {path} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
-    return fitted(Experiment, written)
+    return convert_fields(Experiment, written)
 
 
 def _field_names(cls: type[Method]) -> list[str]:

@@ -15,7 +15,7 @@ from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for
 from pluribus.engines.engine import Engine
-from pluribus.evaluate import Figures, exam_sizes, figures_over_clients
+from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
 from pluribus.internal.ledger import Ledger
@@ -203,7 +203,7 @@ class Federation:
     def _replies(self, requests: Iterable[Request]) -> Iterator[tuple[int, Reply]]:
         """Let clients work. The elapsed time is divided by the times that they report."""
         shares = {"compute": 0.0, "communication": 0.0}
-        with self.clock.apportioned(shares):
+        with self.clock.apportion(shares):
             for k, reply in self.engine.each(requests):
                 assert isinstance(reply, Reply)
                 self._steps[k] += reply.steps
@@ -221,14 +221,14 @@ class Federation:
             with self.clock("communication"):
                 self.ledger.add(t, stage, k, way, data)
 
-    def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Figures]]:
+    def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Metrics]]:
         experiment, task = self.parts.experiment, self.parts.task
         trained = t + 1 - task.warmup  # number of rounds in which models trained
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         receives = self.method.views != ("after",)  # other views get the newest download
-        found: dict[int, dict[str, Figures]] = {}
+        found: dict[int, dict[str, Metrics]] = {}
         sent: dict[int, bytes | None] = {}
         for some in self.selections.groups(range(experiment.clients) if everyone else present):
             downs = (self._download(0, k, sent) if receives else None for k in some)
@@ -240,13 +240,13 @@ class Federation:
                 found[k] = answer.figures
         return found
 
-    def _over_clients(self, figures: Mapping[int, Mapping[str, Figures]]) -> dict[str, dict[str, Figures]]:
+    def _over_clients(self, figures: Mapping[int, Mapping[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
         if not figures:
             return {}
         samples = {k: self.parts.data.test_samples(k) for k in figures}
         exams = {k: exam_sizes(self.parts.task, k) for k in figures}
         views = next(iter(figures.values()))
-        return {view: figures_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
+        return {view: metrics_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
 
     def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
         finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]

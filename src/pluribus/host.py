@@ -20,7 +20,7 @@ from torch import Tensor
 from pluribus.assembly import Assembly
 from pluribus.client import Client, Local
 from pluribus.data.federated import ClientSets, Data
-from pluribus.evaluate import Figures, figures, rule_of, selects
+from pluribus.evaluate import Metrics, measure, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
 from pluribus.internal.snapshot import Snapshot
@@ -161,10 +161,10 @@ class Host:
         """Evaluate all views without a change to the client. If its validation data prefers this round to the best one
         so far, keep a copy of the model in the headline view."""
         t, k = request.t, request.client
-        measured: dict[str, Figures] = {}
+        measured: dict[str, Metrics] = {}
         for view in self.method.views:
             with self.viewed(t, k, view, request.down) as client:
-                measured[view] = figures(rule_of(self.method, view), client)
+                measured[view] = measure(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], request.best):
                     self._selected[k] = t, Snapshot(client.measured())
         return Measured(measured)
@@ -246,7 +246,7 @@ class Host:
             self.method.prepare(client)
             client.state.fix()
             down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
-            client.equip(self.method.optimisers(client), down, self._least_rows(client))
+            client.equip(self.method.optimizers(client), down, self._least_rows(client))
             if (away := self._away.pop(k, None)) is not None:
                 away.saved.put_back(all_tensors(client))
             elif (saved := self.load(k)) is not None:
@@ -320,7 +320,7 @@ def _away(client: Client) -> Away:
 
 def all_tensors(client: Client) -> Tensors:
     """The tensors that outlive a round or an exchange: another exchange of the same round may follow."""
-    round_long = {key: optimiser for key, optimiser in client.optimisers.items() if optimiser.life == "round"}
+    round_long = {key: optimizer for key, optimizer in client.optimizers.items() if optimizer.life == "round"}
     momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
     return client.tensors() | momenta
 

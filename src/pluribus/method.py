@@ -20,13 +20,15 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
 from pluribus.internal.blame import at
-from pluribus.internal.lookup import imported
+from pluribus.internal.lookup import import_dotted
 from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
-from pluribus.settings import fitted, flag_name
+from pluribus.settings import convert_fields, flag_name
 from pluribus.task import Card, Cards, Task
+
+FORMER_HOOKS = {"optimisers": "optimizers", "settled": "complete"}  # would be ignored otherwise
 
 
 class Need(Enum):
@@ -91,12 +93,17 @@ class Method:
     the data. A hyper-parameter of the method may be listed too, with a value that suits the embedded data and models.
     It holds only if the user names neither `data` nor `models`."""
 
+    def __init_subclass__(cls) -> None:
+        for former, now in FORMER_HOOKS.items():
+            if former in vars(cls):
+                raise UserCodeError(f"{cls.__qualname__}.{former} was renamed to {now}: rename it.")
+
     def __post_init__(self) -> None:
         """Refuse hyper-parameters with a wrong type or outside of their range (`settings.setting`)."""
-        for name, value in fitted(type(self), vars(self)).items():
+        for name, value in convert_fields(type(self), vars(self)).items():
             object.__setattr__(self, name, value)
 
-    def settled(self, task: Task, architectures: Iterable[str]) -> Self:
+    def complete(self, task: Task, architectures: Iterable[str]) -> Self:
         """Fill in hyper-parameters that are not set and depend on the clients' models. Returns the complete method."""
         return self
 
@@ -116,7 +123,7 @@ class Method:
         """Numbers that depend on the round. Steps read them from `client.now`."""
         return {}
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         """The client's optimizers by name."""
         return {"model": Opt(client.model)}
 
@@ -264,7 +271,7 @@ def find(name: str) -> type[Method]:
         return known[name]
     if "." not in name:
         raise unknown("method", name, known, "pluribus list methods")
-    found = imported(name, "method")
+    found = import_dotted(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserCodeError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
     return found
@@ -281,8 +288,8 @@ def hyperparameters(method: Method) -> dict[str, Any]:
     return dataclasses.asdict(method) if dataclasses.is_dataclass(method) else {}
 
 
-def decided(given: Method, settled: Method) -> list[str]:
-    """A note for each hyper-parameter that was not set and that `Method.settled` filled in."""
+def describe_completed(given: Method, settled: Method) -> list[str]:
+    """A note for each hyper-parameter that was not set and that `Method.complete` filled in."""
     before, name = hyperparameters(given), name_of(type(settled))
     found = {key: value for key, value in hyperparameters(settled).items() if value != before[key]}
     return [f"{flag_name(key)} is not set: {name} uses {value}." for key, value in found.items()]

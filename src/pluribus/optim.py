@@ -53,7 +53,7 @@ class Opt:
         return {name: p for name, p in pairs if p.requires_grad}
 
 
-class Optimiser:
+class Optimizer:
     """A torch optimizer whose slots exist from the start."""
 
     def __init__(self, opt: Opt, default: Rule, life: Life = "round") -> None:

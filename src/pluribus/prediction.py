@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
-from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decoded, find_images, picture_notes, skipped_note
+from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.method import Method
@@ -115,7 +115,7 @@ def _batches(
         if isinstance(some, Tensor):
             yield [None] * len(some), some
         else:
-            x, before = decoded(some, shape)
+            x, before = decode_all(some, shape)
             pictures += before
             yield [str(file) for file in some], x
 
@@ -146,9 +146,9 @@ def _open_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[
     if not (path / "config.toml").exists():
         if client is not None:
             raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
-        from pluribus.sites.recall import recalled
+        from pluribus.sites.recall import recall_client
 
-        with recalled(path, round) as opened:
+        with recall_client(path, round) as opened:
             yield opened
         return
     with open_run(path) as (parts, folder):

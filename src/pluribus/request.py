@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from pluribus.evaluate import Figures, Selection
+from pluribus.evaluate import Metrics, Selection
 from pluribus.message import Parcel
 
 
@@ -77,7 +77,7 @@ class Reply:
 class Measured:
     """Result of an evaluation: the metrics of every view."""
 
-    figures: dict[str, Figures]
+    figures: dict[str, Metrics]
 
 
 Answer = Reply | Measured

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from pluribus.errors import DamagedFileError
-from pluribus.evaluate import Chosen, Exams, Figures, choose, selection_text, summarise
+from pluribus.evaluate import Chosen, Exams, Metrics, choose, selection_text, summarize
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.views import View, view_text
 from pluribus.storage.files import read_json, read_lines
@@ -79,10 +79,10 @@ class Result:
         return self.summary[self.views[0]]["selected"].get("test", {}).get("mean")
 
     @property
-    def summary(self) -> dict[str, dict[str, dict[str, Figures]]]:
+    def summary(self) -> dict[str, dict[str, dict[str, Metrics]]]:
         """view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best` over clients."""
         samples = {k: c.test for k, c in self.clients.items()}
-        return summarise(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
+        return summarize(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
 
     @property
     def selection(self) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from pluribus import draws
 from pluribus.draws import Made
 from pluribus.internal.state import State
-from pluribus.optim import Opt, Optimiser, Rule
+from pluribus.optim import Opt, Optimizer, Rule
 from pluribus.task import Cards, Task
 
 
@@ -22,7 +22,7 @@ class Server:
         self.task = task
         self.cards = cards
         self.state = State()
-        self._optimisers: dict[str, Optimiser] = {}
+        self._optimizers: dict[str, Optimizer] = {}
         self.t = -1
         self.now: Mapping[str, float] = {}
         self.notes: dict[str, Any] = {}
@@ -40,13 +40,13 @@ class Server:
         with draws.seeded(self.task.seed, "server", self.t, key):
             return build()
 
-    def optimise(self, name: str, of: nn.Module, rule: Rule) -> None:
+    def optimize(self, name: str, of: nn.Module, rule: Rule) -> None:
         """Give a module of the state an optimizer, in `setup`. Its slots are part of the state and are saved."""
-        optimiser = Optimiser(Opt(of, rule, life="run"), rule)
-        setattr(self.state, f"{name}_optimiser", optimiser.slots())
-        self._optimisers[name] = optimiser
+        optimizer = Optimizer(Opt(of, rule, life="run"), rule)
+        setattr(self.state, f"{name}_optimiser", optimizer.slots())
+        self._optimizers[name] = optimizer
 
     def descend(self, loss: Tensor, name: str) -> None:
         """Take one step of an optimizer down the gradient of a loss."""
-        optimiser = self._optimisers[name]
-        optimiser.apply(torch.autograd.grad(loss, list(optimiser.parameters.values()), allow_unused=True))
+        optimizer = self._optimizers[name]
+        optimizer.apply(torch.autograd.grad(loss, list(optimizer.parameters.values()), allow_unused=True))

@@ -61,7 +61,7 @@ class Setting:
         words = ["finite" if n == math.inf else f"{word} {n}" for word, n in bounds.items() if n is not None]
         return " and ".join(words)
 
-    def explained(self, about: str) -> str:
+    def explain(self, about: str) -> str:
         """The docstring of a field, after its symbol and before its range."""
         if self.symbol:
             about = f"{self.symbol}: {about[:1].lower()}{about[1:]}"
@@ -88,23 +88,23 @@ def setting(
     return dataclasses.field(default=default, metadata={Setting: declared})
 
 
-def declared(cls: type) -> dict[str, Setting]:
+def settings_of(cls: type) -> dict[str, Setting]:
     """The settings of a dataclass by field."""
     return {field.name: field.metadata.get(Setting, Setting()) for field in dataclasses.fields(cls)}
 
 
-def grouped(cls: type) -> dict[str, tuple[str, ...]]:
+def group_names(cls: type) -> dict[str, tuple[str, ...]]:
     """The names of a dataclass's fields by group. Fields without a group are left out."""
-    groups = dict.fromkeys(one.group for one in declared(cls).values() if one.group)
-    return {group: tuple(name for name, one in declared(cls).items() if one.group == group) for group in groups}
+    groups = dict.fromkeys(one.group for one in settings_of(cls).values() if one.group)
+    return {group: tuple(name for name, one in settings_of(cls).items() if one.group == group) for group in groups}
 
 
-def fitted(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
+def convert_fields(cls: type, values: Mapping[str, Any]) -> dict[str, Any]:
     """Convert values to the types of a dataclass's fields. Other types and values out of range are refused."""
     found = {name: _convert(name, value, _hints(cls)[name]) for name, value in values.items()}
     for name, value in found.items():
-        if not declared(cls)[name].holds(value):
-            raise RangeError(f"{flag_name(name)} must be {declared(cls)[name].range()}, not {value}.")
+        if not settings_of(cls)[name].holds(value):
+            raise RangeError(f"{flag_name(name)} must be {settings_of(cls)[name].range()}, not {value}.")
     return found
 
 

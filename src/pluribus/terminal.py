@@ -13,12 +13,12 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
 from pluribus.evaluate import headline
-from pluribus.internal.views import AFTER, View, shown
+from pluribus.internal.views import AFTER, View, choose_view
 
 if TYPE_CHECKING:
     from pluribus.assembly import Assembly
     from pluribus.data.check import DataCheck
-    from pluribus.data.folders import Place
+    from pluribus.data.folders import ImageLabels
     from pluribus.federation import Federation
     from pluribus.internal.ledger import Ledger
     from pluribus.prediction import Prediction
@@ -90,13 +90,13 @@ class Progress:
 
 
 def _traffic(ledger: Ledger) -> dict[str, str]:
-    return {way: human(ledger.total[way]) for way in ("up", "down")}
+    return {way: format_bytes(ledger.total[way]) for way in ("up", "down")}
 
 
-def human(size: float) -> str:
+def format_bytes(size: float) -> str:
     """Format a number of bytes.
 
-    >>> human(0), human(999), human(1234567)
+    >>> format_bytes(0), format_bytes(999), format_bytes(1234567)
     ('0 B', '999 B', '1.2 MB')
     """
     for unit in ("B", "kB", "MB", "GB"):
@@ -113,7 +113,7 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     marked as the best.
     """
     console = console or Console()
-    views = [shown(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
+    views = [choose_view(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
     alike = len(set(views)) == 1
     facts = results[-1].clients
     has_classes = any(one.classes for one in facts.values())  # real sites keep them private
@@ -152,7 +152,7 @@ def _right(name: str, **how: Any) -> Column:
 def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
     yield "steps", ["-" if (steps := one.steps_per_client) is None else f"{steps:,.0f}" for one in results]
     for way in ("up", "down"):
-        yield way, [human(result.bytes[way]) for result in results]
+        yield way, [format_bytes(result.bytes[way]) for result in results]
 
 
 def _steps_differ(results: Sequence[Result]) -> bool:
@@ -219,7 +219,7 @@ def _count_tables(check: DataCheck) -> Iterator[Table]:
         yield _count_table("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
 
 
-def _group(place: Place) -> str:
+def _group(place: ImageLabels) -> str:
     return " ".join(word for word in (place.split, place.domain) if word)
 
 
@@ -314,10 +314,10 @@ def _shares(bench: Bench) -> Iterator[tuple[str, str, str]]:
 
 def _sizes(bench: Bench) -> Iterator[tuple[str, str, str]]:
     for way in ("up", "down"):
-        yield way, human(bench.bytes[way]), "per round"
+        yield way, format_bytes(bench.bytes[way]), "per round"
     for kind, size in bench.memory.items():
         if size is not None:
-            yield MEMORY_LABELS[kind], human(size), "peak"
+            yield MEMORY_LABELS[kind], format_bytes(size), "peak"
 
 
 def _count(number: int, thing: str) -> str:

@@ -56,7 +56,7 @@ with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
 def compare(args: list[str]) -> None:
     """pluribus compare: compare methods over several seeds."""
     from pluribus.internal.views import ABOUT, AFTER, View
-    from pluribus.storage.files import check_place, to_json, write_text
+    from pluribus.storage.files import check_writable, to_json, write_text
     from pluribus.study.compare import compare
 
     baseline = "Method that the others are compared with."
@@ -75,7 +75,7 @@ def compare(args: list[str]) -> None:
     methods, settings, flat = _parse_for_all("compare", ABOUT_COMPARE, args, asked, files)
     paths = {Path(flat[kind]): kind for kind in formats if flat[kind] is not None}
     for path in paths:
-        check_place(path)
+        check_writable(path)
     try:
         found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
     except UnfinishedError as error:

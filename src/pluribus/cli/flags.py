@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pluribus.cli.failures import error_json
 from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, same_thing, unknown
-from pluribus.settings import FORMER, declared, flag_name
+from pluribus.settings import FORMER, flag_name, settings_of
 
 if TYPE_CHECKING:
     from pluribus.experiment import Experiment
@@ -147,7 +147,7 @@ def explanations(cls: type) -> Mapping[str, str]:
     bases = [base for base in reversed(cls.__mro__) if dataclasses.is_dataclass(base)]
     said = [param for base in bases for param in docstring_parser.parse_from_object(base).params]
     texts = {param.arg_name: param.description.strip() for param in said if param.description}
-    return {name: one.explained(texts[name]) for name, one in declared(cls).items() if name in texts}
+    return {name: one.explain(texts[name]) for name, one in settings_of(cls).items() if name in texts}
 
 
 def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:

@@ -9,7 +9,7 @@ from typing import Any
 from pluribus.cli.flags import JSON, flag, parse, word
 from pluribus.cli.greeter import print_answer
 from pluribus.internal.views import ABOUT, AFTER, View
-from pluribus.storage.files import check_place, write_text
+from pluribus.storage.files import check_writable, write_text
 
 ABOUT_REPRODUCE = """\
 Runs the rows of a paper's table over several seeds, and shows our numbers beside the paper's.
@@ -52,14 +52,14 @@ def reproduce(args: list[str]) -> None:
     given = parse(dataclasses.make_dataclass("Reproduce", flags), "pluribus reproduce", ABOUT_REPRODUCE, args)
     if not given.name:
         return _list_tables(given.json)
-    from pluribus.study.reproduce.run import reproduce, shown
+    from pluribus.study.reproduce.run import load_table, reproduce
 
     if given.markdown is not None:
-        check_place(Path(given.markdown))
+        check_writable(Path(given.markdown))
     choices = {"seeds": given.seeds, "rounds": given.rounds, "view": given.view}
     choices["only"] = [word.strip() for word in given.only.split(",") if word.strip()]
     if given.summary is not None:
-        found = shown(given.name, given.summary, **choices)
+        found = load_table(given.name, given.summary, **choices)
     else:
         how = {name: getattr(given, name) for name in ("out", "save", "jobs", "device")}
         found = reproduce(given.name, **choices, **how, progress=not given.json)

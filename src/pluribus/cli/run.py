@@ -28,7 +28,7 @@ def run(args: list[str]) -> None:
     from rich.console import Console
 
     from pluribus import api
-    from pluribus.data.datasets import loaded_once
+    from pluribus.data.datasets import load_once
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
     asked = [flags.AGAINST, view, flags.TRACK, flags.JSON, flags.CONFIG]
@@ -36,7 +36,7 @@ def run(args: list[str]) -> None:
     against, as_json, given = output["against"], output["json"], flags.given_names(args)
     console = Console(stderr=as_json)
     results = []
-    with contextlib.nullcontext() if against is None else loaded_once():  # a single run does not keep its data
+    with contextlib.nullcontext() if against is None else load_once():  # a single run does not keep its data
         chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
         for number, one in enumerate(chain):
             greeter = Greeter(console, chain if number == 0 else ())
@@ -51,13 +51,13 @@ def _add_other(described: Experiment, against: str, given: set[str]) -> tuple[li
     from pluribus.experiment import embedded_hyper
     from pluribus.method import find
     from pluribus.storage.folder import RunFolder
-    from pluribus.study.standings import about_defaults, overruled
+    from pluribus.study.standings import find_overridden, note_defaults
 
     assemble(described)  # find its mistakes before the other method runs
     RunFolder.check_free(described.out)
     out = f"{described.out}-{against}" if described.out else None
     other = dataclasses.replace(described, method=against, hyper=embedded_hyper(find(against), given), out=out)
-    return [other, described], about_defaults({against: overruled(other, given)}, {against: other})
+    return [other, described], note_defaults({against: find_overridden(other, given)}, {against: other})
 
 
 def resume(args: list[str]) -> None:

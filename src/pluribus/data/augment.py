@@ -63,10 +63,10 @@ class Augment(NamedTuple):
         return x.masked_fill(blank, FILL)
 
 
-def augmentations(given: str | Sequence[str]) -> tuple[str, ...]:
+def parse_augmentations(given: str | Sequence[str]) -> tuple[str, ...]:
     """Parse names from a list or from comma-separated text. The result has the order of `AUGMENTATIONS`.
 
-    >>> augmentations("flip, crop"), augmentations("")
+    >>> parse_augmentations("flip, crop"), parse_augmentations("")
     (('crop', 'flip'), ())
     """
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)

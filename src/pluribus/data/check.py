@@ -12,9 +12,9 @@ from typing import Any
 
 from pluribus.data.dataset import Dataset
 from pluribus.data.datasets import load
-from pluribus.data.domains import folder_of
-from pluribus.data.folders import Place, read_layout
-from pluribus.data.images import Picture, decode, happened, picture_notes, shown
+from pluribus.data.domains import find_image_folder
+from pluribus.data.folders import ImageLabels, read_layout
+from pluribus.data.images import Picture, count_events, decode, path_text, picture_notes
 from pluribus.errors import DataError
 
 SMALL = (3, 1, 1)  # the smallest shape, because the check does not keep pixels
@@ -48,13 +48,13 @@ class DataCheck:
 
     path: str
     images: int  # number of images that can be read
-    counts: dict[Place, int]  # images by class, domain and split
+    counts: dict[ImageLabels, int]  # images by class, domain and split
     shapes: dict[str, int]  # images by height x width, before they are resized
     modes: dict[str, int]  # images by channels and depth, as in the files
     skipped: dict[str, Skipped] = field(default_factory=dict)  # files that are not read, by suffix
     merged: dict[str, list[str]] = field(default_factory=dict)
     """Class and domain names with several spellings, and the spellings."""
-    happened: dict[str, int] = field(default_factory=lambda: happened([]))
+    happened: dict[str, int] = field(default_factory=lambda: count_events([]))
     """Number of images that are scaled, rotated, and so on."""
     duplicates: Duplicates = Duplicates()
     unreadable: dict[str, str] = field(default_factory=dict)  # files that cannot be read, and the reason
@@ -94,7 +94,7 @@ def check_data(path: str | Path) -> DataCheck:
 
     A layout that cannot be read raises the same error as in a run. Files that cannot be read are all listed.
     """
-    folder = folder_of(str(path))
+    folder = find_image_folder(str(path))
     return _check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
 
 
@@ -111,11 +111,11 @@ def _check_folder(path: str, folder: Path) -> DataCheck:
         counts=dict(Counter(places)),
         shapes=dict(Counter(f"{one.height} x {one.width}" for one in pictures).most_common()),
         modes=dict(Counter(f"{one.mode}, {one.bits} bit" for one in pictures).most_common()),
-        skipped={kind: Skipped(len(those), shown(those[0], folder)) for kind, those in layout.skipped.items()},
+        skipped={kind: Skipped(len(those), path_text(those[0], folder)) for kind, those in layout.skipped.items()},
         merged=layout.merged,
-        happened=happened(pictures),
-        duplicates=_duplicates(digests, places, [shown(file, folder) for file in seen]),
-        unreadable={shown(file): str(one) for file, one in results.items() if isinstance(one, DataError)},
+        happened=count_events(pictures),
+        duplicates=_duplicates(digests, places, [path_text(file, folder) for file in seen]),
+        unreadable={path_text(file): str(one) for file, one in results.items() if isinstance(one, DataError)},
         notes=(*layout.notes(), *picture_notes(list(seen), pictures, folder), *_class_notes(layout.places)),
     )
 
@@ -127,7 +127,7 @@ def _inspect(file: Path) -> tuple[Picture, str] | DataError:
         return refusal
 
 
-def _class_notes(places: Sequence[Place]) -> list[str]:
+def _class_notes(places: Sequence[ImageLabels]) -> list[str]:
     labels = {place.label for place in places}
     return [] if len(labels) > 1 else [f"all images have one class, {labels.pop()}: a simulation needs two classes."]
 
@@ -140,7 +140,7 @@ def _check_dataset(path: str, dataset: Dataset) -> DataCheck:
     if dataset.official is not None:
         splits = ["train"] * dataset.official + ["test"] * (rows - dataset.official)
     labels = [dataset.classes[y] for y in dataset.y.tolist()]
-    places = [Place(*one) for one in zip(labels, domains, splits, strict=True)]
+    places = [ImageLabels(*one) for one in zip(labels, domains, splits, strict=True)]
     digests = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in dataset.x]
     return DataCheck(
         path=path,
@@ -153,7 +153,7 @@ def _check_dataset(path: str, dataset: Dataset) -> DataCheck:
     )
 
 
-def _duplicates(digests: Sequence[str], places: Sequence[Place], names: Sequence[str]) -> Duplicates:
+def _duplicates(digests: Sequence[str], places: Sequence[ImageLabels], names: Sequence[str]) -> Duplicates:
     copies: dict[str, list[int]] = defaultdict(list)
     for at, digest in enumerate(digests):
         copies[digest].append(at)

@@ -51,7 +51,7 @@ class Dataset:
             size = sum(value.nbytes for value in columns.values())
             raise DeviceError(
                 f"worker processes share the data set, but shared memory (/dev/shm) has no room for its {size >> 20} "
-                f"MiB ({one_line(error)}). Make /dev/shm larger, or leave out --workers."
+                f"MiB ({last_line(error)}). Make /dev/shm larger, or leave out --workers."
             ) from error
         return dataclasses.replace(self, **copies)
 
@@ -103,7 +103,7 @@ def _describe(value: object) -> str:
     return f"{str(value.dtype).removeprefix('torch.')} {tuple(value.shape)}"
 
 
-def resized(dataset: Dataset, size: int) -> Dataset:
+def resize(dataset: Dataset, size: int) -> Dataset:
     """Resize the images of a data set to size x size."""
     if dataset.x.shape[2:] == (size, size):
         return dataset
@@ -111,7 +111,7 @@ def resized(dataset: Dataset, size: int) -> Dataset:
     return dataclasses.replace(dataset, x=x)
 
 
-def one_line(reason: Exception) -> str:
+def last_line(reason: Exception) -> str:
     """The last line of an exception's message."""
     lines = [line.strip() for line in str(reason).splitlines() if line.strip()]
     return lines[-1] if lines else type(reason).__name__

@@ -27,8 +27,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from pluribus.data.dataset import Dataset, one_line, resized
-from pluribus.data.folders import image_folder
+from pluribus.data.dataset import Dataset, last_line, resize
+from pluribus.data.folders import read_image_folder
 from pluribus.data.images import pixels
 from pluribus.errors import (
     ConfigError,
@@ -41,7 +41,7 @@ from pluribus.errors import (
     unknown,
 )
 from pluribus.internal.blame import at
-from pluribus.internal.lookup import imported
+from pluribus.internal.lookup import import_dotted
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
@@ -117,7 +117,7 @@ def _load_keyed(name: str, image_size: int | None, seed: int) -> tuple[Key, Data
         dataset = loader(**arguments)
     if not isinstance(dataset, Dataset):
         raise UserCodeError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
-    dataset = dataset if image_size is None else resized(dataset, image_size)
+    dataset = dataset if image_size is None else resize(dataset, image_size)
     if _loaded_sets is not None:
         _loaded_sets[key] = dataset
     return key, dataset
@@ -127,7 +127,7 @@ _loaded_sets: dict[Key, Dataset] | None = None  # None outside of `loaded_once`
 
 
 @contextlib.contextmanager
-def loaded_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[dict[Key, Dataset]]:
+def load_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[dict[Key, Dataset]]:
     """Decode each data set only once inside this context. Data sets in `known` are not decoded at all."""
     global _loaded_sets
     before = _loaded_sets
@@ -140,7 +140,7 @@ def loaded_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator
 
 def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
     """Load a data set into shared memory and return what `loaded_once` takes. Empty if shared memory is full."""
-    with loaded_once() as kept:
+    with load_once() as kept:
         key, dataset = _load_keyed(name, image_size, seed)
         try:
             kept[key] = dataset.shared()
@@ -154,7 +154,7 @@ def _find(name: str) -> Loader:
         return entry.load
     path = Path(name).expanduser()
     if path.is_dir():
-        return partial(image_folder, path)
+        return partial(read_image_folder, path)
     if path.suffix == ".npz":
         return partial(read_npz, path)
     if len(path.parts) > 1:
@@ -162,7 +162,7 @@ def _find(name: str) -> Loader:
             f"folder {path} does not exist: give a folder, an .npz file or a name from pluribus list data."
         )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
-        loader: Loader = imported(name, "data set")
+        loader: Loader = import_dotted(name, "data set")
         if not callable(loader):
             raise UserCodeError(f"{name} is not a function that loads a data set.")
         return loader
@@ -188,7 +188,7 @@ def cache_file(name: str) -> Path:
 
 def read_npz(file: Path, name: str | None = None) -> Dataset:
     """Read a data set from a file in the cache format. Images are N x H x W or N x H x W x 3."""
-    arrays = npz_arrays(file, NPZ_KEYS)
+    arrays = read_arrays(file, NPZ_KEYS)
     if missing := [key for key in NPZ_KEYS if key not in arrays]:
         raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
     if problem := next(_npz_problems(arrays), None):
@@ -220,7 +220,7 @@ def write_npz(file: Path, arrays: Arrays) -> None:
         unfinished.unlink(missing_ok=True)
 
 
-def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
+def read_arrays(file: Path, keys: Iterable[str]) -> Arrays:
     """Read those of the arrays `keys` that a file contains."""
     if not file.is_file():
         raise MissingDataError(f"file {file} does not exist.")
@@ -231,7 +231,7 @@ def npz_arrays(file: Path, keys: Iterable[str]) -> Arrays:
             return {key: archive[key] for key in keys if key in archive}
     # a damaged archive raises almost any error: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
     except Exception as reason:
-        raise DamagedDataError(f"{file} cannot be read ({one_line(reason)}): write it again or delete it.") from reason
+        raise DamagedDataError(f"{file} cannot be read ({last_line(reason)}): write it again or delete it.") from reason
 
 
 def _npz_problems(arrays: Arrays) -> Iterator[str]:
@@ -291,7 +291,7 @@ def _download(name: str, fetch: Fetch, file: Path) -> None:
         raise
     except Exception as reason:
         raise MissingDataError(
-            f"{name} is not at {file} and could not be downloaded ({one_line(reason)}). "
+            f"{name} is not at {file} and could not be downloaded ({last_line(reason)}). "
             "Put the file there, or run on a machine with internet access."
         ) from reason
 

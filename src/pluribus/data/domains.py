@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from PIL import Image
 
-from pluribus.data.dataset import Dataset, resized
+from pluribus.data.dataset import Dataset, resize
 from pluribus.data.datasets import data_folder, entries, load, register_data
-from pluribus.data.folders import image_folder
+from pluribus.data.folders import read_image_folder
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError, MissingDataError
 
@@ -21,7 +21,7 @@ PER_CLASS = 100
 PRETRAINED_SIZE = 224
 
 
-def rotated(base: Dataset, per_class: int, angles: Sequence[float], seed: int, independent: bool) -> Dataset:
+def rotate_images(base: Dataset, per_class: int, angles: Sequence[float], seed: int, independent: bool) -> Dataset:
     """Build one domain per angle: the same random training images of `base`, rotated clockwise by that many degrees.
 
     Copies of one image share an identity, so that no client trains on a rotated copy of another client's test image.
@@ -60,7 +60,7 @@ def _choose_rows(base: Dataset, per_class: int, seed: int) -> torch.Tensor:
 
 
 def _rotated_mnist(seed: int, independent: bool) -> Dataset:
-    return rotated(load("mnist"), PER_CLASS, ANGLES, seed, independent)
+    return rotate_images(load("mnist"), PER_CLASS, ANGLES, seed, independent)
 
 
 register_data("rotated-mnist", "1,000 MNIST digits under 4 angles: domains M0 M20 M40 M60, copies kept in one part")(
@@ -74,13 +74,13 @@ register_data("rotated-mnist-independent", "rotated-mnist with every domain spli
 @register_data("rotated-digits", "1,000 embedded digits under 4 angles at 16 x 16: domains M0 M20 M40 M60, no download")
 def _rotated_digits(seed: int) -> Dataset:
     # at 8 x 8 strokes are one pixel wide, and a rotation by 40 degrees fills the holes of 4, 6 and 8
-    return rotated(resized(load("digits"), 16), PER_CLASS, ANGLES, seed, independent=False)
+    return rotate_images(resize(load("digits"), 16), PER_CLASS, ANGLES, seed, independent=False)
 
 
 BY_HAND = ("pacs", "office-home")
 
 
-def folder_of(name: str) -> Path | None:
+def find_image_folder(name: str) -> Path | None:
     """The image folder of a data set. None: the data set is not a folder."""
     registered = name.replace("_", "-")
     folder = data_folder() / registered if registered in BY_HAND else Path(name).expanduser()
@@ -93,7 +93,7 @@ def _load_folder(name: str, example: str, image_size: int | None) -> Dataset:
         raise MissingDataError(
             f"{name} is not at {folder}: put its images there as domain/class/*.jpg, such as {example}."
         )
-    return image_folder(folder, image_size or PRETRAINED_SIZE)
+    return read_image_folder(folder, image_size or PRETRAINED_SIZE)
 
 
 register_data("pacs", "photo, art, cartoon and sketch, 7 classes, 224 x 224, from the folder pacs placed by hand")(

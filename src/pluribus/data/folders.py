@@ -12,7 +12,7 @@ from unicodedata import normalize
 import torch
 
 from pluribus.data.dataset import PARTS, Dataset
-from pluribus.data.images import Found, decoded, find_images, picture_notes, shown, skipped_note
+from pluribus.data.images import Found, decode_all, find_images, path_text, picture_notes, skipped_note
 from pluribus.data.lists import find_lists, read_splits
 from pluribus.errors import DataError, MissingDataError
 
@@ -27,13 +27,13 @@ POOLED = (
 )
 
 
-def same_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Return one spelling for names that look alike. File systems store accents composed or decomposed."""
     return normalize("NFC", name)
 
 
 @dataclass(frozen=True)
-class Place:
+class ImageLabels:
     """The class, domain and split of an image, by the names of its folders."""
 
     label: str
@@ -47,7 +47,7 @@ class Layout:
 
     folder: Path
     files: list[Path]
-    places: list[Place]
+    places: list[ImageLabels]
     skipped: dict[str, list[Path]]
     merged: dict[str, list[str]]  # class and domain names with several spellings, and the spellings
     listed: bool = False
@@ -94,7 +94,7 @@ def read_layout(folder: Path) -> Layout:
     for names in (labels, domains):
         merged |= _find_spellings(names)
         _refuse_twins(folder, names)
-    known = [Place(same_name(one.label), same_name(one.domain), one.split) for one in places]
+    known = [ImageLabels(normalize_name(one.label), normalize_name(one.domain), one.split) for one in places]
     skipped = found.skipped | ({ELSEWHERE: elsewhere} if elsewhere else {})
     lists = find_lists(folder, domains) if domains[0] and not known[0].split else {}
     if lists:
@@ -136,11 +136,11 @@ def _refuse_bytes(folder: Path, folders: Iterable[tuple[str, ...]]) -> None:
     """Refuse names that are not UTF-8, because files and messages hold names as text."""
     for names in dict.fromkeys(folders):
         path = folder.joinpath(*names)
-        if shown(path) != str(path):
-            raise DataError(f"the name of the folder {shown(path)} is not UTF-8: rename it.")
+        if path_text(path) != str(path):
+            raise DataError(f"the name of the folder {path_text(path)} is not UTF-8: rename it.")
 
 
-def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[Place]:
+def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[ImageLabels]:
     *above, labels = zip(*folders, strict=True)
     levels = [_splits(folder, names) for names in above]
     if not above and all(_split(name) for name in labels):
@@ -149,7 +149,7 @@ def _places(folder: Path, folders: Sequence[tuple[str, ...]]) -> list[Place]:
         raise MissingDataError(f"{folder} contains no images at a known depth: put them at {LAYOUTS}.")
     splits = next((level for level in levels if level), [""] * len(folders))
     domains = next((names for names, level in zip(above, levels, strict=True) if not level), [""] * len(folders))
-    return [Place(*one) for one in zip(labels, domains, splits, strict=True)]
+    return [ImageLabels(*one) for one in zip(labels, domains, splits, strict=True)]
 
 
 def _split(name: str) -> str:
@@ -169,14 +169,14 @@ def _find_spellings(names: Iterable[str]) -> dict[str, list[str]]:
     """Names with several spellings, and the spellings."""
     spellings: dict[str, set[str]] = defaultdict(set)
     for name in names:
-        spellings[same_name(name)].add(name)
+        spellings[normalize_name(name)].add(name)
     return {name: sorted(those) for name, those in spellings.items() if len(those) > 1}
 
 
 def _refuse_twins(folder: Path, names: Iterable[str]) -> None:
     """Refuse names that differ only in case. They may be one class or two, such as a and A: only a person knows."""
     first: dict[str, str] = {}
-    for name in sorted({same_name(name) for name in names}):
+    for name in sorted({normalize_name(name) for name in names}):
         other = first.setdefault(name.lower(), name)
         if other != name:
             raise DataError(
@@ -185,10 +185,10 @@ def _refuse_twins(folder: Path, names: Iterable[str]) -> None:
             )
 
 
-def image_folder(folder: Path, image_size: int | None = None) -> Dataset:
+def read_image_folder(folder: Path, image_size: int | None = None) -> Dataset:
     """Read a folder of images as a data set. A domain or a split may lack classes."""
     layout, size = read_layout(folder), image_size or FOLDER_SIZE
-    x, pictures = decoded(layout.files, (3, size, size))
+    x, pictures = decode_all(layout.files, (3, size, size))
     labels, domains = [place.label for place in layout.places], [place.domain for place in layout.places]
     return Dataset(
         name=folder.resolve().name,

@@ -66,7 +66,7 @@ def find_images(folder: Path) -> Found:
         elif suffix in SUFFIXES:
             images.append(path)
         else:
-            skipped[shown(Path(suffix)) if suffix else BARE].append(path)
+            skipped[path_text(Path(suffix)) if suffix else BARE].append(path)
     return Found(images, dict(skipped))
 
 
@@ -81,7 +81,7 @@ def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
                 yield from _walk(path, (*above, real))
 
 
-def shown(path: Path, folder: Path | None = None) -> str:
+def path_text(path: Path, folder: Path | None = None) -> str:
     """A path as printable text, relative to `folder` if it is given. On Linux, a name may be any bytes."""
     seen = path if folder is None else path.relative_to(folder)
     return str(seen).encode(errors="backslashreplace").decode()
@@ -91,7 +91,7 @@ def skipped_note(skipped: Mapping[str, Sequence[Path]], folder: Path) -> list[st
     """A sentence with the number of files that were not read. Empty: there are none."""
     if not skipped:
         return []
-    kinds = [f"{len(files)} {kind} (such as {shown(files[0], folder)})" for kind, files in skipped.items()]
+    kinds = [f"{len(files)} {kind} (such as {path_text(files[0], folder)})" for kind, files in skipped.items()]
     number = sum(map(len, skipped.values()))
     return [f"{number} {'file was' if number == 1 else 'files were'} not read: {', '.join(kinds)}."]
 
@@ -124,13 +124,17 @@ def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
         raise
     # Pillow raises OSError, SyntaxError, ValueError or its own errors, depending on the damage
     except Exception as reason:
-        raise DamagedDataError(f"{shown(file)} cannot be read as an image ({reason}): repair or delete it.") from reason
+        raise DamagedDataError(
+            f"{path_text(file)} cannot be read as an image ({reason}): repair or delete it."
+        ) from reason
 
 
 def _prepare(image: Image.Image, file: Path) -> tuple[Picture, Image.Image]:
     pages = getattr(image, "n_frames", 1)
     if pages > 1 and image.format != "MPO":  # a camera's MPO file has previews after the photo
-        raise DamagedDataError(f"{shown(file)} contains {pages} pages or frames: save each of them as a separate file.")
+        raise DamagedDataError(
+            f"{path_text(file)} contains {pages} pages or frames: save each of them as a separate file."
+        )
     bits, mode, tags = _bits(image), image.mode, dict(_tags(image))  # before load(), which drops some of it
     image.load()
     orientation = int(tags.get(ExifTags.Base.Orientation, 1)) if tags else _orientation(image)
@@ -184,7 +188,7 @@ def _to_eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) ->
         return None, image
     if image.mode == "F" or bits > 16 or (image.mode == "I" and image.format not in ("PNG", "PPM")):
         raise DamagedDataError(
-            f"{shown(file)} has pixels of mode {image.mode} ({bits} bits), and the value of white is not known: "
+            f"{path_text(file)} has pixels of mode {image.mode} ({bits} bits), and the value of white is not known: "
             f"save it with 8 or 16 unsigned bits per channel."
         )
     white = 2**bits - 1
@@ -195,7 +199,7 @@ def _to_eight_bits(image: Image.Image, bits: int, negative: bool, file: Path) ->
     return float(numbers.max() / white), Image.fromarray(scaled.astype(np.uint8))
 
 
-def decoded(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]:
+def decode_all(files: Sequence[Path], shape: Shape) -> tuple[Tensor, list[Picture]]:
     """Read image files as bytes, one row each, with their properties."""
     x = torch.empty((len(files), *shape), dtype=torch.uint8)
 
@@ -243,7 +247,7 @@ EVENTS = {
 }
 
 
-def happened(pictures: Sequence[Picture]) -> dict[str, int]:
+def count_events(pictures: Sequence[Picture]) -> dict[str, int]:
     """Count the pictures that were scaled, rotated, and so on."""
     return {name: sum(event.happened_to(one) for one in pictures) for name, event in EVENTS.items()}
 
@@ -254,7 +258,7 @@ def picture_notes(files: Sequence[Path], pictures: Sequence[Picture], folder: Pa
     for event in EVENTS.values():
         those = [file for file, picture in zip(files, pictures, strict=True) if event.happened_to(picture)]
         if those:
-            example = shown(those[0], folder)
+            example = path_text(those[0], folder)
             notes.append(f"{len(those)} of {len(files)} images {event.fact} (such as {example}): {event.done}.")
     deep = [one.brightest for one in pictures if one.brightest is not None]
     if deep and max(deep) < DIM:

@@ -68,7 +68,7 @@ def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1
     The first classes of the clients are consecutive on one random circle, and a client's other classes follow its first
     one. Clients are as large as the scarcest class allows. The remaining rows of the other classes have no owner.
     """
-    shares, sizes = masses(mass), _class_sizes(labels)
+    shares, sizes = parse_mass(mass), _class_sizes(labels)
     if len(shares) > len(sizes):
         raise PartitionError(f"--mass {mass} names {len(shares)} classes, but the data set has {len(sizes)}.")
     everyone = np.arange(clients)[:, None]
@@ -89,7 +89,7 @@ def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1
     return _deal(labels, counts, rng)
 
 
-def masses(text: str) -> np.ndarray:
+def parse_mass(text: str) -> np.ndarray:
     """Parse numbers such as `8:1:1`."""
     try:
         found = np.array([float(part) for part in text.split(":")])

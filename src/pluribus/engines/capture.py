@@ -22,8 +22,8 @@ from pluribus import draws
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
-from pluribus.engines.observe import observed
-from pluribus.internal.batches import Batch, gathered
+from pluribus.engines.observe import observe_step
+from pluribus.internal.batches import Batch, gather
 from pluribus.internal.snapshot import copy_all
 from pluribus.internal.steps import Descent, Eager, Fit, Map, Step, sweep_sizes
 from pluribus.message import Inbox
@@ -84,7 +84,7 @@ class Captured:
         generator = torch.cuda.default_generators[self._device.index or 0]
         with _exclusive, draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
-            with observed(client) as watch:
+            with observe_step(client) as watch:
                 samples = self._step_as_written(client, fit, visits[0])
             if generator.get_offset() == before:
                 if watch.reason:
@@ -96,7 +96,7 @@ class Captured:
 
     def _step_as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
         assert visit.positions is not None
-        (batch,) = gathered(fit.data, visit.positions, [len(visit.positions)], visit.augment)
+        (batch,) = gather(fit.data, visit.positions, [len(visit.positions)], visit.augment)
         with client.autocast():
             return self._step(client, fit.step, batch)
 
@@ -143,7 +143,7 @@ class Captured:
             if name in self._seen:
                 return forward()
             self._seen.add(name)
-            with observed(client) as watch:
+            with observe_step(client) as watch:
                 result = forward()
         if watch.reason:
             self._refuse(name, watch.reason)
@@ -199,7 +199,7 @@ class Recording:
         self._inbox = None if client.inbox is None else {k: v.clone() for k, v in client.inbox.got.items()}
         sets = _Sets(client.data)
         self._graph = torch.cuda.CUDAGraph()
-        with _use_buffers(client, sets, self._inbox), capturing(self._graph, pool, device), client.autocast():
+        with _use_buffers(client, sets, self._inbox), capture(self._graph, pool, device), client.autocast():
             self.result = record(self._rows, self._positions, self._keys)
         self._sets = {name: sets[name].rows for name in sets.read}
 
@@ -250,7 +250,7 @@ def _use_buffers(client: Client, sets: _Sets, inbox: dict[str, Tensor] | None) -
 
 
 @contextmanager
-def capturing(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> Iterator[None]:
+def capture(graph: torch.cuda.CUDAGraph, pool: Any, device: torch.device) -> Iterator[None]:
     """Record the current stream, while other threads run. Garbage collection is off: it might free GPU memory."""
     with _exclusive:
         _create_handles(device)

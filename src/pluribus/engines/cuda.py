@@ -17,7 +17,7 @@ import torch
 from pluribus.client import Client
 from pluribus.engines.capture import Captured
 from pluribus.engines.serial import Serial
-from pluribus.engines.stacked import Group, cut, stackable
+from pluribus.engines.stacked import Group, is_stackable, split_groups
 from pluribus.host import Host
 from pluribus.request import Answer, Request, Work
 
@@ -107,11 +107,11 @@ class Cuda(Serial):
         single: list[list[int]] = []
         for k, request in wave.items():
             client = self.host.client(k)
-            if self._stack and isinstance(request, Work) and stackable(self.host.method, client):
+            if self._stack and isinstance(request, Work) and is_stackable(self.host.method, client):
                 by_model[client.card.model].append(k)
             else:
                 single.append([k])
-        return [group for ks in by_model.values() for group in cut(ks)] + single
+        return [group for ks in by_model.values() for group in split_groups(ks)] + single
 
     def close(self) -> None:
         for lane in self._lanes:

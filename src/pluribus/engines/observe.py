@@ -63,7 +63,7 @@ class WatchedCard:
 
 
 @contextmanager
-def observed(client: Client) -> Iterator[Observed]:
+def observe_step(client: Client) -> Iterator[Observed]:
     """Watch the operations of a client's step or map."""
     card = client.card
     with Observed() as watch:

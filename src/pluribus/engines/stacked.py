@@ -22,12 +22,12 @@ from torch.nn.utils.rnn import pad_sequence
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
-from pluribus.engines.capture import Tell, capturing, name_of_step
+from pluribus.engines.capture import Tell, capture, name_of_step
 from pluribus.internal.batches import Batch
 from pluribus.internal.steps import Descent, Fit, Loss, Map, Runner
 from pluribus.message import Kept, Rows
 from pluribus.method import Method
-from pluribus.optim import Opt, Optimiser
+from pluribus.optim import Opt, Optimizer
 
 if TYPE_CHECKING:
     from pluribus.engines.cuda import Lane
@@ -39,14 +39,14 @@ MOST_WEIGHTS = 3_000_000  # of a client: a larger model fills a GPU alone
 SLOTS = 8  # a stack has a multiple of this many places, so that one recording serves several numbers of clients
 
 
-def stackable(method: Method, client: Client) -> bool:
+def is_stackable(method: Method, client: Client) -> bool:
     """Whether a client is small, and its method does nothing in a step but descend a loss with SGD."""
-    optimiser = client.optimisers.get("model")
+    optimizer = client.optimizers.get("model")
     small = sum(p.numel() for p in client.model.parameters()) <= MOST_WEIGHTS
-    return small and type(method).step is Method.step and optimiser is not None and optimiser.rule.name == "sgd"
+    return small and type(method).step is Method.step and optimizer is not None and optimizer.rule.name == "sgd"
 
 
-def cut(clients: Sequence[int]) -> list[list[int]]:
+def split_groups(clients: Sequence[int]) -> list[list[int]]:
     """Split clients into groups to stack. Too few clients stay single."""
     if len(clients) < FEWEST:
         return [[k] for k in clients]
@@ -199,10 +199,10 @@ class Stack:
             name: torch.zeros((places, *value.shape), dtype=value.dtype, device=client.device)
             for name, value in _tensors(client).items()
         }
-        trained = {f"model.{name}": None for name in client.optimisers["model"].parameters}
+        trained = {f"model.{name}": None for name in client.optimizers["model"].parameters}
         self._stack |= {name: nn.Parameter(self._stack[name]) for name in trained}
         self._leaves = [self._stack[name] for name in trained]
-        self._optimiser = Optimiser(Opt(self._leaves), client.optimisers["model"].rule)  # type: ignore[arg-type]
+        self._optimizer = Optimizer(Opt(self._leaves), client.optimizers["model"].rule)  # type: ignore[arg-type]
         self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
         self._recordings: dict[tuple[Any, int, bool, bool], _Recorded | None] = {}
@@ -211,7 +211,7 @@ class Stack:
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
         """Train these clients. Returns their mean losses."""
         clients, first = list(fits), next(iter(fits))
-        self._optimiser.begin(max(first.round, 0))
+        self._optimizer.begin(max(first.round, 0))
         for name, value in first.now.items():
             self._one.now[name].copy_(value)
         self._totals.zero_()
@@ -243,7 +243,7 @@ class Stack:
         stacked: dict[torch.dtype, list[Tensor]] = {}
         own: dict[torch.dtype, list[Tensor]] = {}
         for client, place in zip(clients, self._by_place, strict=False):
-            live = [*_tensors(client).values(), *client.optimisers["model"].slots().values()]  # as in the stack
+            live = [*_tensors(client).values(), *client.optimizers["model"].slots().values()]  # as in the stack
             for value, part in zip(live, place, strict=True):
                 stacked.setdefault(value.dtype, []).append(part)
                 own.setdefault(value.dtype, []).append(value)
@@ -262,7 +262,7 @@ class Stack:
         if recorded is None:
             buffers = given.clone()
             graph = torch.cuda.CUDAGraph()
-            with capturing(graph, self._pool, given.rows.device):
+            with capture(graph, self._pool, given.rows.device):
                 self._step(loss, store, n, buffers)
             recorded = self._recordings[key] = _Recorded(graph, buffers)
         recorded.play(given)
@@ -280,7 +280,7 @@ class Stack:
 
         with self._one.autocast():
             losses = vmap(one)(self._stack, x, y.view(shape), given.positions)
-        self._optimiser.apply(torch.autograd.grad(losses.sum(), self._leaves, allow_unused=True))
+        self._optimizer.apply(torch.autograd.grad(losses.sum(), self._leaves, allow_unused=True))
         with torch.no_grad():
             if active is not None:
                 losses = torch.where(active, losses, 0.0)
@@ -289,7 +289,7 @@ class Stack:
             self._totals.add_(losses.detach() * n)
 
     def _all(self) -> list[Tensor]:
-        return [*self._stack.values(), *self._optimiser.slots().values()]
+        return [*self._stack.values(), *self._optimizer.slots().values()]
 
 
 class _Given(NamedTuple):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
-from pluribus.models.probe import Shape, normalised_pixels
+from pluribus.models.probe import Shape, normalized_pixels
 
 LEAST_NUMBERS = 8  # that a batch normalization needs per channel
 CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
@@ -32,7 +32,7 @@ def least_rows(model: nn.Module, shape: Shape) -> int:
     Gradients explode if a layer normalizes over few numbers. The median gradient norm of a MobileNetV2 on 32 x 32
     images is 59 with ten images in a batch, 87 with eight, 1,000 with four and 800,000 with two.
     """
-    pixels = normalised_pixels(model, shape)
+    pixels = normalized_pixels(model, shape)
     return 2 if pixels is None else max(2, math.ceil(LEAST_NUMBERS / pixels))
 
 
@@ -51,7 +51,7 @@ def batch_sizes(samples: int, batch: int, least: int = 2) -> list[int]:
     return sizes
 
 
-def gathered(data: Data, order: Tensor, sizes: list[int], augment: Augment | None = None) -> Iterator[Batch]:
+def gather(data: Data, order: Tensor, sizes: list[int], augment: Augment | None = None) -> Iterator[Batch]:
     """Batches of these sizes. Many are gathered from the store at once."""
     if not sizes:
         return

@@ -32,10 +32,10 @@ class Clock:
         return {name: round(value, 6) for name, value in self._spans.items()}
 
     def __call__(self, name: str) -> AbstractContextManager[None]:
-        return self.apportioned({name: 1.0})
+        return self.apportion({name: 1.0})
 
     @contextmanager
-    def apportioned(self, shares: Mapping[str, float]) -> Iterator[None]:
+    def apportion(self, shares: Mapping[str, float]) -> Iterator[None]:
         """Count the time of this block as several kinds. The shares are read when the block ends."""
         started, claimed = time.perf_counter(), self._claimed
         try:

@@ -9,7 +9,7 @@ from pluribus.errors import UserCodeError
 from pluribus.internal.blame import at
 
 
-def imported(path: str, kind: str) -> Any:
+def import_dotted(path: str, kind: str) -> Any:
     """Import `package.module.name`. The error says why it cannot be imported."""
     module, _, name = path.rpartition(".")
     try:

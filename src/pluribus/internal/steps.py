@@ -13,7 +13,7 @@ from torch import Tensor
 from pluribus import draws
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
-from pluribus.internal.batches import Batch, batch_sizes, gathered
+from pluribus.internal.batches import Batch, batch_sizes, gather
 
 if TYPE_CHECKING:
     from pluribus.client import Client
@@ -66,7 +66,7 @@ class Eager:
         total = torch.zeros((), device=client.device)
         samples = 0
         with draws.seeded(*fit.key, device=client.device), client.autocast():
-            for batch in gathered(fit.data, fit.order.to(client.device), fit.sizes, fit.augment):
+            for batch in gather(fit.data, fit.order.to(client.device), fit.sizes, fit.augment):
                 loss = fit.step(client, batch)
                 if loss is not None:
                     total += loss.detach() * batch.n
@@ -76,7 +76,7 @@ class Eager:
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         order = torch.arange(len(data), device=client.device)
         with torch.no_grad(), client.autocast():
-            return torch.cat([rows(client, b.x).float() for b in gathered(data, order, sweep_sizes(len(data)))])
+            return torch.cat([rows(client, b.x).float() for b in gather(data, order, sweep_sizes(len(data)))])
 
 
 def sweep_sizes(samples: int) -> list[int]:

@@ -18,11 +18,13 @@ def check_view(wanted: str) -> None:
         raise UnknownNameError(f"--view must be one of {', '.join(get_args(View))}, not {wanted!r}.")
 
 
-def shown(views: Iterable[str], wanted: str) -> str:
+def choose_view(views: Iterable[str], wanted: str) -> str:
     """The wanted view if a method has it, otherwise its headline view.
 
-    >>> shown(("before", "after"), "after"), shown(("before", "head"), "after"), shown(("before", "after"), "own")
-    ('after', 'before', 'before')
+    >>> choose_view(("before", "after"), "after"), choose_view(("before", "after"), "own")
+    ('after', 'before')
+    >>> choose_view(("before", "head"), "after")
+    'before'
     """
     views = tuple(views)
     return wanted if wanted in views else views[0]

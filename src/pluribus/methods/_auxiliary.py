@@ -23,7 +23,7 @@ class Auxiliary(Method):
     aux_model: str | None = None
     """Architecture of the small model that all clients share. Default: the smallest model of the federation."""
 
-    def settled(self, task: Task, architectures: Iterable[str]) -> Self:
+    def complete(self, task: Task, architectures: Iterable[str]) -> Self:
         return self if self.aux_model is not None else replace(self, aux_model=task.smallest(architectures))
 
     def auxiliary(self, task: Task) -> TwoPartModel:

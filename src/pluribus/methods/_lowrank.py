@@ -46,7 +46,7 @@ def rank(sigma: Tensor, energy: float) -> int:
     return int((held < energy * held[-1]).sum()) + 1
 
 
-def factorise(value: Tensor, energy: float) -> Factors | None:
+def factorize(value: Tensor, energy: float) -> Factors | None:
     """The factors of least rank that hold this share of the squared norm. None: the tensor itself is not larger.
 
     Computed on the CPU in double precision, because the rank must not depend on rounding.
@@ -77,7 +77,7 @@ def packed(tensors: Tensors, energy: float, since: Tensors) -> dict[str, Tensor]
     """Compress tensors: each as the factors of its change from `since` (default: zero), or whole."""
     found: dict[str, Tensor] = {}
     for name, value in tensors.items():
-        factors = factorise(value - since[name] if name in since else value, energy)
+        factors = factorize(value - since[name] if name in since else value, energy)
         found |= {name: value} if factors is None else named(name, factors)
     return found
 

@@ -36,7 +36,7 @@ class FedBABU(FedAvg):
         common = client.task.build(client.card.model, "global")
         client.model.head.load_state_dict(common.head.state_dict())
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         body = nn.ModuleDict({"features": client.model.features})
         return {"model": Opt(body), "finetune": Opt(client.model if self.finetune == "model" else client.model.head)}
 

@@ -111,7 +111,7 @@ class FedGen(Method):
         state.head = task.build(server.cards[0].model, "global").head.eval()
         shape = self.noise, task.classes, self.hidden, server.cards[0].width
         state.generator = task.make("generator", lambda: Generator(*shape))
-        server.optimise("generator", state.generator, Rule("adam", self.generator_lr))
+        server.optimize("generator", state.generator, Rule("adam", self.generator_lr))
         state.counts = torch.zeros(task.classes, dtype=torch.float64)  # sum over all clients that have answered
         state.counted = torch.zeros(task.clients, dtype=torch.bool)
 

@@ -73,7 +73,7 @@ class FedH2L(PeerMethod):
         couples = zip(order[::2], order[1::2], strict=False)  # if the number is odd, one client is idle
         return {student: (teacher,) for a, b in couples for student, teacher in ((a, b), (b, a))}
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         both = {"model": Opt(client.model, life="run")}
         if self.lesson_lr is None:
             return both

@@ -85,7 +85,7 @@ class FedKD(Auxiliary):
             client.state.last = self.auxiliary(client.task).requires_grad_(False)  # the last download
             client.state.version = torch.tensor(-1, dtype=torch.int32)
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         state, rule = client.state, client.local.rule
         rule = rule if self.mentee_lr is None else replace(rule, lr=self.mentee_lr)
         return {"model": Opt(client.model), "mentee": Opt(state.shared, rule), "adapter": Opt(state.adapter)}

@@ -57,7 +57,7 @@ class FedMD(Method):
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         """One for labels and one for logits, because their gradients differ in size. Both keep their state."""
         return {"model": Opt(client.model, life="run"), "digest": Opt(client.model, life="run")}
 

@@ -61,7 +61,7 @@ class FedMRL(Auxiliary):
         small, own = client.state.shared.width, client.card.width
         client.state.projector = client.make("projector", lambda: nn.Linear(small + own, own))  # A
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         state = client.state
         return {"model": Opt(client.model), "small": Opt(state.shared), "projector": Opt(state.projector)}
 

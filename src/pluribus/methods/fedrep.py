@@ -31,7 +31,7 @@ class FedRep(FedAvg):
     def part(self, model: TwoPartModel) -> nn.Module:
         return model.features
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"head": Opt(client.model.head), "model": Opt(nn.ModuleDict({"features": client.model.features}))}
 
     def local_update(self, client: Client) -> Message:

@@ -46,7 +46,7 @@ class FedTGP(Prototypes):
                 nn.Embedding(classes, width), nn.Linear(width, width), nn.ReLU(), nn.Linear(width, width)
             ),
         )
-        server.optimise("net", server.state.net, Rule(lr=self.server_lr))
+        server.optimize("net", server.state.net, Rule(lr=self.server_lr))
         server.state.trained = torch.zeros((), dtype=torch.bool)
 
     def prototypes(self, server: Server) -> Tensor:

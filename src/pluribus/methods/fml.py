@@ -34,7 +34,7 @@ class FML(Auxiliary):
     weighting: Weighting = "uniform"
     """Weights of clients in the mean: their training samples, or equal."""
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "meme": Opt(client.state.shared)}
 
     def step(self, client: Client, batch: Batch) -> Tensor:

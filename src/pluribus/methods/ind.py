@@ -36,7 +36,7 @@ class Ind(Method):
     needs = frozenset({Need.PUBLIC_DATA})
     defaults = SETTINGS
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:

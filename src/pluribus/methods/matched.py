@@ -41,14 +41,14 @@ class FedAvgMatched(FedAvg):
     """Public samples per round of the FedH2L run with the same bandwidth."""
 
     def check(self, task: Task, cards: Cards) -> None:
-        if not self.synchronisations(task, cards[0]):
+        if not self.synchronizations(task, cards[0]):
             needed = -(-self._model_bytes(task, cards[0]) // self._round_bytes(task))
             raise RangeError(
                 f"FedH2L sends fewer bytes in {task.rounds} rounds than one upload of {cards[0].model} has: use "
                 f"--rounds {needed} or more, or a smaller model."
             )
 
-    def synchronisations(self, task: Task, card: Card) -> int:
+    def synchronizations(self, task: Task, card: Card) -> int:
         """R_sync = floor(R (B M + 1) / P), at most one per round."""
         return min(task.rounds, task.rounds * self._round_bytes(task) // self._model_bytes(task, card))
 
@@ -59,18 +59,18 @@ class FedAvgMatched(FedAvg):
     def _model_bytes(self, task: Task, card: Card) -> int:
         return payload(self.wires(task, card)[0].up, 0, {})
 
-    def synchronises(self, task: Task, card: Card, t: int) -> bool:
+    def synchronizes(self, task: Task, card: Card, t: int) -> bool:
         """Whether models are averaged after the step of round t. These rounds are evenly spaced; the last is one."""
-        times = self.synchronisations(task, card)
+        times = self.synchronizations(task, card)
         return (t + 1) * times // task.rounds > t * times // task.rounds
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        full, share = super().traffic(task, card, sizes), self.synchronisations(task, card) / task.rounds
+        full, share = super().traffic(task, card, sizes), self.synchronizations(task, card) / task.rounds
         return Traffic(full.up * share, full.down * share)
 
     # ---- client ----------------------------------------------------------------------------------------------------
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model, life="run")}
 
     def prepare(self, client: Client) -> None:
@@ -85,7 +85,7 @@ class FedAvgMatched(FedAvg):
 
     def local_update(self, client: Client) -> Message | None:
         client.fit(self.step, on="local", steps=1)
-        due = self.synchronises(client.task, client.card, client.t)
+        due = self.synchronizes(client.task, client.card, client.t)
         return Message.of(self.part(client.model)) if due else None
 
     def adapt(self, client: Client, view: str) -> None:

@@ -29,7 +29,7 @@ class PerFedAvg(FedAvg):
     difference: float = setting(1e-3, above=0, symbol="delta")
     """Step size of the difference of gradients in the hessian-free variant."""
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         return {"model": Opt(client.model), "inner": Opt(client.model, Rule("sgd", self.inner_lr))}
 
     def local_update(self, client: Client) -> Message:

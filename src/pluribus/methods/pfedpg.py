@@ -63,7 +63,7 @@ class PFedPG(Method):
         base = prompts.prompts()["tokens"]
         shape = len(server.cards), self.heads, self.head_width
         server.state.generator = server.make("generator", lambda: Generator(base, *shape))
-        server.optimise("generator", server.state.generator, self._rule())
+        server.optimize("generator", server.state.generator, self._rule())
 
     @torch.no_grad()
     def download(self, server: Server, client: int) -> Message:

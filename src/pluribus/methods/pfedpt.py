@@ -31,7 +31,7 @@ class PFedPT(FedAvg):
     prompt_lr: float = setting(0.1, above=0)
     """Learning rate of the border, with plain SGD."""
 
-    def optimisers(self, client: Client) -> dict[str, Opt]:
+    def optimizers(self, client: Client) -> dict[str, Opt]:
         plain = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
         return {"prompt": Opt(client.state.prompt, plain), "model": Opt(client.model)}
 

@@ -38,7 +38,7 @@ class Dropout(nn.Module):
 M = TypeVar("M", bound=nn.Module)
 
 
-def with_keys(module: M) -> M:
+def replace_dropout(module: M) -> M:
     """Replace every `nn.Dropout` in a module by `Dropout`."""
     for parent in list(module.modules()):
         for name, child in parent.named_children():
@@ -47,7 +47,7 @@ def with_keys(module: M) -> M:
     return module
 
 
-def set_keys(module: nn.Module, key: int) -> None:
+def set_dropout_keys(module: nn.Module, key: int) -> None:
     """Give every dropout layer its own key, derived from this one."""
     for number, layer in enumerate(part for part in module.modules() if isinstance(part, Dropout)):
         layer.key.fill_((key ^ (number << 32)) >> 1)

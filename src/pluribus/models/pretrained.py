@@ -24,10 +24,10 @@ LIBRARIES = ("timm", "torchvision")
 # Name prefixes of the last layer in a saved classifier. A backbone does not have this layer.
 LAST_LAYERS = ("head.", "fc.", "classifier.")
 
-Colour = tuple[float, float, float]
-HALF: Colour = (0.5, 0.5, 0.5)
-IMAGENET_MEAN: Colour = (0.485, 0.456, 0.406)
-IMAGENET_STD: Colour = (0.229, 0.224, 0.225)
+Color = tuple[float, float, float]
+HALF: Color = (0.5, 0.5, 0.5)
+IMAGENET_MEAN: Color = (0.485, 0.456, 0.406)
+IMAGENET_STD: Color = (0.229, 0.224, 0.225)
 
 
 @dataclass(frozen=True)
@@ -36,17 +36,17 @@ class Origin:
 
     source: Literal["package", "timm", "torchvision"]
     name: str
-    mean: Colour = HALF
-    std: Colour = HALF
+    mean: Color = HALF
+    std: Color = HALF
 
 
-class Normalise(nn.Module):
+class Normalize(nn.Module):
     """Convert images in [-1, 1] to what a checkpoint expects: pixels in [0, 1] minus the mean, over the deviation."""
 
     middle: Tensor
     spread: Tensor
 
-    def __init__(self, mean: Colour, std: Colour) -> None:
+    def __init__(self, mean: Color, std: Color) -> None:
         super().__init__()
         # (x + 1) / 2 - mean, over std, is (x - (2 mean - 1)) / (2 std). Not persistent: they are constants.
         self.register_buffer("middle", torch.tensor(mean)[:, None, None] * 2 - 1, persistent=False)
@@ -56,7 +56,7 @@ class Normalise(nn.Module):
         return (x - self.middle) / self.spread
 
 
-def filled(
+def fill_weights(
     backbone: nn.Module, model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
 ) -> nn.Module:
     """Load the pretrained weights of a backbone and add its normalization. On the meta device, only check the weights.
@@ -72,7 +72,7 @@ def filled(
     _copy(*found, net, model, shape)
     if origin is None or (origin.mean, origin.std) == (HALF, HALF):
         return backbone
-    return nn.Sequential(OrderedDict(scale=Normalise(origin.mean, origin.std), net=backbone))
+    return nn.Sequential(OrderedDict(scale=Normalize(origin.mean, origin.std), net=backbone))
 
 
 def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], Any]:

@@ -29,10 +29,10 @@ def output_width(net: nn.Module, shape: Shape) -> int:
     return output.shape[1]
 
 
-def normalised_pixels(net: nn.Module, shape: Shape) -> int | None:
+def normalized_pixels(net: nn.Module, shape: Shape) -> int | None:
     """The smallest number of pixels per image in a batch normalization of `net`. None: `net` has none.
 
-    >>> normalised_pixels(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 8, 8))
+    >>> normalized_pixels(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 8, 8))
     36
     """
     seen: list[int] = []

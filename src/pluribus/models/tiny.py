@@ -103,8 +103,8 @@ def _cnn(shape: Shape) -> nn.Module:
 
 
 for _name, _about, _builder in (
-    ("tiny-vit-32", "transformer of width 32, pretrained on letters; 16x16 grey images", _vit(32)),
-    ("tiny-vit-48", "transformer of width 48, pretrained on letters; 16x16 grey images", _vit(48)),
-    ("tiny-cnn-64", "four convolutions with batch norm, width 64, pretrained on letters; grey images", _cnn),
+    ("tiny-vit-32", "transformer of width 32, pretrained on letters; 16x16 gray images", _vit(32)),
+    ("tiny-vit-48", "transformer of width 48, pretrained on letters; 16x16 gray images", _vit(48)),
+    ("tiny-cnn-64", "four convolutions with batch norm, width 64, pretrained on letters; gray images", _cnn),
 ):
     register_model(_name, _about, origin=Origin("package", _name))(_builder)

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import nn
 
-from pluribus.models.colour import takes_grey
+from pluribus.models.color import takes_gray
 from pluribus.models.pretrained import IMAGENET_MEAN, IMAGENET_STD, Origin
 from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, register_model
@@ -28,7 +28,7 @@ def _without_last(name: str, **arguments: bool) -> Builder:
             net.fc = nn.Identity()
         else:
             net.classifier[-1] = nn.Identity()
-        return takes_grey(net, shape)
+        return takes_gray(net, shape)
 
     return backbone
 
@@ -42,7 +42,7 @@ def _short_resnet(stages: int) -> Builder:
         for unused in range(stages + 1, 5):
             setattr(net, f"layer{unused}", nn.Identity())
         net.fc = nn.Identity()
-        return takes_grey(net, shape)
+        return takes_gray(net, shape)
 
     return backbone
 

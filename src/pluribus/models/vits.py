@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pluribus.models.colour import takes_grey
+from pluribus.models.color import takes_gray
 from pluribus.models.pretrained import Origin
 from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, HeadKind, register_model
@@ -20,7 +20,7 @@ def _vit(name: str, patch: int) -> Builder:
         import timm  # isort: skip
 
         net = timm.create_model(name, pretrained=False, img_size=(height, width), num_classes=0)
-        return takes_grey(net, shape)
+        return takes_gray(net, shape)
 
     return backbone
 

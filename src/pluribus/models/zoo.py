@@ -11,8 +11,8 @@ from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.internal.blame import at, first_line, own_line
-from pluribus.internal.lookup import imported
-from pluribus.models.pretrained import Origin, filled
+from pluribus.internal.lookup import import_dotted
+from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width, shape_text
 from pluribus.models.two_part import PROJECTORS, TwoPartModel, projection
 
@@ -102,9 +102,9 @@ def build(
             backbone = entry.builder(shape)
             if isinstance(backbone, TwoPartModel):
                 _check(backbone, name, shape, classes, common)
-                filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
+                fill_weights(backbone, name, entry.origin, entry.loads_own, weights, shape)
                 return backbone
-            backbone = filled(backbone, name, entry.origin, entry.loads_own, weights, shape)
+            backbone = fill_weights(backbone, name, entry.origin, entry.loads_own, weights, shape)
             native = _native_width(backbone, name, shape)
         except RuntimeError as error:
             own = own_line(error)
@@ -118,7 +118,7 @@ def build(
 def _find(name: str) -> ModelEntry:
     """The entry of a registered name, or one made for a dotted path."""
     if "." in name:
-        builder = imported(name, "model")
+        builder = import_dotted(name, "model")
         if not callable(builder):
             raise UserCodeError(
                 f"model '{name}' is not a function. Name one that takes an image shape and returns a backbone."

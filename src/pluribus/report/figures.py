@@ -79,13 +79,13 @@ def _escape(text: str) -> str:
 
 
 def _style(one: Series) -> dict[str, Any]:
-    style = {"color": PALETTE["light"][one.colour % len(PALETTE["light"])], "label": _escape(one.name)}
+    style = {"color": PALETTE["light"][one.color % len(PALETTE["light"])], "label": _escape(one.name)}
     hatched = one.faint and one.kind in ("bars", "stack")
     return style | ({"hatch": "////", "edgecolor": "white"} if hatched else {})
 
 
 def _points(axes: Axes, one: Series, plot: Plot) -> None:
-    turn = one.colour // len(PALETTE["light"])
+    turn = one.color // len(PALETTE["light"])
     if one.kind == "line":
         dash = ":" if one.faint else DASHES[turn % len(DASHES)]
         axes.plot(_floats(one.x), _floats(one.y), linestyle=dash, linewidth=1.4, **_style(one))

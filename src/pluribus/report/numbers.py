@@ -21,7 +21,7 @@ from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
-from pluribus.evaluate import Chosen, Figures, choose, over_clients, selection_text
+from pluribus.evaluate import Chosen, Metrics, choose, over_clients, selection_text
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.models import assign
@@ -76,7 +76,7 @@ class Run:
     name: str = ""  # name of the run in a report, different from those of the other runs
 
     @property
-    def accuracy(self) -> Figures:
+    def accuracy(self) -> Metrics:
         """Test accuracy over clients, selected on validation: `mean`, `worst` and `best`."""
         return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
 
@@ -214,7 +214,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Figures]:
+def _figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Metrics]:
     return {name: {metric: _number(value) for metric, value in row.items()} for name, row in rows.items()}
 
 

@@ -21,7 +21,7 @@ from markupsafe import Markup
 from pluribus.report.numbers import Run, selection_of
 from pluribus.report.plots import Plot, Section, Series
 from pluribus.storage.files import to_json
-from pluribus.terminal import human
+from pluribus.terminal import format_bytes
 
 # Colors of Okabe and Ito, distinct for people with any color vision; on a dark page, lighter colors of the same hues.
 PALETTE = {
@@ -61,7 +61,7 @@ def _values(runs: Sequence[Run]) -> dict[str, Any]:
 
     title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     about = {"title": title, "version": __version__, "selection": selection_of(runs)}
-    return about | {"runs": runs, "human": human, "number": _format}
+    return about | {"runs": runs, "human": format_bytes, "number": _format}
 
 
 def _format(value: float | None) -> str:
@@ -125,7 +125,7 @@ def _traces(plot: Plot) -> list[dict[str, Any]]:
 
 def _trace(one: Series, largest: float) -> dict[str, Any]:
     """A trace of Plotly. `color` is an index into the light or dark palette, which the page resolves."""
-    turn = one.colour // len(PALETTE["light"])
+    turn = one.color // len(PALETTE["light"])
     common: dict[str, Any] = {
         "name": _label(one.name),
         "x": list(one.x),
@@ -133,7 +133,7 @@ def _trace(one: Series, largest: float) -> dict[str, Any]:
         "text": [_label(text) for text in one.text],
         "hovertemplate": "%{text}<extra></extra>",
         "textposition": "none" if one.kind in ("bars", "stack") else None,
-        "color": one.colour % len(PALETTE["light"]),
+        "color": one.color % len(PALETTE["light"]),
     }
     if one.kind == "line":
         line = {"dash": "dot" if one.faint else DASHES[turn % len(DASHES)], "width": 2}

@@ -10,7 +10,7 @@ from typing import Any, Literal
 from pluribus.internal.views import view_text
 from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, selection_of
-from pluribus.terminal import human
+from pluribus.terminal import format_bytes
 
 FEW = 3  # with up to so many runs, a plot shows means and worst clients
 SPREAD = 0.4  # share of a row, over which the runs of a client are spread
@@ -31,16 +31,16 @@ class Series:
     name: str
     x: Sequence[float | None]
     y: Sequence[float | None]
-    colour: int  # index into the palette; series with the same color differ by marker or dashes
+    color: int  # index into the palette; series with the same color differ by marker or dashes
     kind: Kind = "line"
     text: Sequence[str] = ()  # text of each point, shown on hover
     sizes: Sequence[float] = ()  # areas of the dots; empty: all have the same size
     faint: bool = False  # whether the series is secondary and is drawn dotted, hollow or hatched
 
 
-def _make_series(name: str, points: Sequence[Point], colour: int, kind: Kind, faint: bool = False) -> Series:
+def _make_series(name: str, points: Sequence[Point], color: int, kind: Kind, faint: bool = False) -> Series:
     xs, ys, texts = [x for x, _, _ in points], [y for _, y, _ in points], [text for _, _, text in points]
-    return Series(name, xs, ys, colour, kind, texts, faint=faint)
+    return Series(name, xs, ys, color, kind, texts, faint=faint)
 
 
 @dataclass(frozen=True)
@@ -110,21 +110,21 @@ def _accuracies(runs: Sequence[Run], name: str, axis: str, over: Sequence[str]) 
     return Plot(name, title, "test accuracy", lines, bytes="x" if axis == "bytes" else "")
 
 
-def _accuracy(run: Run, colour: int, axis: Axis, over: str) -> Iterator[Series]:
+def _accuracy(run: Run, color: int, axis: Axis, over: str) -> Iterator[Series]:
     name = run.name if over == "mean" else f"{run.name}, worst client"
-    return _line(run, name, colour, axis, lambda one: _mean(one, run.view, "test", over), faint=over == "worst")
+    return _line(run, name, color, axis, lambda one: _mean(one, run.view, "test", over), faint=over == "worst")
 
 
 def _mean(record: Record, view: str, metric: str, over: str) -> float | None:
     return record["mean"].get(view, {}).get(metric, {}).get(over)  # type: ignore[no-any-return]
 
 
-def _line(run: Run, name: str, colour: int, axis: Axis, of: Value, faint: bool = False) -> Iterator[Series]:
+def _line(run: Run, name: str, color: int, axis: Axis, of: Value, faint: bool = False) -> Iterator[Series]:
     """A line through the rounds that have a value, if there is any."""
     rounds = zip(axis(run), run.history, strict=True)
     points = [(x, y, f"{name}: {y:.4g} in round {one['round'] + 1}") for x, one in rounds if (y := of(one)) is not None]
     if points:
-        yield _make_series(name, points, colour, "line", faint)
+        yield _make_series(name, points, color, "line", faint)
 
 
 def losses(runs: Sequence[Run]) -> Section:
@@ -281,7 +281,7 @@ def _in_total(runs: Sequence[Run]) -> Plot:
         for tensor in [*named, OTHERS]:
             sizes = {way: sum(share[tensor].values()) for way, share in shares.items() if tensor in share}
             for way, size in sizes.items():
-                bars[way].append((size, len(rows), f"{run.name}, {way}: {human(size)} of {tensor}"))
+                bars[way].append((size, len(rows), f"{run.name}, {way}: {format_bytes(size)} of {tensor}"))
             rows += [f"{run.name}: {tensor}" if len(runs) > 1 else tensor] if sizes else []
     known = [(number, way) for number, way in enumerate(WAYS) if bars[way]]
     series = [_make_series(way, bars[way], number, "bars", way == "down") for number, way in known]
@@ -294,7 +294,7 @@ def _per_round(run: Run) -> Plot:
         shares = _shares(run, way, _largest(run, [way], MOST_LAYERS))
         for tensor, rounds in sorted(shares.items(), key=lambda pair: -sum(pair[1].values())):
             name = f"{way}: {tensor}"
-            points = [(t + 1, rounds[t], f"{name}, {human(rounds[t])} in round {t + 1}") for t in sorted(rounds)]
+            points = [(t + 1, rounds[t], f"{name}, {format_bytes(rounds[t])} in round {t + 1}") for t in sorted(rounds)]
             series.append(_make_series(name, points, len(series), "stack", way == "down"))
     return Plot(f"{run.name}, per round", "round", "bytes", series, bytes="y")
 

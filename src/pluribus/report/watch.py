@@ -21,7 +21,7 @@ WHY_NO_FEATURES = "Features are not shown during a run. pluribus report shows th
 def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print) -> None:
     """Serve the page until Ctrl-C. Port 0: choose a free port."""
     check_packages("jinja2", "plotly")
-    with server_of(Path(run), port) as server:
+    with make_server(Path(run), port) as server:
         tell(f"{address(server)}   Ctrl-C stops it")
         try:
             server.serve_forever()
@@ -34,7 +34,7 @@ def address(server: Watching) -> str:
     return f"http://{LOOPBACK}:{server.server_port}/"
 
 
-def server_of(run: Path, port: int = 0) -> Watching:
+def make_server(run: Path, port: int = 0) -> Watching:
     """Create a server that listens. `serve_forever` starts to answer."""
     pages = Pages(run)
     pages.page()  # so that a mistake shows now, not in the browser

@@ -10,13 +10,13 @@ from typing import Any, get_args
 
 from pluribus import __version__
 from pluribus.client import Local
-from pluribus.data.augment import AUGMENTATIONS, augmentations
+from pluribus.data.augment import AUGMENTATIONS, parse_augmentations
 from pluribus.errors import AgreementError, SchemaError, unknown
 from pluribus.experiment import Experiment
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
 from pluribus.optim import Life, Rule
-from pluribus.settings import fitted
+from pluribus.settings import convert_fields
 from pluribus.task import Card, Task
 
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch, sides of an image
@@ -68,7 +68,7 @@ class Agreement:
             epochs=one.epochs,
             batch=one.batch_size,
             optimizer_life=one.optimizer_life,
-            augment=augmentations(one.augment),
+            augment=parse_augmentations(one.augment),
             warmup=one.build_method().warmup_rounds(),
         )
 
@@ -82,27 +82,31 @@ class Agreement:
             raise SchemaError("the request has no agreement.")
         if (version := facts.get("version")) != __version__:
             raise AgreementError(
-                f"the server runs Pluribus {shown(version)}, this site {__version__}: install the same version."
+                f"the server runs Pluribus {sanitize(version)}, this site {__version__}: install the same version."
             )
         try:
-            counts = {name: whole(facts[name], least, MOST) for name, least in LEAST.items()}
+            counts = {name: check_integer(facts[name], least, MOST) for name, least in LEAST.items()}
             texts = {name: _text(facts[name]) for name in ("run", "method", "projector", "public_digest")}
             channels, height, width = facts["shape"]
             others = {
                 "hyper": dict(facts["hyper"]),
                 "classes": tuple(map(_text, facts["classes"])),
-                "shape": (whole(channels, 1, MOST), whole(height, 1, MOST), whole(width, 1, MOST)),
-                "width": None if facts["width"] is None else whole(facts["width"], 1, MOST),
-                "seed": whole(facts["seed"]),
-                "rule": Rule(**fitted(Rule, facts["rule"])),
+                "shape": (
+                    check_integer(channels, 1, MOST),
+                    check_integer(height, 1, MOST),
+                    check_integer(width, 1, MOST),
+                ),
+                "width": None if facts["width"] is None else check_integer(facts["width"], 1, MOST),
+                "seed": check_integer(facts["seed"]),
+                "rule": Rule(**convert_fields(Rule, facts["rule"])),
                 # an older state folder lacks these two
-                "warmup": whole(facts.get("warmup", 0), 0, MOST),
+                "warmup": check_integer(facts.get("warmup", 0), 0, MOST),
                 "augment": tuple(map(_text, facts.get("augment", ()))),
-                "public": tuple(whole(size, 0) for size in facts["public"]),
+                "public": tuple(check_integer(size, 0) for size in facts["public"]),
             }
             agreed = cls(**facts | counts | texts | others)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise SchemaError(f"the agreement in the request cannot be read ({shown(error)}).") from error
+            raise SchemaError(f"the agreement in the request cannot be read ({sanitize(error)}).") from error
         if problem := agreed._problem():
             raise SchemaError(f"the agreement in the request is invalid: {problem}.")
         return agreed
@@ -110,15 +114,15 @@ class Agreement:
     def _problem(self) -> str | None:
         rule = self.rule
         if not RUN.fullmatch(self.run):
-            return f"the name of a run has letters, digits, '.', '_' and '-', not '{shown(self.run)}'"
+            return f"the name of a run has letters, digits, '.', '_' and '-', not '{sanitize(self.run)}'"
         if len(self.classes) < 2:
             return "there must be at least 2 classes"
         if self.optimizer_life not in get_args(Life):
-            return f"optimizer_life must be one of {', '.join(get_args(Life))}, not '{shown(self.optimizer_life)}'"
+            return f"optimizer_life must be one of {', '.join(get_args(Life))}, not '{sanitize(self.optimizer_life)}'"
         if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
         if not set(self.augment) <= set(AUGMENTATIONS):
-            return f"augment takes {', '.join(AUGMENTATIONS)}, not '{shown(','.join(self.augment))}'"
+            return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
         return None
 
     def build_method(self) -> Method:
@@ -128,12 +132,12 @@ class Agreement:
             raise unknown("method", self.method, known, "pluribus list methods")
         for value in self.hyper.values():
             if isinstance(value, str) and "." in value:  # only the dotted path of a model has a dot
-                known_model(value)
+                check_model(value)
         try:
-            return known[self.method](**fitted(known[self.method], dict(self.hyper)))
+            return known[self.method](**convert_fields(known[self.method], dict(self.hyper)))
         except (TypeError, KeyError) as error:
             raise AgreementError(
-                f"the settings of {self.method} do not fit the version of this site ({shown(error)})."
+                f"the settings of {self.method} do not fit the version of this site ({sanitize(error)})."
             ) from error
 
     def task(self) -> Task:
@@ -158,28 +162,30 @@ class Agreement:
         return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life, augment=self.augment)
 
 
-def known_model(name: Any) -> str:
+def check_model(name: Any) -> str:
     """Check that a model has a registered name: one machine must not choose what another imports."""
     if not isinstance(name, str) or name not in entries():
-        raise AgreementError(f"model '{shown(name)}' is not registered at all sites: use one of pluribus list models.")
+        raise AgreementError(
+            f"model '{sanitize(name)}' is not registered at all sites: use one of pluribus list models."
+        )
     return name
 
 
-def whole(value: Any, least: int | None = None, most: int | None = None) -> int:
+def check_integer(value: Any, least: int | None = None, most: int | None = None) -> int:
     """Check that a value is an integer from `least` to `most`."""
     if not isinstance(value, int) or isinstance(value, bool):
-        raise ValueError(f"'{shown(value)}' is not an integer")
+        raise ValueError(f"'{sanitize(value)}' is not an integer")
     if (least is not None and value < least) or (most is not None and value > most):
         raise ValueError(f"{value} is out of range")
     return value
 
 
-def shown(text: Any) -> str:
+def sanitize(text: Any) -> str:
     """Text from another machine, safe for a log line: short, and without control characters."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:MOST_SHOWN])
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"'{shown(value)}' is not a string")
+        raise ValueError(f"'{sanitize(value)}' is not a string")
     return value

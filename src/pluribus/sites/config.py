@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 from unicodedata import normalize
 
 from pluribus.errors import ConfigError, FormatError, MissingSettingError
-from pluribus.settings import check_names, fitted, setting
+from pluribus.settings import check_names, convert_fields, setting
 from pluribus.storage.toml import read_toml
 
 LOOK = "docs/deployment.md"
@@ -89,22 +89,22 @@ class SiteFile:
 def read_site(path: Path) -> SiteFile:
     """Read site.toml."""
     written = read_toml(path)
-    check_names(written, names_of(SiteFile), f"setting in {path}:", LOOK)
-    return made_of(SiteFile, written, path)
+    check_names(written, setting_names(SiteFile), f"setting in {path}:", LOOK)
+    return make_from(SiteFile, written, path)
 
 
-def names_of(cls: type) -> list[str]:
+def setting_names(cls: type) -> list[str]:
     """Names of the settings that a file may hold."""
     return [one.name for one in dataclasses.fields(cls)]
 
 
-def made_of(cls: type[T], written: dict[str, Any], path: Path) -> T:
+def make_from(cls: type[T], written: dict[str, Any], path: Path) -> T:
     """Settings of a file as its dataclass. Paths are relative to the file."""
     for one in dataclasses.fields(cls):  # type: ignore[arg-type]
         if one.default is dataclasses.MISSING and one.name not in written:
             raise MissingSettingError(f"{path} lacks the setting '{one.name}'. {LOOK} shows a complete file.")
     try:
-        made = cls(**fitted(cls, written))
+        made = cls(**convert_fields(cls, written))
     except ConfigError as error:
         raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
     values, folder = vars(made), path.absolute().parent

@@ -13,8 +13,8 @@ from pluribus.assembly import Parts, common_width
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
-from pluribus.method import Need, Wires, check_needs, decided, hyperparameters
-from pluribus.sites.agreement import Agreement, known_model, shown, whole
+from pluribus.method import Need, Wires, check_needs, describe_completed, hyperparameters
+from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.remote import Missing, Remote, Transport
 from pluribus.storage.files import append_lines, read_lines
@@ -77,7 +77,7 @@ def greet(
                 facts[k] = _read_hello(answer, names[k], agreement.clients)
                 tell(f"{names[k]} is connected: {facts[k].model}, {facts[k].samples} training images")
             elif time.monotonic() >= end:
-                raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {shown(answer.reason)}.")
+                raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {sanitize(answer.reason)}.")
     return facts
 
 
@@ -85,11 +85,11 @@ def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
     try:
         head = unseal(answer).head
         if "refused" in head:
-            raise AgreementError(shown(head["refused"]))
-        samples, test = (whole(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
-        facts = SiteFacts(known_model(head["model"]), samples, test, _read_public(head["public"], clients))
+            raise AgreementError(sanitize(head["refused"]))
+        samples, test = (check_integer(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
+        facts = SiteFacts(check_model(head["model"]), samples, test, _read_public(head["public"], clients))
     except (KeyError, TypeError, ValueError) as error:
-        raise SchemaError(f"site {name} sent invalid facts about itself ({shown(error)}).") from error
+        raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
         raise type(error)(f"site {name}: {error}") from error
     if not facts.samples:
@@ -101,7 +101,7 @@ def _read_public(sent: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
     """Check what a site reports about public images: the number of each client, and the digest of all."""
     if sent is None:
         return None
-    sizes, digest = tuple(whole(size, 0, MOST_ROWS) for size in sent["sizes"]), sent["digest"]
+    sizes, digest = tuple(check_integer(size, 0, MOST_ROWS) for size in sent["sizes"]), sent["digest"]
     if len(sizes) != clients or not sum(sizes) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
         raise ValueError("invalid public images")
     return sizes, digest
@@ -124,17 +124,17 @@ def _check_same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str])
     return ((), "") if first is None else first
 
 
-def settled(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
+def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
     """Complete the agreement with the facts of the sites."""
     models = tuple(facts[k].model for k in range(offer.clients))
     width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
-    method = agreed.build_method().settled(agreed.task(), dict.fromkeys(models))
+    method = agreed.build_method().complete(agreed.task(), dict.fromkeys(models))
     return replace(agreed, hyper=hyperparameters(method))
 
 
-def federation(
+def make_federation(
     experiment: Experiment,
     agreement: Agreement,
     names: Mapping[int, str],
@@ -153,7 +153,7 @@ def federation(
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data)
     check_needs(method, task, cards, agreement.rule)
-    notes = method.warnings(task, cards.architectures()) + decided(experiment.build_method(), method)
+    notes = method.warnings(task, cards.architectures()) + describe_completed(experiment.build_method(), method)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pluribus.data import Dataset, load
-from pluribus.data.datasets import npz_arrays
+from pluribus.data.datasets import read_arrays
 from pluribus.data.federated import Data, ExamSets, Store
-from pluribus.data.folders import same_name
+from pluribus.data.folders import normalize_name
 from pluribus.errors import DamagedDataError, DataError
 
 OWN = ("train", "val", "test")
@@ -34,7 +34,7 @@ class Public:
     def read(cls, path: str, image_size: int | None) -> Public:
         """Read anything that `load` can read. An npz file may have a column `owner` with the owner of each row."""
         dataset, file = load(path, image_size=image_size), Path(path).expanduser()
-        columns = npz_arrays(file, [OWNER]) if file.suffix == ".npz" and file.is_file() else {}
+        columns = read_arrays(file, [OWNER]) if file.suffix == ".npz" and file.is_file() else {}
         if OWNER not in columns:
             return cls(dataset)
         column, rows = columns[OWNER], len(dataset.y)
@@ -69,10 +69,10 @@ class Public:
         return found.hexdigest()
 
 
-def relabelled(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
+def relabel(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
     """Change labels to indices into these classes, by name. The data set may lack some of them."""
-    known = [same_name(name) for name in classes]
-    numbers = torch.tensor([known.index(same_name(name)) for name in dataset.classes])
+    known = [normalize_name(name) for name in classes]
+    numbers = torch.tensor([known.index(normalize_name(name)) for name in dataset.classes])
     return Dataset(dataset.name, dataset.x, numbers[dataset.y], classes)
 
 

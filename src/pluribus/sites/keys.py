@@ -75,7 +75,7 @@ def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: i
     _check_server(folder, names)
     try:
         with _lock(folder):
-            known = site_keys(folder / "sites.toml") if (folder / "sites.toml").exists() else {}
+            known = read_site_keys(folder / "sites.toml") if (folder / "sites.toml").exists() else {}
             items = [_make_authority(folder, now), _make_server(folder, names, days, now)]
             return items + [_make_site(folder, site, known) for site in sites]
     except OSError as error:
@@ -158,7 +158,7 @@ def _make_site(folder: Path, site: str, known: dict[str, str]) -> Item:
             _write(new / f"{site}.pub", f"{_openssh(key.public_key())} {site}\n".encode(), PUBLIC)
             _write(new / "ca.crt", (folder / "ca.crt").read_bytes(), PUBLIC)
     if site not in known:
-        file, public = folder / "sites.toml", public_key_of(own / f"{site}.key")
+        file, public = folder / "sites.toml", read_public_key(own / f"{site}.key")
         before = file.read_text(encoding="utf-8").rstrip() if file.exists() else HEADING
         _write(file, f'{before}\n"{site}" = "{public}"\n'.encode(), PUBLIC)
     return Item(own, made)
@@ -240,12 +240,12 @@ def check_node_key(file: Path) -> None:
         raise CertificateError(f"{file} is a private key, but other users can read it: run chmod 600 {file}.")
 
 
-def public_key_of(private_key_file: Path) -> str:
+def read_public_key(private_key_file: Path) -> str:
     """The public half of a site's private key, in the format of sites.toml."""
     return _openssh(_read_node_key(private_key_file).public_key())
 
 
-def site_keys(file: Path) -> dict[str, str]:
+def read_site_keys(file: Path) -> dict[str, str]:
     """Read the public key of each site from sites.toml."""
     keys = read_toml(file)
     _check_site_names(list(keys))

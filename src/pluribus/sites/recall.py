@@ -13,7 +13,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus import __version__
-from pluribus.client import OPTIMISERS, Client
+from pluribus.client import OPTIMIZERS, Client
 from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.errors import DamagedFileError, NoModelError, PluribusError
 from pluribus.host import MOMENTA, Host, Tensors
@@ -26,12 +26,12 @@ from pluribus.storage.reopen import Round
 
 
 @contextmanager
-def recalled(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
+def recall_client(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
     """Load the method of a site, and its client with the model of the headline metric. Of several runs, the newest."""
     saved = _load(_newest_run(folder), round)
     host = saved.host()
     # a file of the last training has optimizers too
-    measured = {name: value for name, value in saved.tensors.items() if not name.startswith((OPTIMISERS, MOMENTA))}
+    measured = {name: value for name, value in saved.tensors.items() if not name.startswith((OPTIMIZERS, MOMENTA))}
     put_back(host.client(saved.client).measured(), measured, "the site")
     with host.viewed(saved.t, saved.client, "after", None) as client:  # "after" changes nothing
         yield saved.method, client

@@ -16,7 +16,7 @@ from pluribus.host import Selected, Tensors
 from pluribus.message import decode
 from pluribus.method import Wires
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
-from pluribus.sites.agreement import Agreement, shown, whole
+from pluribus.sites.agreement import Agreement, check_integer, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
 
 # Metrics of a client, and their bounds. Real sites have no domains.
@@ -105,7 +105,7 @@ class Remote:
 
     def _open_answer(self, request: Request, answer: Envelope) -> Answer:
         if "refused" in answer.head:
-            raise MessageError(shown(answer.head["refused"]))
+            raise MessageError(sanitize(answer.head["refused"]))
         if isinstance(request, Evaluate):
             return Measured(_read_metrics(answer.head.get("figures"), self.views))
         k = request.client
@@ -144,7 +144,7 @@ def _read_view(sent: Any) -> dict[str, float | None]:
 
 def _read_steps(sent: Any) -> int:
     try:
-        return whole(sent, 0, MOST_STEPS)
+        return check_integer(sent, 0, MOST_STEPS)
     except ValueError as error:
         raise SchemaError(f"its number of steps is invalid: {error}.") from error
 

@@ -18,16 +18,16 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
-from pluribus.data.folders import same_name
+from pluribus.data.folders import normalize_name
 from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors, all_tensors
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import PeerMethod
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
-from pluribus.sites.agreement import Agreement, known_model, shown, whole
+from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
-from pluribus.sites.holdings import OWN, Holdings, Public, relabelled
+from pluribus.sites.holdings import OWN, Holdings, Public, relabel
 from pluribus.storage.files import write_tensors
 from pluribus.task import Card
 
@@ -48,7 +48,7 @@ class Step(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Means:
+class SiteResources:
     """What a site brings."""
 
     own: Mapping[str, Dataset]  # `train`, `val` and `test`
@@ -61,7 +61,7 @@ class Means:
 class Responder:
     """Answers the requests of a server."""
 
-    def __init__(self, means: Means) -> None:
+    def __init__(self, means: SiteResources) -> None:
         self._means = means
         self._agreed: tuple[Agreement, int] | None = None
         self._host: Host | None = None
@@ -175,7 +175,7 @@ class Responder:
             assert self._agreed is not None
             agreement, _ = self._agreed
             means, self._cards = self._means, {k: self._card(agreement, k)}
-            own = {name: relabelled(dataset, agreement.classes) for name, dataset in means.own.items()}
+            own = {name: relabel(dataset, agreement.classes) for name, dataset in means.own.items()}
             data = Holdings(own, means.public, agreement.clients, means.device)
             where = agreement.local(), means.device, lambda _: None
             self._host = Host(agreement.build_method(), agreement.task(), self._cards, data, *where)
@@ -250,7 +250,7 @@ class _SavedStep:
 
 def _check_dataset(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
     # a site may lack classes of the federation, but have no others; public images have the same labels at all sites
-    ours, theirs = (tuple(map(same_name, names)) for names in (dataset.classes, agreement.classes))
+    ours, theirs = (tuple(map(normalize_name, names)) for names in (dataset.classes, agreement.classes))
     if not (ours == theirs if which else set(ours) <= set(theirs)):
         raise AgreementError(
             f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
@@ -285,7 +285,7 @@ def _read_request(envelope: Envelope, agreement: Agreement, k: int) -> Request:
         case "evaluate":
             return Evaluate(k, t(), down, _read_best(head.get("best"), agreement))
         case verb:
-            raise SchemaError(f"method {agreement.method} has no request '{shown(verb)}'.")
+            raise SchemaError(f"method {agreement.method} has no request '{sanitize(verb)}'.")
 
 
 def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str]:
@@ -295,8 +295,8 @@ def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int
         raise SchemaError("the teachers in the request do not match its messages.")
     others = {str(j): j for j in range(agreement.clients) if j != k}
     if unknown := [name for name in models if name not in others]:
-        raise SchemaError(f"the request names a teacher '{shown(unknown[0])}' that does not exist.")
-    return {others[name]: known_model(model) for name, model in models.items()}
+        raise SchemaError(f"the request names a teacher '{sanitize(unknown[0])}' that does not exist.")
+    return {others[name]: check_model(model) for name, model in models.items()}
 
 
 def _step_of(request: Training) -> Step:
@@ -317,7 +317,7 @@ def _read_best(sent: Any, agreement: Agreement) -> Selection | None:
 
 def _read_number(head: Mapping[str, Any], name: str, end: int) -> int:
     try:
-        return whole(head.get(name), 0, end - 1)
+        return check_integer(head.get(name), 0, end - 1)
     except ValueError as error:
         raise SchemaError(f"the request has an invalid '{name}': {error}.") from error
 

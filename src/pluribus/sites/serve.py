@@ -17,11 +17,11 @@ from pluribus.method import find, hyperparameters
 from pluribus.result import Result
 from pluribus.settings import check_names
 from pluribus.sites.agreement import Agreement
-from pluribus.sites.config import LOOK, FederationFile, made_of, names_of
-from pluribus.sites.federate import SiteFacts, dismiss, federation, greet, settled
+from pluribus.sites.config import LOOK, FederationFile, make_from, setting_names
+from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.gate import bind
 from pluribus.sites.flower.link import Endpoint, Link
-from pluribus.sites.keys import check_certificate, site_keys
+from pluribus.sites.keys import check_certificate, read_site_keys
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.toml import read_toml
@@ -51,7 +51,7 @@ def serve(
             agreement, facts = saved or _agree(
                 path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
-            result = federation(described, agreement, names, facts, link, folder, file.deadline, observers).run()
+            result = make_federation(described, agreement, names, facts, link, folder, file.deadline, observers).run()
             dismiss(agreement, names, link)
             return result
 
@@ -60,16 +60,16 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
     """Read federation.toml, and the experiment that it describes for this method."""
     written = read_toml(path)
     hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
-    own = {name: written.pop(name) for name in names_of(FederationFile) if name in written}
-    if simulated := [name for name in written if name in names_of(Experiment) and name not in theirs]:
+    own = {name: written.pop(name) for name in setting_names(FederationFile) if name in written}
+    if simulated := [name for name in written if name in setting_names(Experiment) and name not in theirs]:
         raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
-    check_names(written, [*names_of(FederationFile), *theirs, *hyper], f"setting in {path}:", LOOK)
-    file = made_of(FederationFile, own, path)
+    check_names(written, [*setting_names(FederationFile), *theirs, *hyper], f"setting in {path}:", LOOK)
+    file = make_from(FederationFile, own, path)
     return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
 
 
 def _read_keys(file: FederationFile) -> dict[str, str]:
-    keys = site_keys(file.keys / "sites.toml")
+    keys = read_site_keys(file.keys / "sites.toml")
     if missing := [site for site in file.sites if site not in keys]:
         raise CertificateError(
             f"site '{missing[0]}' has no key in {file.keys / 'sites.toml'}: "
@@ -110,7 +110,7 @@ def _agree(
     """What all sites agree on before the first round, and what each site reports about itself."""
     offer = _offer(file, described, run=f"{described.method}-{secrets.token_hex(4)}")  # sites keep a folder per run
     facts = greeted(offer)
-    agreement = settled(offer, facts, dict(enumerate(file.sites)))
+    agreement = complete_agreement(offer, facts, dict(enumerate(file.sites)))
     told = {k: asdict(one) for k, one in facts.items()}
     write_json(path, {"sites": file.sites, "agreement": agreement.facts(), "facts": told})
     return agreement, facts
@@ -122,7 +122,9 @@ def _read_agreement(path: Path, file: FederationFile, described: Experiment) -> 
         return None
     saved = read_json(path)
     facts = {int(k): SiteFacts.of(one) for k, one in saved["facts"].items()}
-    agreement = settled(_offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites)))
+    agreement = complete_agreement(
+        _offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites))
+    )
     now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
     before = {"sites": saved["sites"]} | saved["agreement"]
     if changed := [name for name in now if now[name] != before.get(name)]:

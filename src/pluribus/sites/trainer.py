@@ -24,13 +24,13 @@ from pluribus.errors import DeviceError, MissingSettingError, PluribusError, Unk
 from pluribus.models import build, entries
 from pluribus.sites.config import SiteFile, read_site
 from pluribus.sites.envelope import seal, unseal
-from pluribus.sites.flower.programs import be_called
+from pluribus.sites.flower.programs import set_process_name
 from pluribus.sites.flower.wire import serve
 from pluribus.sites.holdings import Public
-from pluribus.sites.responder import Means, Responder
+from pluribus.sites.responder import Responder, SiteResources
 
 
-def means_of(site: SiteFile) -> Means:
+def load_resources(site: SiteFile) -> SiteResources:
     """Load what site.toml names: images, model, state folder and device."""
     if site.model not in entries():
         raise unknown("model", site.model, entries(), "pluribus list models")
@@ -41,7 +41,7 @@ def means_of(site: SiteFile) -> Means:
     public = None if site.public is None else Public.read(site.public, site.image_size)
     if public is not None:
         _print_notes(site.public, public.dataset)
-    return Means(sets, public, site.model, site.state, device)
+    return SiteResources(sets, public, site.model, site.state, device)
 
 
 def _choose_device(site: SiteFile) -> torch.device:
@@ -119,7 +119,7 @@ def main(arguments: list[str]) -> int:
         site = read_site(path)
         if site.threads is not None:
             torch.set_num_threads(site.threads)
-        handler = RequestHandler(Responder(means_of(site)))
+        handler = RequestHandler(Responder(load_resources(site)))
         serve(socket, handler.answer, lambda: handler.over)
         return 0
     except PluribusError as error:
@@ -128,5 +128,5 @@ def main(arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    be_called("pluribus-site")
+    set_process_name("pluribus-site")
     sys.exit(main(sys.argv[1:]))

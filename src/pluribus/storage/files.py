@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def check_place(path: Path) -> None:
+def check_writable(path: Path) -> None:
     """Refuse a file whose folder does not exist, before anything runs."""
     if not path.parent.is_dir():
         raise FileAccessError(f"cannot write {path}: {path.parent} is not a folder.")

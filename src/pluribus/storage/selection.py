@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pluribus.engines.engine import Engine
-from pluribus.evaluate import Figures, Selection, choose, selects
+from pluribus.evaluate import Metrics, Selection, choose, selects
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.task import Cards
 
@@ -32,7 +32,7 @@ class Selections:
         """The best round of a client so far; None if it was never evaluated."""
         return self._best.get(k)
 
-    def note(self, t: int, k: int, measured: Figures) -> None:
+    def note(self, t: int, k: int, measured: Metrics) -> None:
         """Record the metrics of a client. The process that evaluated it applies the same rule."""
         if selects(measured, self._best.get(k)):
             self._best[k] = Selection(t, measured["val"])

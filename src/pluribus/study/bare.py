@@ -75,7 +75,7 @@ class BareLoop:
         least = least_rows(model, self._parts.task.shape)
         sizes = batch_sizes(len(y), local.batch, least)
         model.train(len(y) >= least)
-        optimizer = optimiser_of(local.rule, model)
+        optimizer = make_optimizer(local.rule, model)
         started = now(device)
         for epoch in range(local.epochs):
             augment = Augment.of(local.augment, epoch, len(y), device)
@@ -104,7 +104,7 @@ def _whole(data: Data) -> tuple[Tensor, Tensor]:
     return data.take(torch.arange(len(data), device=data.rows.device))
 
 
-def optimiser_of(rule: Rule, model: nn.Module) -> torch.optim.Optimizer:
+def make_optimizer(rule: Rule, model: nn.Module) -> torch.optim.Optimizer:
     """The optimizer of torch for a rule."""
     if rule.name == "sgd":
         return torch.optim.SGD(model.parameters(), rule.lr, momentum=rule.momentum, weight_decay=rule.weight_decay)

@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 from pluribus.experiment import Experiment
 from pluribus.study.parallel import Progress
-from pluribus.study.tables import show_all
+from pluribus.study.tables import print_tables
 
 if TYPE_CHECKING:
     from pluribus.study.standings import Comparison
@@ -67,5 +67,5 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     least, most = (of(row.rounds for row in found.rows) for of in (min, max))
     rounds = str(least) if least == most else f"{least} to {most}"
     what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {rounds} rounds   {which}"
-    show_all(what, found.tables, found.notes, console, found.cautions)
+    print_tables(what, found.tables, found.notes, console, found.cautions)
     console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)

@@ -19,7 +19,7 @@ import torch
 
 from pluribus import errors
 from pluribus.assembly import Assembly, assemble
-from pluribus.data.datasets import loaded_once
+from pluribus.data.datasets import load_once
 from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.host import make_host
 from pluribus.internal.views import AFTER, View, check_view
@@ -33,12 +33,12 @@ from pluribus.storage.toml import read_toml, to_toml
 from pluribus.study.board import Board
 from pluribus.study.budget import equal_rounds
 from pluribus.study.parallel import run_all
-from pluribus.study.standings import Comparison, Run, overruled
+from pluribus.study.standings import Comparison, Run, find_overridden
 
 AnyMethod = str | Method | type[Method]
 
 
-@loaded_once()
+@load_once()
 def compare(
     methods: Sequence[AnyMethod],
     *,
@@ -72,14 +72,14 @@ def compare(
     """
     check_guarded()
     names = [name_of_any(method) for method in methods]
-    described = described_by(methods, config, own or {}, settings | {"seed": seed})
+    described = describe_methods(methods, config, own or {}, settings | {"seed": seed})
     check_counts(seeds=seeds, jobs=jobs)
     if baseline is not None and baseline not in names:
         raise errors.UnknownNameError(f"--baseline must be one of {', '.join(names)}, not {baseline}.")
     if target is not None and not 0 <= target <= 1:
         raise errors.RangeError(f"--target must be an accuracy in [0, 1], not {target}.")
     check_view(view)
-    overridden = overruled_by(described, config, own or {}, settings)
+    overridden = find_overridden_defaults(described, config, own or {}, settings)
     folder = _folder(out, next(iter(described.values())))
     parameters = _parameters(described, seeds)
     if equal_steps:
@@ -104,7 +104,7 @@ def compare(
         return Comparison(experiments, runs, baseline or names[0], goal, parameters, folder, *conditions)
 
     try:
-        finish(grid, folder, jobs or default_jobs(grid[0]), progress)
+        finish_runs(grid, folder, jobs or default_jobs(grid[0]), progress)
     except errors.UnfinishedError as error:
         finished = [name for name in names if all(_is_finished(one) for one in grid if one.method == name)]
         if (baseline or names[0]) in finished and len(finished) > 1:
@@ -140,7 +140,7 @@ def _read_config(config: str | Path | None) -> dict[str, Any]:
     return from_toml(Path(config)) if config is not None else {}
 
 
-def described_by(
+def describe_methods(
     methods: Sequence[AnyMethod],
     config: str | Path | None,
     own: Mapping[str, Mapping[str, Any]],
@@ -175,7 +175,7 @@ def described_by(
     return described
 
 
-def overruled_by(
+def find_overridden_defaults(
     described: Mapping[str, Experiment],
     config: str | Path | None,
     own: Mapping[str, Mapping[str, Any]],
@@ -184,7 +184,7 @@ def overruled_by(
     """By method, its own training defaults that this comparison replaces although the user set no other value."""
     given, written, found = {*settings, *_read_config(config)}, _read_hyper(config), dict[str, dict[str, Any]]()
     for name, one in described.items():
-        found[name] = overruled(one, given | {*written.get(name, {}), *own.get(name, {})})
+        found[name] = find_overridden(one, given | {*written.get(name, {}), *own.get(name, {})})
     return {name: settings for name, settings in found.items() if settings}
 
 
@@ -250,7 +250,7 @@ def _flatten(settings: Mapping[str, Any]) -> dict[str, Any]:
     return {**{k: v for k, v in settings.items() if k != "hyper"}, **settings.get("hyper", {})}
 
 
-def finish(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
+def finish_runs(grid: Sequence[Experiment], folder: Path, jobs: int, progress: bool) -> None:
     """Run or resume all unfinished experiments, each in its folder. A failed run does not stop the others."""
     make_folder(folder)
     todo = [one for one in grid if not _is_finished(one)]

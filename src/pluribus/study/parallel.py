@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, Protocol
 
 from pluribus.api import resume, run
 from pluribus.data import Dataset
-from pluribus.data.datasets import Key, load_shared, loaded_once
+from pluribus.data.datasets import Key, load_once, load_shared
 from pluribus.errors import PluribusError, UserCodeError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
@@ -185,7 +185,7 @@ def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
-            with loaded_once(data):
+            with load_once(data):
                 _finish_run(described, connection.send)
             failure = None
         except FAILURES as error:

@@ -50,10 +50,10 @@ def difference(by_seed: BySeed) -> Difference:
     (0.2, 0.25)
     """
     mean = float(np.mean([np.mean(values) for values in by_seed]))
-    return Difference(mean, *interval(by_seed), sign_flips(by_seed), sum(map(len, by_seed)), len(by_seed))
+    return Difference(mean, *bootstrap_interval(by_seed), sign_flip_test(by_seed), sum(map(len, by_seed)), len(by_seed))
 
 
-def sign_flips(by_seed: BySeed) -> float:
+def sign_flip_test(by_seed: BySeed) -> float:
     """P-value: how often the mean is as far from 0 if the sign of each pair is random.
 
     It is exact for few pairs. All seeds have equal weight, and so have all clients of a seed.
@@ -68,7 +68,7 @@ def sign_flips(by_seed: BySeed) -> float:
     return float(found.pvalue)
 
 
-def interval(by_seed: BySeed) -> tuple[float, float]:
+def bootstrap_interval(by_seed: BySeed) -> tuple[float, float]:
     """Bootstrap interval of 95 %: seeds are drawn with replacement, then clients of each seed.
 
     With one seed only clients are drawn, so the interval says nothing about other seeds.

@@ -14,15 +14,15 @@ from typing import Any
 
 import torch
 
-from pluribus.evaluate import Figures, choose, is_loss, over_clients, selection_text
+from pluribus.evaluate import Metrics, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
-from pluribus.internal.views import AFTER, shown, views_text
+from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, read_lines
 from pluribus.study.significance import LEVEL, Difference, difference, holm
 from pluribus.study.tables import Cell, Table, cells, markdown_of
-from pluribus.terminal import MOST_APART, human
+from pluribus.terminal import MOST_APART, format_bytes
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
 """Why two rows are not tested against each other: their views differ, a training default of a method was replaced
@@ -61,7 +61,7 @@ class Run:
     @property
     def view(self) -> str:
         """The view of the results: the requested one, or the method's own if it lacks that one."""
-        return shown(self.result["summary"], self.wanted)
+        return choose_view(self.result["summary"], self.wanted)
 
     @property
     def accuracies(self) -> dict[str, float]:
@@ -94,7 +94,7 @@ class Run:
             return None
         return {k: accuracy for k, one in each.items() if (accuracy := one.get("test")) is not None}
 
-    def _each(self, view: str, moment: str) -> Mapping[int, Figures] | None:
+    def _each(self, view: str, moment: str) -> Mapping[int, Metrics] | None:
         """The metrics of every client, or None if they were not kept."""
         clients = {int(k): client for k, client in self.result["clients"].items()}
         if view != self.headline:
@@ -200,7 +200,9 @@ class Compared:
         return values | {"p_holm": self.p, "verdict": self.verdict} | counted
 
 
-def compared(runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] = {}) -> list[Compared]:
+def compare_with_baseline(
+    runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] = {}
+) -> list[Compared]:
     """Compare every other method with the baseline, over the seeds that both have. Skip methods without such a seed.
 
     `untested` holds the methods that are not tested, and the reasons.
@@ -236,7 +238,7 @@ def _steps_of_both(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[float,
     return None if mine is None or base is None else (mine, base)
 
 
-def about_steps(differences: Sequence[Compared], baseline: str, remedy: str = "") -> Iterator[str]:
+def note_steps(differences: Sequence[Compared], baseline: str, remedy: str = "") -> Iterator[str]:
     """A note that explains the mark † in verdicts."""
     marked = [(one.method, *one.steps) for one in differences if one.steps and one.marked != one.verdict]
     if marked:
@@ -257,7 +259,7 @@ def _pairs(runs: Sequence[Run], baseline: Sequence[Run]) -> list[list[float]]:
     return [pairs for pairs in by_seed if pairs]
 
 
-def chosen_text(runs: Iterable[Run]) -> str:
+def selection_note(runs: Iterable[Run]) -> str:
     """Say in words how the rounds of the results were selected."""
     return selection_text(client["selected"]["val"] for run in runs for client in run.result["clients"].values())
 
@@ -272,20 +274,20 @@ def how_tested(differences: Sequence[Compared], what: str) -> str:
     )
 
 
-def too_few(seeds: int) -> str:
+def note_few_seeds(seeds: int) -> str:
     """A note about differences over few seeds."""
     if seeds == 1:
         return "With one seed only clients are resampled: a difference holds for this seed only."
     return f"{seeds} seeds are few: if results depend much on the seed, noise passes for a difference too often."
 
 
-def overruled(described: Experiment, given: Container[str]) -> dict[str, Any]:
+def find_overridden(described: Experiment, given: Container[str]) -> dict[str, Any]:
     """Training defaults of a method that an experiment replaces, without the settings that the user has given."""
     own, now = find(described.method).defaults, vars(described)
     return {name: own[name] for name in TRAINING if name in own and name not in given and own[name] != now[name]}
 
 
-def about_defaults(
+def note_defaults(
     overruled: Mapping[str, Mapping[str, Any]], experiments: Mapping[str, Experiment], for_one: str = ""
 ) -> list[str]:
     """Notes about replaced defaults of methods: one sentence for each setting and value."""
@@ -301,14 +303,12 @@ def about_defaults(
     ]
 
 
-def table_of_differences(baseline: str, differences: Sequence[Compared]) -> Table:
+def differences_table(baseline: str, differences: Sequence[Compared]) -> Table:
     """Make the table of differences from the baseline."""
     return Table((f"against {baseline}", "difference", "95 % interval", "p", ""), [one.cells for one in differences])
 
 
-def tables_of_views(
-    headings: tuple[str, str], runs: Mapping[str, Sequence[Run]], with_cost: bool = False
-) -> list[Table]:
+def view_tables(headings: tuple[str, str], runs: Mapping[str, Sequence[Run]], with_cost: bool = False) -> list[Table]:
     """Make a table of the mean accuracy in every view, if there are several. The requested view comes first."""
     found = {name: Spread.by_view(some) for name, some in runs.items()}
     known = dict.fromkeys(view for one in found.values() for view in one)
@@ -329,7 +329,7 @@ def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
     """Columns of gradient steps per client and of bytes up and down, means over seeds."""
     columns = {"steps": [Cell(_format(mean_steps(runs), "{:,.0f}".format)) for runs in rows]}
     for way in ("up", "down"):
-        columns[way] = [Cell(human(statistics.fmean(run.result["bytes"][way] for run in runs))) for runs in rows]
+        columns[way] = [Cell(format_bytes(statistics.fmean(run.result["bytes"][way] for run in runs))) for runs in rows]
     return columns
 
 
@@ -386,15 +386,15 @@ class Comparison:
     @cached_property
     def differences(self) -> list[Compared]:
         untested = self.runs if self.baseline in self.overruled else self.overruled
-        return compared(self.runs, self.baseline, dict.fromkeys(untested, OWN_DEFAULT))
+        return compare_with_baseline(self.runs, self.baseline, dict.fromkeys(untested, OWN_DEFAULT))
 
     # ---- as text ---------------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> list[Table]:
         """Tables of accuracy, views (if there are several), cost, rounds and bytes to the target, and differences."""
-        views = tables_of_views(("method", "shown above"), self.runs)
-        differences = [table_of_differences(self.baseline, self.differences)] if self.differences else []
+        views = view_tables(("method", "shown above"), self.runs)
+        differences = [differences_table(self.baseline, self.differences)] if self.differences else []
         return [self._accuracy(), *views, self._cost(), self._to_target(), *differences]
 
     @property
@@ -413,7 +413,7 @@ class Comparison:
         rows = []
         for row in self.rows:
             steps, parameters = _format(row.steps, "{:,.0f}".format), f"{row.parameters:,.0f}"
-            texts = row.method, steps, human(row.up), human(row.down), f"{row.seconds:.1f}", parameters
+            texts = row.method, steps, format_bytes(row.up), format_bytes(row.down), f"{row.seconds:.1f}", parameters
             rows.append([Cell(text) for text in texts])
         return Table(("method", "steps", "up", "down", "seconds", "parameters"), rows)
 
@@ -421,7 +421,7 @@ class Comparison:
         rounds, traffic = [row.rounds_to_target for row in self.rows], [row.bytes_to_target for row in self.rows]
         columns = [
             cells([_format(value, text) for value in values], values, _best(min, values) if self._one_view else None)
-            for values, text in ((rounds, _rounds), (traffic, human))
+            for values, text in ((rounds, _rounds), (traffic, format_bytes))
         ]
         return self._table(("method", f"rounds to {self.target:.3f}", "bytes to it"), columns)
 
@@ -432,7 +432,7 @@ class Comparison:
     def cautions(self) -> list[str]:
         """What a reader must know before the results."""
         missing = f"These methods are left out because their runs failed: {', '.join(self.left_out)}."
-        return [missing] * bool(self.left_out) + about_defaults(self.overruled, self.experiments, FOR_ONE)
+        return [missing] * bool(self.left_out) + note_defaults(self.overruled, self.experiments, FOR_ONE)
 
     @property
     def notes(self) -> list[str]:
@@ -441,7 +441,7 @@ class Comparison:
     def _about_results(self) -> Iterator[str]:
         seeds = [run.seed for run in next(iter(self.runs.values()))]
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
-        chosen = chosen_text(run for runs in self.runs.values() for run in runs)
+        chosen = selection_note(run for runs in self.runs.values() for run in runs)
         yield f"mean, weighted, worst: test accuracy over clients, {chosen}, {when}; last round: mean."
         if len(seeds) > 1:
             yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
@@ -469,10 +469,10 @@ class Comparison:
             return
         yield f"Differences are per client and seed, {tested[0].pairs} pairs. {how_tested(self.differences, 'methods')}"
         remedy = "" if self.equal_steps else " --equal-steps gives every row the same number."
-        yield from about_steps(self.differences, self.baseline, remedy)
+        yield from note_steps(self.differences, self.baseline, remedy)
         seeds = len(next(iter(self.runs.values())))
         if seeds < ENOUGH_SEEDS:
-            yield too_few(seeds)
+            yield note_few_seeds(seeds)
 
     def _warnings(self) -> Iterator[str]:
         by_text: dict[str, list[str]] = {}

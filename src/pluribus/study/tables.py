@@ -65,7 +65,7 @@ class Table:
         return f"{start}{heading}\\midrule\n{''.join(rows)}\\bottomrule\n\\end{{tabular}}\n"
 
 
-def show_all(
+def print_tables(
     heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console, cautions: Iterable[str] = ()
 ) -> None:
     """Print a heading, cautions, tables and notes."""

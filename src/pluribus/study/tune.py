@@ -16,19 +16,26 @@ from typing import TYPE_CHECKING, Any
 
 from pluribus import errors
 from pluribus.assembly import assemble
-from pluribus.data.datasets import loaded_once
+from pluribus.data.datasets import load_once
 from pluribus.draws import number
 from pluribus.experiment import TRAINING, Experiment, flags
-from pluribus.internal.views import AFTER, View, check_view, shown
+from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
-from pluribus.settings import fitted
+from pluribus.settings import convert_fields
 from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
 from pluribus.storage.folder import free
 from pluribus.storage.toml import to_toml
-from pluribus.study.compare import AnyMethod, check_counts, described_by, make_folder, name_of_any, overruled_by
+from pluribus.study.compare import (
+    AnyMethod,
+    check_counts,
+    describe_methods,
+    find_overridden_defaults,
+    make_folder,
+    name_of_any,
+)
 from pluribus.study.parallel import run_or_resume
-from pluribus.study.standings import FOR_ONE, about_defaults
+from pluribus.study.standings import FOR_ONE, note_defaults
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -104,7 +111,7 @@ def parse_space(text: str) -> dict[str, Range]:
     return space
 
 
-@loaded_once()
+@load_once()
 def tune(
     methods: Sequence[AnyMethod],
     *,
@@ -129,7 +136,7 @@ def tune(
     check_guarded()
     check_counts(trials=trials)
     check_view(view)
-    described = described_by(methods, config, own or {}, {**settings, "seed": seed})
+    described = describe_methods(methods, config, own or {}, {**settings, "seed": seed})
     ranges = _ranges(parse_space(space), described)
     first = described[name_of_any(methods[0])]
     if not first.val_fraction:
@@ -139,7 +146,7 @@ def tune(
         assemble(one)  # a mistake in a later method must show before the first search
     for name, one in described.items():
         _check_search(folder / name, one, space, view)
-    overridden = overruled_by(described, config, own or {}, [*settings, *parse_space(space)])
+    overridden = find_overridden_defaults(described, config, own or {}, [*settings, *parse_space(space)])
     return [
         _search(folder / name, one, ranges[name], trials, view, overridden.get(name, {}), progress)
         for name, one in described.items()
@@ -168,7 +175,7 @@ def _check_search(folder: Path, described: Experiment, space: str, view: str) ->
     """Refuse an existing search that has other settings."""
     path = folder / "search.json"
     settings = {k: v for k, v in described.settings().items() if v is not None}
-    wanted = {"space": space, "view": shown(described.build_method().views, view), "settings": settings}
+    wanted = {"space": space, "view": choose_view(described.build_method().views, view), "settings": settings}
     if path.exists():
         if read_json(path) != wanted:
             raise errors.OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
@@ -186,7 +193,7 @@ def _search(
     overridden: Mapping[str, Any],
     progress: bool,
 ) -> Tuned:
-    view = shown(described.build_method().views, view)
+    view = choose_view(described.build_method().views, view)
     tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
     for count in range(len(tried), trials):
         settings = _propose(described, space, tried)
@@ -198,7 +205,7 @@ def _search(
     found = _apply(described, best["settings"])
     file = folder / "best.toml"
     write_text(file, to_toml(found.settings()))
-    cautions = about_defaults({found.method: overridden}, {found.method: found}, FOR_ONE)
+    cautions = note_defaults({found.method: overridden}, {found.method: found}, FOR_ONE)
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
     return Tuned(found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
 
@@ -224,7 +231,7 @@ def _suggest(described: Experiment, space: Mapping[str, Range], trial: Any) -> d
 def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     training = {name: value for name, value in settings.items() if name in TRAINING}
     hyper = {name: value for name, value in settings.items() if name not in TRAINING}
-    return replace(described, **fitted(Experiment, training), hyper={**described.hyper, **hyper})
+    return replace(described, **convert_fields(Experiment, training), hyper={**described.hyper, **hyper})
 
 
 def _run_trial(path: Path, described: Experiment, view: str, progress: bool) -> float:

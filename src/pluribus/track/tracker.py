@@ -19,7 +19,7 @@ from pluribus.storage.files import read_json, write_json
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
 
-def trackers(names: str | Iterable[str]) -> list[Tracker]:
+def make_trackers(names: str | Iterable[str]) -> list[Tracker]:
     """Create trackers by name. Refuse a name that is unknown or not installed, before anything trains."""
     words = [word.strip() for word in names.split(",") if word.strip()] if isinstance(names, str) else list(names)
     for name in words:
@@ -64,7 +64,7 @@ class Tracker(ABC):
         self._warn = federation.warn
         self._step = len(federation.history)
         self._open = True
-        self._attempt(self.begin, federation.folder.path, flat(federation.parts.experiment), self._step)
+        self._attempt(self.begin, federation.folder.path, flatten_settings(federation.parts.experiment), self._step)
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         self._step = record["round"] + 1  # trackers count from 1
@@ -93,7 +93,7 @@ class Tracker(ABC):
 # ---- what is logged --------------------------------------------------------------------------------------------------
 
 
-def flat(experiment: Experiment) -> dict[str, bool | int | float | str]:
+def flatten_settings(experiment: Experiment) -> dict[str, bool | int | float | str]:
     """All settings and hyper-parameters by name, as plain values."""
     settings = experiment.settings()
     settings |= settings.pop("hyper")

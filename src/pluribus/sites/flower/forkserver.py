@@ -21,7 +21,7 @@ from typing import Any
 
 import httpcore  # noqa: F401  otherwise httpx imports it in each fork
 
-from pluribus.sites.flower.programs import be_called, end_with_parent
+from pluribus.sites.flower.programs import end_with_parent, set_process_name
 
 Work = Callable[[], Any]
 STARTED = {
@@ -46,7 +46,7 @@ def main(arguments: list[str]) -> None:
     folder, name, *flags = arguments
     work = program(name)
     fork_by_name({started: program(started) for started in STARTED[name]}, Path(folder))
-    be_called(name)
+    set_process_name(name)
     sys.argv = [name, *flags]
     work()
     os._exit(1)
@@ -90,7 +90,7 @@ def fork(name: str, work: Work) -> int:
     try:
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
         end_with_parent()
-        be_called(name)
+        set_process_name(name)
         work()
         code = 0
     except SystemExit as end:

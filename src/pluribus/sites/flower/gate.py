@@ -27,7 +27,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from pluribus.errors import CertificateError, ConfigError, DeviceError, FormatError
-from pluribus.sites.flower.programs import be_called
+from pluribus.sites.flower.programs import set_process_name
 
 # The calls of a SuperNode with a key. The call that registers a node is missing: the server registers the sites.
 CALLS = (
@@ -272,5 +272,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    be_called("pluribus-gate")
+    set_process_name("pluribus-gate")
     sys.exit(main())

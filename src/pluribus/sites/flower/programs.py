@@ -123,7 +123,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def be_called(name: str) -> None:
+def set_process_name(name: str) -> None:
     """Set the name that `ps` shows for this process. Linux keeps 15 characters."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode())

@@ -13,11 +13,11 @@ from scipy.stats import t
 
 from pluribus.internal.views import AFTER, views_text
 from pluribus.study import standings
-from pluribus.study.reproduce.measures import figure, has_view
+from pluribus.study.reproduce.measures import has_view, measure
 from pluribus.study.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.study.reproduce.summary import Finished, decisive
 from pluribus.study.significance import LEVEL
-from pluribus.study.tables import Cell, Table, markdown_of, show_all
+from pluribus.study.tables import Cell, Table, markdown_of, print_tables
 
 
 @dataclass(frozen=True)
@@ -80,7 +80,7 @@ class Beside:
 
     def _pairs(self, row: PaperRow) -> Iterator[tuple[str, Pair]]:
         for column, name in self.table.figures.items():
-            values = [figure(name, one) for one in self.runs[row.name]]
+            values = [measure(name, one) for one in self.runs[row.name]]
             known = [value for value in values if value is not None]
             if len(known) == len(values):  # if a seed never reached a target, there is no mean
                 printed = row.figures.get(column, Printed("-"))
@@ -89,7 +89,11 @@ class Beside:
     @cached_property
     def differences(self) -> list[standings.Compared]:
         """Rows compared with the baseline by the selected test accuracy per client and seed."""
-        return standings.compared(self._viewed, self.table.baseline) if self.table.baseline in self.runs else []
+        return (
+            standings.compare_with_baseline(self._viewed, self.table.baseline)
+            if self.table.baseline in self.runs
+            else []
+        )
 
     @cached_property
     def _viewed(self) -> dict[str, list[standings.Run]]:
@@ -128,8 +132,8 @@ class Beside:
         if not self.differences:
             return []
         return [
-            standings.table_of_differences(self.table.baseline, self.differences),
-            *standings.tables_of_views(("mean by view", "tested"), self._viewed, with_cost=True),
+            standings.differences_table(self.table.baseline, self.differences),
+            *standings.view_tables(("mean by view", "tested"), self._viewed, with_cost=True),
         ]
 
     @property
@@ -162,23 +166,23 @@ class Beside:
     def _about_differences(self) -> Iterator[str]:
         if not self.differences:
             return
-        chosen = standings.chosen_text(run for runs in self._viewed.values() for run in runs)
+        chosen = standings.selection_note(run for runs in self._viewed.values() for run in runs)
         when = views_text({name: runs[0].view for name, runs in self._viewed.items()})
         tested = standings.how_tested(self.differences, "rows")
         where = f"{chosen}, {when}, per client and seed that both rows have"
         yield f"Differences between rows: test accuracy {where}. {tested}"
-        yield from standings.about_steps(self.differences, self.table.baseline)
+        yield from standings.note_steps(self.differences, self.table.baseline)
         if any(one.why == standings.DIFFERENT_VIEWS for one in self.differences):
             yield standings.SAID_OF_VIEWS
         if missing := ", ".join(one.method for one in self.differences if one.why == standings.NOT_KEPT):
             yield f"Not kept: results per client in this view, of {missing} or of the baseline."
         seeds = [one.difference.seeds for one in self.differences if one.difference]
         if seeds and min(seeds) < standings.ENOUGH_SEEDS:
-            yield standings.too_few(min(seeds))
+            yield standings.note_few_seeds(min(seeds))
 
     def show(self, console: Console | None = None) -> None:
         by_column = [self._results([column]) for column in self.table.figures]  # they fit the width
-        show_all(self.heading, [*by_column, *self._against()], self.notes, console or Console(highlight=False))
+        print_tables(self.heading, [*by_column, *self._against()], self.notes, console or Console(highlight=False))
 
     def to_markdown(self) -> str:
         return markdown_of(self.tables, self.notes)

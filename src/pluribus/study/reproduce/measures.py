@@ -20,7 +20,7 @@ TARGET = re.compile(r"(?P<what>rounds|KB) to (?P<target>[\d.]+)")
 ACCURACY = re.compile(r"((?P<view>\w+) )?(?P<moment>selected|last) (?P<of>\w+) (?P<over>mean|weighted|worst|best)")
 
 
-def figure(name: str, one: Finished) -> float | None:
+def measure(name: str, one: Finished) -> float | None:
     """A metric of a run by its name, or None if the run lacks it."""
     if found := ACCURACY.fullmatch(name):
         view = found["view"] if found["view"] in one.run.result["summary"] else one.run.headline

@@ -102,7 +102,7 @@ def find(name: str) -> PaperTable:
     if name not in names():
         raise unknown("table", name, names(), LOOK)
     with resources.as_file(resources.files("pluribus.study.reproduce") / f"{name}.toml") as path:
-        return parsed(name, read_toml(path))
+        return parse(name, read_toml(path))
 
 
 def _parse_row(
@@ -111,7 +111,7 @@ def _parse_row(
     return PaperRow(name, {column: Printed(text) for column, text in paper.items()}, method, settings)
 
 
-def parsed(name: str, written: Mapping[str, Any]) -> PaperTable:
+def parse(name: str, written: Mapping[str, Any]) -> PaperTable:
     """Build a table from the contents of its file."""
     rows = tuple(_parse_row(row, **entry) for row, entry in written["rows"].items())
     table = PaperTable(name=name, **{**written, "rows": rows, "notes": tuple(written.get("notes", ()))})

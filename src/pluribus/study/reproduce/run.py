@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from pluribus.assembly import assemble
-from pluribus.data.datasets import loaded_once
+from pluribus.data.datasets import load_once
 from pluribus.experiment import Experiment
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.processes import check_guarded
-from pluribus.storage.files import check_place
+from pluribus.storage.files import check_writable
 from pluribus.study.bench import device_name
-from pluribus.study.compare import check_counts, check_settings, default_jobs, finish
+from pluribus.study.compare import check_counts, check_settings, default_jobs, finish_runs
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, of_row
 from pluribus.study.reproduce.measures import targets
@@ -25,7 +25,7 @@ from pluribus.study.reproduce.measures import targets
 OUT = "runs/reproduce"
 
 
-@loaded_once()
+@load_once()
 def reproduce(
     table: str | paper.PaperTable,
     *,
@@ -54,7 +54,7 @@ def reproduce(
     folder, rounds = Path(out), rounds or table.rounds
     file = Path(save) if save else folder / f"{table.name}.json"
     if save:
-        check_place(file)
+        check_writable(file)
     settings = {"rounds": rounds, "device": device, "threads": 1}
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
@@ -68,7 +68,7 @@ def reproduce(
     return Beside.of(table, rows, [known[summary.key(one)] for one in grid], rounds, view)
 
 
-def shown(
+def load_table(
     table: str | paper.PaperTable,
     path: str | Path,
     *,
@@ -91,8 +91,8 @@ def _run(
     for one in grid:
         check_settings(one)
     device = _check(grid)
-    finish(grid, folder, jobs or default_jobs(grid[0]), progress)
-    return {summary.key(one): summary.collected(one, reach, device) for one in grid}
+    finish_runs(grid, folder, jobs or default_jobs(grid[0]), progress)
+    return {summary.key(one): summary.collect(one, reach, device) for one in grid}
 
 
 def _check(grid: Sequence[Experiment]) -> str:

@@ -81,7 +81,7 @@ def label(described: Experiment) -> str:
     return f"{described.method}-{digest[:8]}-{described.seed}"
 
 
-def collected(described: Experiment, targets: Iterable[str], device: str) -> Finished:
+def collect(described: Experiment, targets: Iterable[str], device: str) -> Finished:
     """Summarize the run in an experiment's folder."""
     from pluribus import __version__
 

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 from pluribus.models.probe import Shape
 
 
-class GreyToColour(nn.Module):
+class GrayToColor(nn.Module):
     """Repeat the only channel three times, without a copy."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x.expand(-1, 3, -1, -1)
 
 
-def takes_grey(net: nn.Module, shape: Shape) -> nn.Module:
-    """Return `net` for color images, and `net` after `GreyToColour` for images with one channel."""
-    return nn.Sequential(OrderedDict(colour=GreyToColour(), net=net)) if shape[0] == 1 else net
+def takes_gray(net: nn.Module, shape: Shape) -> nn.Module:
+    """Return `net` for color images, and `net` after `GrayToColor` for images with one channel."""
+    return nn.Sequential(OrderedDict(color=GrayToColor(), net=net)) if shape[0] == 1 else net
