@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_fd import Told, gradient, party, upload, whole
 
 import pluribus
 from conftest import assemble_tiny, new_folder, run_tiny
@@ -15,7 +16,6 @@ from pluribus.methods.fd import FD
 from pluribus.methods.fedhe import FedHe
 from pluribus.optim import Rule
 from refusals import refused
-from test_fd import Told, gradient, party, upload, whole
 
 C = 10
 

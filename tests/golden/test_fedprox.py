@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import torch
+from test_stacked import OneThread
 from torch import Tensor
 
 from conftest import assemble_tiny, make_host, run_tiny
@@ -22,7 +23,6 @@ from pluribus.methods.fedprox import FedProx
 from pluribus.optim import Rule
 from pluribus.request import Work
 from refusals import refused
-from test_stacked import OneThread
 
 PIXELS, LABELS = [[1, -1], [1, 1]], [0, 1]
 

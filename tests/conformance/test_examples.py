@@ -16,7 +16,7 @@ from parties import card_of, client_of, data_of, flat_split, server_of, signs, t
 from pluribus import Batch, Message, Rows
 from pluribus.cli import main
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "examples").glob("my_*.py"))
 FEW = ["--rounds", "2", "--threads", "1"]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from test_fedproto import linear_model, party, rows, upload, whole
 from torch.nn import functional as F
 
 from conftest import assemble_tiny, make_host, run_tiny
@@ -14,7 +15,6 @@ from pluribus.methods.fedtgp import FedTGP, distances, margined
 from pluribus.request import Work
 from pluribus.server import Server
 from refusals import refused
-from test_fedproto import linear_model, party, rows, upload, whole
 
 K, C = 64, 10
 

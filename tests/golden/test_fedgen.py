@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pytest
 import torch
+from test_stacked import OneThread
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -27,7 +28,6 @@ from pluribus.request import Work
 from pluribus.server import Server
 from pluribus.storage.folder import RunFolder
 from refusals import refused
-from test_stacked import OneThread
 
 K = 64  # width of the small group
 C = 10

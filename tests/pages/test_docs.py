@@ -17,7 +17,7 @@ from pluribus.method import methods
 from pluribus.models import zoo
 from pluribus.study.reproduce import paper, summary
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 import execute  # noqa: E402

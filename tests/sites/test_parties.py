@@ -17,6 +17,7 @@ import torch
 from hypothesis import given as given_any
 from hypothesis import strategies as st
 from PIL import Image
+from test_images import sides
 
 import pluribus
 from conftest import enlarged, few_digits, make_host, new_folder
@@ -56,7 +57,6 @@ from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Card
 from refusals import Kind, assert_facts, refused
-from test_images import sides
 
 SETTINGS: dict[str, Any] = {"data": few_digits(160), "clients": 3, "rounds": 3, "models": "small", "threads": 1}
 NAMES = {0: "north", 1: "south", 2: "west"}

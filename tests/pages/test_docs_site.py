@@ -16,7 +16,7 @@ import pytest
 from browser import Browser, until
 from pluribus.method import methods
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 MISSING = [name for name in ("mkdocs", "material", "latex2mathml") if find_spec(name) is None]
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"{' and '.join(MISSING)} not installed"),

@@ -16,6 +16,8 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load, save
+from test_conformance import fitting
+from test_parties import NAMES, RUNS, Direct, agreed, federated, responder_of
 
 import pluribus
 from conftest import new_folder, run_tiny
@@ -42,8 +44,6 @@ from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
 from refusals import refused
 from terminal import Terminal
-from test_conformance import fitting
-from test_parties import NAMES, RUNS, Direct, agreed, federated, responder_of
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+from test_fml import LN3, pair
 from torch import nn
 
 from conftest import assemble_tiny, run_tiny
@@ -22,7 +23,6 @@ from pluribus.models.two_part import Pool
 from pluribus.optim import Rule
 from pluribus.request import Work
 from refusals import refused
-from test_fml import LN3, pair
 
 SIZES = Sizes(10, 10, 10)
 

@@ -11,12 +11,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from test_report import EVIL, copy_of, deciding, evil_run, ran
 
 from browser import Browser, until
 from conftest import new_folder
 from pluribus.report import write_report
 from pluribus.report.watch import address, make_server
-from test_report import EVIL, copy_of, deciding, evil_run, ran
 
 pytestmark = pytest.mark.xdist_group("browser")
 

@@ -26,7 +26,7 @@ from pluribus.study.standings import Run, Spread
 from refusals import Kind, refused
 from terminal import Terminal
 
-RESULTS = Path(__file__).resolve().parent.parent / "benchmarks" / "results"
+RESULTS = Path(__file__).resolve().parents[2] / "benchmarks" / "results"
 
 
 # ---- the files -------------------------------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from test_conformance import every_method, run
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -17,7 +18,6 @@ from pluribus.data.augment import AUGMENTATIONS, Augment
 from pluribus.method import Method
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
-from test_conformance import every_method, run
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -23,7 +23,7 @@ from network import PATIENCE, descendants
 from pluribus import cli
 from pluribus.sites.flower.programs import free_port
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
 
 import execute  # noqa: E402

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from test_dropout import python_bits
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
 
@@ -25,7 +26,6 @@ from pluribus.internal.steps import Descent, Eager, Fit
 from pluribus.request import Evaluate, Work
 from pluribus.sites.agreement import Agreement
 from refusals import refused
-from test_dropout import python_bits
 
 ALL = "crop,flip,erase"
 CPU = torch.device("cpu")
