@@ -212,18 +212,24 @@ class Client:
         key = (self.task.seed, "dropout", self.card.id, self._round, self._exchange, self._fits)
         names = self.local.augment if augment else ()
         changes = Augment.of(names, draws.number(*key, "augment"), sum(sizes), self.device)
-        self._set_mode(len(data) >= self._least)  # with too few samples, running statistics normalize
-        for part, module in (("model", self.model), ("state", self.state)):
-            set_dropout_keys(module, draws.number(*key, part))
-        self._in_step = True
-        try:
+        with self._training(len(data)):
+            for part, module in (("model", self.model), ("state", self.state)):
+                set_dropout_keys(module, draws.number(*key, part))
             loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
-        finally:
-            self._in_step = False
         if loss is not None:
             self._loss = loss
         self.steps += len(sizes)
         return len(sizes)
+
+    @contextmanager
+    def _training(self, samples: int) -> Iterator[None]:
+        """Train mode. With too few samples, running statistics normalize."""
+        self._set_mode(samples >= self._least)
+        self._in_step = True
+        try:
+            yield
+        finally:
+            self._in_step = False
 
     def _set_mode(self, training: bool) -> None:
         """Set train or eval mode. Hundreds of modules are visited only if the mode changes."""

@@ -23,7 +23,7 @@ import pluribus
 from conftest import new_folder, run_tiny
 from pluribus.assembly import Assembly, assemble
 from pluribus.data import Dataset
-from pluribus.data.domains import image_folder
+from pluribus.data.folders import read_image_folder
 from pluribus.errors import (
     ConflictError,
     DamagedDataError,
@@ -214,7 +214,7 @@ def test_images_are_brought_to_the_shape_of_the_task_as_folders_are(tmp_path: Pa
     found = pluribus.predict(result.folder, tmp_path / "data", 0)
     assert [Path(str(one.file)).name for one in found] == [f"{number:02d}.jpg" for number in range(12)] * 2
     assert {one.label for one in found} <= {"cat", "dog"}
-    given = pluribus.predict(result.folder, image_folder(tmp_path / "data", 9).x, 0)
+    given = pluribus.predict(result.folder, read_image_folder(tmp_path / "data", 9).x, 0)
     assert [one.score for one in found] == [one.score for one in given]
 
 
