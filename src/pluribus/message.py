@@ -110,7 +110,7 @@ class Message(Fields):
     def part(self, prefix: str = "") -> dict[str, Tensor]:
         """The plain tensors under a prefix, named without it, for `load_state_dict`. "head" is the same as "head."."""
         start = _add_dot(prefix)
-        return {n[len(start) :]: v for n, v in self.items() if n.startswith(start) and isinstance(v, Tensor)}
+        return {n[len(start) :]: v for n, v in self._fields.items() if n.startswith(start) and isinstance(v, Tensor)}
 
 
 class Parcel:

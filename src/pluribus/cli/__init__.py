@@ -23,23 +23,25 @@ from pluribus.errors import PluribusError, unknown
 USAGE = """\
 Pluribus: heterogeneous federated learning.
 
-  pluribus run METHOD [flags]      run a federation         pluribus run fedgh --clients 10 --rounds 50
+  pluribus run METHOD [flags]      run a federation
   pluribus resume FOLDER           continue a stopped run
-  pluribus compare METHOD... [..]  run methods over several seeds, and test which differences are real
-  pluribus tune METHOD... [flags]  search settings for each method, on validation data
-  pluribus reproduce [NAME] [..]   run a paper's table, and show our numbers beside the paper's
+  pluribus compare METHOD... [..]  compare methods over several seeds
+  pluribus tune METHOD... [flags]  search settings on validation data
+  pluribus reproduce [NAME] [..]   run a paper's table, ours beside the paper's
   pluribus predict PATH IMAGES     classify images with a trained model
-  pluribus report RUN... [flags]   write plots and tables of runs to one web page
-  pluribus watch RUN               show the same page live, during a run
-  pluribus bench METHOD [flags]    measure how fast a method runs here, and where the time goes
-  pluribus list WHAT               list methods, models, groups, data or partitions
-  pluribus data check PATH         show what a data set holds, and how it is read
+  pluribus report RUN... [flags]   write plots and tables to one web page
+  pluribus watch RUN               show that page live, during a run
+  pluribus bench METHOD [flags]    measure the speed, and where the time goes
+  pluribus list WHAT               list methods, models, data or partitions
+  pluribus data check PATH         show what a data set holds
 
-  pluribus keys FOLDER [flags]     make certificates and keys for a federation of real sites
-  pluribus serve METHOD [flags]    start the server of a federation of real sites
+  pluribus keys FOLDER [flags]     make certificates and keys for real sites
+  pluribus serve METHOD [flags]    start the server of real sites
   pluribus join [flags]            join a federation as one site
 
-  pluribus run METHOD --help       show every flag with its default and the paper's symbol
+  pluribus run METHOD --help       show every flag, its default and its symbol
+
+For example: pluribus run fedgh --clients 10 --rounds 50
 """
 
 NAMED = (run, resume, compare, tune, reproduce, predict, report, watch, bench, data, keys, serve, join)
