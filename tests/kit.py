@@ -508,7 +508,7 @@ class ByHand:
         return max(self._classes(t, k, view) for k in self.parts.cards for view in self.method.views)
 
     def _classes(self, t: int, k: int, view: str) -> int:
-        with self.host.viewed(t, k, view, self.download(0, k)) as client:
+        with self.host.open_view(t, k, view, self.download(0, k)) as client:
             whole = Data(client.data["train"].store, torch.arange(len(self.parts.dataset.y)))
             return len(client.sweep(self.method.predict, whole).argmax(1).unique())
 

@@ -16,7 +16,7 @@ from pluribus.data.federated import Data
 from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
 from pluribus.method import Exchange, Method, Need, PeerMethod
 from pluribus.methods.fedavg import FedAvg
-from pluribus.ops import averaged, class_means, onehot, weighted_mean
+from pluribus.ops import average_uploads, class_means, onehot, weighted_mean
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.task import Card, Task
@@ -425,7 +425,7 @@ class SharedHead(Method):
         return Message.of(client.model.head, "head")
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.head.load_state_dict(averaged(server, uploads, "head"))
+        server.state.head.load_state_dict(average_uploads(server, uploads, "head"))
 
 
 @dataclass(frozen=True)
@@ -479,7 +479,7 @@ class Misnamed(SharedHead):
         client.model.head.load_state_dict(down.part("heads"), strict=False)
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.head.load_state_dict(averaged(server, uploads, "heads"), strict=False)
+        server.state.head.load_state_dict(average_uploads(server, uploads, "heads"), strict=False)
 
 
 @dataclass(frozen=True)

@@ -142,7 +142,7 @@ class Client:
         self._tensors = {name: value for name, value in found.items() if not name.startswith(self.frozen)}
         return self._tensors
 
-    def measured(self) -> dict[str, Tensor]:
+    def prediction_tensors(self) -> dict[str, Tensor]:
         """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
         return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMIZERS)}
 

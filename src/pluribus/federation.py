@@ -115,7 +115,7 @@ class Federation:
         self.clock, self._steps = Clock(), Counter()
         before = dict(self.ledger.total)
         self.half.begin(t)
-        present, late = self.sampled(t)
+        present, late = self.sample_clients(t)
         present = self._enrol_new(present)
         exchange = self._peer_exchanges if isinstance(self.method, PeerMethod) else self._exchanges
         losses, answered = exchange(t, present, late)
@@ -135,7 +135,7 @@ class Federation:
             "notes": self.server.notes,
         }
 
-    def sampled(self, t: int) -> tuple[list[int], set[int]]:
+    def sample_clients(self, t: int) -> tuple[list[int], set[int]]:
         """Clients of a round, and those of them that will be late. The cost depends on the sample alone."""
         experiment = self.parts.experiment
         number = max(1, round(experiment.participation * experiment.clients))
@@ -263,8 +263,8 @@ class Federation:
         started = time.perf_counter()
         self.folder.sync_lines()
         self.selections.keep()
-        self.folder.checkpoint.commit(t, self.half.state(), self.engine.changed(), self.half.enrolled)
-        self.selections.committed()
+        self.folder.checkpoint.commit(t, self.half.state(), self.engine.take_changed(), self.half.enrolled)
+        self.selections.drop_superseded()
         self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
 
     def result(self) -> Result:

@@ -163,14 +163,14 @@ class Host:
         t, k = request.t, request.client
         measured: dict[str, Metrics] = {}
         for view in self.method.views:
-            with self.viewed(t, k, view, request.down) as client:
+            with self.open_view(t, k, view, request.down) as client:
                 measured[view] = measure(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], request.best):
-                    self._selected[k] = t, Snapshot(client.measured())
+                    self._selected[k] = t, Snapshot(client.prediction_tensors())
         return Measured(measured)
 
     @contextmanager
-    def viewed(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
+    def open_view(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
         """The client as a view evaluates it. Its tensors are restored on exit."""
         client = self.client(k)
         client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
@@ -272,7 +272,7 @@ class Host:
                 return
             taken -= self._away.pop(k).saved.nbytes
 
-    def changed(self) -> dict[int, Tensors]:
+    def take_changed(self) -> dict[int, Tensors]:
         """The state of each client that worked since the last call, as CPU copies. Call it between rounds."""
         states = {k: self._state(k) for k in sorted(self._changed)}
         self._changed = set()
@@ -284,7 +284,7 @@ class Host:
             return Snapshot(self._live[k].tensors()).tensors()
         return {n: value for n, value in self._away[k].saved.tensors().items() if not n.startswith(MOMENTA)}
 
-    def selected(self) -> dict[int, Selected]:
+    def take_selected(self) -> dict[int, Selected]:
         """The clients whose validation data selected another round since the last call: that round, and CPU copies of
         the tensors that were evaluated."""
         selected, self._selected = self._selected, {}

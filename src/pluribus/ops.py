@@ -120,7 +120,7 @@ def client_weights(server: Server, clients: Iterable[int], weighting: Weighting)
     return {k: server.cards[k].samples if weighting == "samples" else 1 for k in clients}
 
 
-def averaged(
+def average_uploads(
     server: Server, uploads: Mapping[int, Message], prefix: str = "", weighting: Weighting = "samples"
 ) -> dict[str, Tensor]:
     """Mean over clients of the tensors that they sent under a prefix."""

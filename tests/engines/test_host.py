@@ -20,7 +20,7 @@ def parts_of(method: str = "fedl2g-f", **settings):
 
 
 def states(*sites: Host) -> dict[int, dict[str, torch.Tensor]]:
-    return {k: state for host in sites for k, state in host.changed().items()}
+    return {k: state for host in sites for k, state in host.take_changed().items()}
 
 
 def alike(one, other) -> bool:

@@ -13,7 +13,7 @@ from pluribus.data.federated import Data
 from pluribus.message import Message, Rows
 from pluribus.ops import (
     Tally,
-    averaged,
+    average_uploads,
     class_means,
     client_weights,
     distance_to_rows,
@@ -230,9 +230,9 @@ class TestKL:
 def test_averaged_by_samples_or_uniformly_under_a_prefix():
     server = server_of(task_of(2, 2), {0: 1, 1: 3})
     uploads = {k: Message({"head.w": torch.tensor([4.0 * k]), "other": torch.ones(1)}) for k in range(2)}
-    assert equal(averaged(server, uploads, "head."), {"w": torch.tensor([3.0])})
-    assert equal(averaged(server, uploads, "head.", "samples"), {"w": torch.tensor([3.0])})
-    assert equal(averaged(server, uploads, "head.", "uniform"), {"w": torch.tensor([2.0])})
+    assert equal(average_uploads(server, uploads, "head."), {"w": torch.tensor([3.0])})
+    assert equal(average_uploads(server, uploads, "head.", "samples"), {"w": torch.tensor([3.0])})
+    assert equal(average_uploads(server, uploads, "head.", "uniform"), {"w": torch.tensor([2.0])})
 
 
 def test_how_much_a_client_counts():

@@ -108,7 +108,7 @@ def test_the_numbers_of_a_folder_are_those_of_its_result() -> None:
     for over in ("worst", "best"):
         assert run.accuracy[over] == result.summary["after"]["selected"]["test"][over]
     assert [record["mean"] for record in run.history] == [record["mean"] for record in result.history]
-    assert run.cumulated(lambda one: one["seconds"])[-1] == pytest.approx(result.seconds)
+    assert run.cumulate(lambda one: one["seconds"])[-1] == pytest.approx(result.seconds)
     for way in ("up", "down"):
         sums = {tensor: sum(rounds.values()) for (one, tensor), rounds in run.traffic.items() if one == way}
         assert sums == result.ledger.by("tensor", way)

@@ -22,10 +22,10 @@ class Engine(Protocol):
         All requests have one type and one stage, and each client gets at most one.
         """
 
-    def changed(self) -> dict[int, Tensors]:
+    def take_changed(self) -> dict[int, Tensors]:
         """Return the state of every client that worked since the last call, on the CPU. Called between rounds."""
 
-    def selected(self) -> dict[int, Selected]:
+    def take_selected(self) -> dict[int, Selected]:
         """Return the round and the measured model, on the CPU, of every client that selected a new round since the last
         call. Called while no client works."""
 

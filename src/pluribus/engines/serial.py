@@ -19,11 +19,11 @@ class Serial:
         for request in requests:
             yield request.client, self.host.answer(request)
 
-    def changed(self) -> dict[int, Tensors]:
-        return self.host.changed()
+    def take_changed(self) -> dict[int, Tensors]:
+        return self.host.take_changed()
 
-    def selected(self) -> dict[int, Selected]:
-        return self.host.selected()
+    def take_selected(self) -> dict[int, Selected]:
+        return self.host.take_selected()
 
     def pending(self) -> int:
         return self.host.pending()

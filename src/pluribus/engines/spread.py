@@ -45,12 +45,12 @@ class Spread:
             self._costs.note(kind, k, outcome.seconds)
             yield k, outcome.value
 
-    def changed(self) -> dict[int, Tensors]:
+    def take_changed(self) -> dict[int, Tensors]:
         self._unsaved.clear()
         states = {k: state for found in self._broadcast(TakeChanged()) for k, state in found.items()}
         return dict(sorted(states.items()))
 
-    def selected(self) -> dict[int, Selected]:
+    def take_selected(self) -> dict[int, Selected]:
         newest: dict[int, Selected] = {}
         for found in self._broadcast(TakeSelected()):  # a client may have moved: its last host has the newest
             newest |= {k: one for k, one in found.items() if k not in newest or one[0] > newest[k][0]}

@@ -286,9 +286,9 @@ def carry_out(host: Host, command: HostCommand) -> Any:
         case Adopt(client, tensors):
             return host.adopt(client, tensors)
         case TakeChanged():
-            return host.changed()
+            return host.take_changed()
         case TakeSelected():
-            return host.selected()
+            return host.take_selected()
         case _:
             return host.answer(command)
 

@@ -82,13 +82,13 @@ def size(layer: Layer) -> int:
     return payload(fields_of([layer], [0]), 0, {})
 
 
-def packed(layers: Mapping[int, Weights]) -> dict[str, Tensor]:
+def pack(layers: Mapping[int, Weights]) -> dict[str, Tensor]:
     """Write layers as fields of a message."""
     named = {f"{at}.{name}": part for at, w in layers.items() for name, part in w._asdict().items()}
     return {name: part for name, part in named.items() if part is not None}
 
 
-def unpacked(message: Message, chosen: Iterable[int]) -> dict[int, Weights]:
+def unpack(message: Message, chosen: Iterable[int]) -> dict[int, Weights]:
     """Read those of the chosen layers that are in a message."""
     fields = message.part()
     return {at: Weights(fields[f"{at}.weight"], fields.get(f"{at}.bias")) for at in chosen if f"{at}.weight" in fields}

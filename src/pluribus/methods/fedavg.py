@@ -10,7 +10,7 @@ from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
-from pluribus.ops import Weighting, averaged
+from pluribus.ops import Weighting, average_uploads
 from pluribus.server import Server
 from pluribus.task import Card, Task
 
@@ -53,4 +53,4 @@ class FedAvg(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         # Batch-norm statistics are part of the model and are averaged with it.
-        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))
+        server.state.shared.load_state_dict(average_uploads(server, uploads, weighting=self.weighting))

@@ -13,7 +13,7 @@ from pluribus.errors import RangeError
 from pluribus.message import Message, Wire
 from pluribus.method import Exchange, Method, Sizes, Traffic, register
 from pluribus.methods import _layerwise as layerwise
-from pluribus.methods._layerwise import GlobalLayer, Pair, Weights, layers, packed, unpacked, weights_of
+from pluribus.methods._layerwise import GlobalLayer, Pair, Weights, layers, pack, unpack, weights_of
 from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
@@ -93,7 +93,7 @@ class FedFree(Method):
         if self.select == "random":
             scores = torch.rand(len(own), generator=client.draw("layers"))
         ranked = sorted(zip(scores.neg().tolist(), own, strict=True))
-        return Message(packed({at: own[at] for _, at in ranked[: self.top_k]}))  # L_i^t
+        return Message(pack({at: own[at] for _, at in ranked[: self.top_k]}))  # L_i^t
 
     # ---- knowledge sharing, local to global (Section 3.4) ----------------------------------------------------------
 
@@ -104,7 +104,7 @@ class FedFree(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         pairs = {k: Pair.of(server.task, server.cards[k], self.global_model) for k in uploads}
-        sent = {k: unpacked(upload, pairs[k].matched) for k, upload in uploads.items()}
+        sent = {k: unpack(upload, pairs[k].matched) for k, upload in uploads.items()}
         for j, critical in layerwise.by_global_layer(pairs, sent).items():
             own = GlobalLayer.of(server.state.model, layers(server.task, self.global_model)[j])
             if self.merge == "average" or (self.warm_start and not server.state.begun[j]):
@@ -140,11 +140,11 @@ class FedFree(Method):
         if at == NONE or t != server.t:
             return None
         layer = weights_of(server.state.model, layers(server.task, self.global_model)[j])
-        return Message({"target": torch.tensor(at, dtype=torch.int32), **packed({j: layer})})
+        return Message({"target": torch.tensor(at, dtype=torch.int32), **pack({j: layer})})
 
     def receive(self, client: Client, down: Message) -> None:
         pair, at = Pair.of(client.task, client.card, self.global_model), int(down.tensor("target"))
-        for j, given in unpacked(down, range(len(pair.theirs))).items():
+        for j, given in unpack(down, range(len(pair.theirs))).items():
             fitted = pair.project(client.model, at, j, given.to(client.device), self.projection).flat()  # Eq. 7
             client.state.waiting[: len(fitted)] = fitted
         client.state.target.fill_(at)

@@ -16,7 +16,7 @@ from pluribus.draws import uniform_bits
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
-from pluribus.ops import Weighting, averaged, kl, onehot
+from pluribus.ops import Weighting, average_uploads, kl, onehot
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -128,7 +128,7 @@ class FedGen(Method):
         state.counts += counts[new].sum(0)
         state.counted[list(uploads)] = True
         self._train_generator(server, [upload.part("head.") for upload in uploads.values()], counts)
-        state.head.load_state_dict(averaged(server, uploads, "head.", self.weighting))
+        state.head.load_state_dict(average_uploads(server, uploads, "head.", self.weighting))
 
     def _train_generator(self, server: Server, heads: Sequence[Mapping[str, Tensor]], counts: Tensor) -> None:
         """Train against these heads; `counts` are their training samples per class."""

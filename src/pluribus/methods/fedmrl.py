@@ -15,7 +15,7 @@ from pluribus.message import Message
 from pluribus.method import register
 from pluribus.methods._auxiliary import Auxiliary
 from pluribus.models import TwoPartModel
-from pluribus.ops import Weighting, averaged
+from pluribus.ops import Weighting, average_uploads
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -81,4 +81,4 @@ class FedMRL(Auxiliary):
         return client.model.head(self.fused(client, x))  # type: ignore[no-any-return]
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))
+        server.state.shared.load_state_dict(average_uploads(server, uploads, weighting=self.weighting))

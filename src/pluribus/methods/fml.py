@@ -11,7 +11,7 @@ from pluribus.client import Batch, Client
 from pluribus.message import Message
 from pluribus.method import register
 from pluribus.methods._auxiliary import Auxiliary
-from pluribus.ops import Weighting, averaged, kl
+from pluribus.ops import Weighting, average_uploads, kl
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -47,4 +47,4 @@ class FML(Auxiliary):
         return task_loss
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        server.state.shared.load_state_dict(averaged(server, uploads, weighting=self.weighting))
+        server.state.shared.load_state_dict(average_uploads(server, uploads, weighting=self.weighting))

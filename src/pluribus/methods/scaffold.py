@@ -11,7 +11,7 @@ from pluribus.client import Batch, Client, trainable
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
-from pluribus.ops import averaged, flatten, unflatten
+from pluribus.ops import average_uploads, flatten, unflatten
 from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Task
@@ -71,7 +71,7 @@ class Scaffold(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """x <- x + eta_g mean of progress; c <- c + |S| / N mean of its change. Each client counts once."""
-        mean, model = averaged(server, uploads, weighting="uniform"), server.state.model
+        mean, model = average_uploads(server, uploads, weighting="uniform"), server.state.model
         share = len(uploads) / server.task.clients
         server.state.control = server.state.control + share * mean.pop("control")
         x = {name: p for name, p in model.named_parameters() if p.requires_grad}

@@ -77,7 +77,7 @@ Seen = tuple[torch.Tensor, torch.Tensor, list[str]]  # features, labels, sources
 
 
 def _features(host: Host, t: int, k: int) -> Seen:
-    with host.viewed(t, k, "after", None) as client:
+    with host.open_view(t, k, "after", None) as client:
         sets = {f"{name}, " if client.exams else "": some for name, some in _sets(client).items()}
         features = torch.cat([client.sweep(Client.features, data).flatten(1) for data in sets.values()])
         labels = torch.cat([data.labels() for data in sets.values()])

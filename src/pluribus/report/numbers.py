@@ -80,7 +80,7 @@ class Run:
         """Test accuracy over clients, selected on validation: `mean`, `worst` and `best`."""
         return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
 
-    def cumulated(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
+    def cumulate(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
         return list(accumulate(map(of, self.history), initial=0.0))[1:]
 
     def client(self, k: int) -> str:

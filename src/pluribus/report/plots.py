@@ -83,8 +83,8 @@ Value = Callable[[Record], float | None]
 OVER = ("mean", "worst")
 AXES: dict[str, tuple[str, Axis]] = {
     "rounds": ("round", lambda run: [record["round"] + 1 for record in run.history]),
-    "bytes": ("bytes up and down so far", lambda run: run.cumulated(lambda one: sum(one["bytes"].values()))),
-    "seconds": ("seconds in rounds so far", lambda run: run.cumulated(lambda one: one["seconds"])),
+    "bytes": ("bytes up and down so far", lambda run: run.cumulate(lambda one: sum(one["bytes"].values()))),
+    "seconds": ("seconds in rounds so far", lambda run: run.cumulate(lambda one: one["seconds"])),
 }
 
 

@@ -72,7 +72,7 @@ class SiteProcess:
         self._socket.unlink(missing_ok=True)
         self._program, self._started = Program(self._command, self._home, log=None), time.monotonic()
         while not self._socket.exists():
-            if (status := self._program.ended()) is not None:
+            if (status := self._program.exit_status()) is not None:
                 if status == 2:  # it has printed the reason
                     raise SystemExit(status)
                 raise WorkerError(f"the site's worker could not start (status {status}).")
@@ -80,17 +80,17 @@ class SiteProcess:
 
     def watch(self, tell: Callable[[str], None]) -> None:
         """Restart the process if it died. All that it needs is in the state folder."""
-        if self._program is None or self._program.ended() in (None, 0):
+        if self._program is None or self._program.exit_status() in (None, 0):
             return
         self._crashes = 1 if time.monotonic() - self._started > STEADY else self._crashes + 1
         if self._crashes > MOST_CRASHES:
             raise WorkerError(f"the site's worker died {self._crashes} times in a row.")
-        tell(f"the worker died (status {self._program.ended()}); it is restarted")
+        tell(f"the worker died (status {self._program.exit_status()}); it is restarted")
         self.start()
 
     def done(self) -> bool:
         """Whether the federation has ended."""
-        return self._program is not None and self._program.ended() == 0
+        return self._program is not None and self._program.exit_status() == 0
 
     def stop(self) -> None:
         if self._program is not None:
@@ -112,7 +112,7 @@ class Node:
 
     def watch(self) -> None:
         now = time.monotonic()
-        if self._program is not None and self._program.ended() is not None:
+        if self._program is not None and self._program.exit_status() is not None:
             self._report_end(now)
             self._program, self._next = None, now + RESTART
         if self._program is None and now >= self._next:

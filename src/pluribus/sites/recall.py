@@ -32,8 +32,8 @@ def recall_client(folder: Path, round: Round = "selected") -> Iterator[tuple[Met
     host = saved.host()
     # a file of the last training has optimizers too
     measured = {name: value for name, value in saved.tensors.items() if not name.startswith((OPTIMIZERS, MOMENTA))}
-    put_back(host.client(saved.client).measured(), measured, "the site")
-    with host.viewed(saved.t, saved.client, "after", None) as client:  # "after" changes nothing
+    put_back(host.client(saved.client).prediction_tensors(), measured, "the site")
+    with host.open_view(saved.t, saved.client, "after", None) as client:  # "after" changes nothing
         yield saved.method, client
 
 

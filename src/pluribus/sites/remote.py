@@ -68,12 +68,12 @@ class Remote:
                 when = "at enrolment" if isinstance(request, Enrol) else f"in round {request.t}"
                 self.tell(f"site {self.names[k]} is missing {when}: {error}")
 
-    def changed(self) -> dict[int, Tensors]:
+    def take_changed(self) -> dict[int, Tensors]:
         """Empty states of the sites that enrolled: the server must record them. Sites keep their own state."""
         enrolled, self._enrolled = self._enrolled, set()
         return {k: {} for k in sorted(enrolled)}
 
-    def selected(self) -> dict[int, Selected]:
+    def take_selected(self) -> dict[int, Selected]:
         return {}
 
     def pending(self) -> int:

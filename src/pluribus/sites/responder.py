@@ -151,11 +151,11 @@ class Responder:
         facts = self._origin(k) | {"round": str(t)}
         if (view := host.method.views[0]) != "after":
             # save the adapted model: it depends on a download or on data, and a prediction has neither
-            with host.viewed(t, k, view, down) as client:
-                write_tensors(self._folder() / EVALUATED, _copies(client.measured()), facts)
+            with host.open_view(t, k, view, down) as client:
+                write_tensors(self._folder() / EVALUATED, _copies(client.prediction_tensors()), facts)
         answer = host.answer(request)
         assert isinstance(answer, Measured)
-        for _, measured in host.selected().values():
+        for _, measured in host.take_selected().values():
             write_tensors(self._selected_path(t), _copies(measured), facts)
         self._drop_selected({t} if best is None else {t, best.round})
         return seal({"figures": answer.figures}, {})

@@ -95,7 +95,7 @@ def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
         return folder
     folder = RunFolder.open(out)
     try:
-        if folder.finished:
+        if folder.is_finished:
             raise OtherRunError(f"{out} holds a finished run. Give another folder with --out to start a new run.")
         check_unchanged(folder.path, described.decisive(), config)
     except PluribusError:

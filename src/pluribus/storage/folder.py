@@ -121,7 +121,7 @@ class RunFolder:
         open for writing also removes them from its files."""
         paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
         metrics, traffic = (read_lines(path) for path in paths)
-        if self.finished:  # even if its checkpoints were deleted to save space
+        if self.is_finished:  # even if its checkpoints were deleted to save space
             return metrics, traffic
         metrics, traffic = _lines_until(metrics, until), _lines_until(traffic, until)
         if until is not None and len(metrics) != until + 1:
@@ -137,7 +137,7 @@ class RunFolder:
         write_json(self.path / RESULT, summary)
 
     @property
-    def finished(self) -> bool:
+    def is_finished(self) -> bool:
         return (self.path / RESULT).exists()
 
 

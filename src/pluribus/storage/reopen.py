@@ -68,7 +68,7 @@ def _load_last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextMan
         down = half.download(0, k)  # what the server would send to the client now
     host = make_host(parts, saved.client)
     host.client(k)  # reads the checkpoint now
-    return host.viewed(latest, k, view, down)
+    return host.open_view(latest, k, view, down)
 
 
 def _find_latest(folder: RunFolder) -> int:
@@ -89,8 +89,8 @@ def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContex
             f"deleted, or the version of the run kept only the last round. Ask for the last round."
         )
     host = make_host(parts, lambda _: None)
-    put_back(host.client(k).measured(), measured, f"client {k}")
-    return host.viewed(t, k, "after", None)  # as it was measured
+    put_back(host.client(k).prediction_tensors(), measured, f"client {k}")
+    return host.open_view(t, k, "after", None)  # as it was measured
 
 
 @contextmanager

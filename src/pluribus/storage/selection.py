@@ -55,9 +55,9 @@ class Selections:
     def keep(self) -> None:
         """Save the waiting copies. Older files stay until the next commit."""
         self._waiting.clear()
-        for k, (t, measured) in self._engine.selected().items():
+        for k, (t, measured) in self._engine.take_selected().items():
             self._checkpoint.keep(k, t, measured)
 
-    def committed(self) -> None:
+    def drop_superseded(self) -> None:
         """Delete the files that no commit needs any more."""
         self._checkpoint.drop_superseded({k: self._best[k].round for k in self._checkpoint.doubled if k in self._best})

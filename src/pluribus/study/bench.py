@@ -189,7 +189,7 @@ class _Watch:
         seconds = round(now(self._parts.device) - self._since, 6)
         if self._parts.device.type == "cuda":
             self.gpu_memory = max(self.gpu_memory or 0, torch.cuda.max_memory_allocated(self._parts.device))
-        present, _ = self._federation.sampled(record["round"])
+        present, _ = self._federation.sample_clients(record["round"])
         samples = sum(self._parts.data.samples(k) for k in present) * self._parts.local.epochs
         spans = record["spans"] | {"other": seconds - sum(record["spans"].values())}
         bare = self._bare.round(present, map(int, record["clients"])) if self._bare else None

@@ -49,12 +49,12 @@ class Board:
     def __exit__(self, *error: object) -> None:
         self._bar.stop()
 
-    def moved(self, out: str, progress: Progress) -> None:
+    def update(self, out: str, progress: Progress) -> None:
         self._bar.update(self._tasks[out], completed=progress.done, state="running")
         if progress.accuracy is not None:
             self._bar.update(self._tasks[out], accuracy=f"{progress.accuracy:.3f}")
 
-    def ended(self, out: str, failed: bool) -> None:
+    def finish(self, out: str, failed: bool) -> None:
         self._bar.update(self._tasks[out], state="failed" if failed else "done")
 
 

@@ -47,10 +47,10 @@ class Progress(NamedTuple):
 class Watcher(Protocol):
     """Receives the progress of runs. `out` is the folder of a run."""
 
-    def moved(self, out: str, progress: Progress) -> None:
+    def update(self, out: str, progress: Progress) -> None:
         """A run has started, or a round is done."""
 
-    def ended(self, out: str, failed: bool) -> None:
+    def finish(self, out: str, failed: bool) -> None:
         """A run has finished or failed."""
 
 
@@ -108,10 +108,10 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str
     for described in experiments:
         out = described.out or ""
         try:
-            _finish_run(described, lambda progress, out=out: watcher.moved(out, progress))  # type: ignore[misc]
+            _finish_run(described, lambda progress, out=out: watcher.update(out, progress))  # type: ignore[misc]
         except FAILURES as error:
             failed[out] = _explain(out, error)
-        watcher.ended(out, failed=out in failed)
+        watcher.finish(out, failed=out in failed)
     return failed
 
 
@@ -129,14 +129,14 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
                 out, process = running[ready]
                 message = _receive(ready, process)
                 if isinstance(message, Progress):
-                    watcher.moved(out, message)
+                    watcher.update(out, message)
                     continue
                 if message is not None:
                     failed[out] = message
                 del running[ready]
                 ready.close()
                 process.join()
-                watcher.ended(out, failed=message is not None)
+                watcher.finish(out, failed=message is not None)
     finally:
         for _, process in running.values():
             process.kill()

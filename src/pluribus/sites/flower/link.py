@@ -127,14 +127,14 @@ class Link:
             command = [*module("pluribus.sites.flower.gate"), "--listen", own.listen, "--to", to, *tls]
             gate = self._programs[name] = Program(command, self._home, log)
             while "listening on" not in gate.last_words():
-                if gate.ended() is not None:
+                if gate.exit_status() is not None:
                     raise ConfigError(gate.last_words().strip().removeprefix("error: "))
                 time.sleep(0.1)
 
     def _wait_for_port(self) -> None:
         superlink, end = self._programs["superlink"], time.monotonic() + START
         while time.monotonic() < end:
-            if superlink.ended() is not None:
+            if superlink.exit_status() is not None:
                 raise WorkerError(f"the SuperLink exited at start: {superlink.last_words(500).strip()}")
             try:
                 socket.create_connection((LOOPBACK, self._port), 1).close()
@@ -146,7 +146,7 @@ class Link:
     def _connect(self, end: float) -> socket.socket:
         """The connection to the relay. What has died is restarted."""
         for name, program in list(self._programs.items()):
-            if program.ended() is not None:
+            if program.exit_status() is not None:
                 self._disconnect()
                 self._start(name)
         if self._connection is None:
@@ -162,7 +162,7 @@ class Link:
         while (left := end - time.monotonic()) > 0:
             if select.select([connection], [], [], min(1.0, left))[0]:
                 return
-            if dead := [name for name, program in self._programs.items() if program.ended() is not None]:
+            if dead := [name for name, program in self._programs.items() if program.exit_status() is not None]:
                 raise WorkerError(f"the {dead[0]} died.")
         raise WorkerError("the relay does not answer.")
 

@@ -45,7 +45,7 @@ class Program:
                 preexec_fn=end_with_parent,
             )
 
-    def ended(self) -> int | None:
+    def exit_status(self) -> int | None:
         """Exit status, or None while the program runs."""
         return self._process.poll()
 
