@@ -662,10 +662,10 @@ def test_data_are_decoded_once(
 class Impatient:
     """Interrupts as soon as a run has begun."""
 
-    def moved(self, out: str, progress: Progress) -> None:
+    def update(self, out: str, progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    def ended(self, out: str, failed: bool) -> None:
+    def finish(self, out: str, failed: bool) -> None:
         raise AssertionError("no run should have ended")
 
 

@@ -240,7 +240,7 @@ class TestClassMass:
         held = -np.sort(-counts(labels, parts), axis=1)
         wanted = np.zeros(classes)
         wanted[: len(mass)] = np.sort(mass)[::-1] / np.sum(mass) * each
-        assert abs(held - wanted).max() < 1
+        assert abs(held - wanted).max() <= 1  # sums of shares are rounded, so a tie moves one row between classes
         assert ((held > 0).sum(axis=1) == len(mass)).all()
         left = np.bincount(labels) - counts(labels, parts).sum(axis=0)
         assert left.min() < 2 * clients + 1  # one row more for each would be too many, but for rounding
@@ -351,7 +351,11 @@ class TestFedHPL:
     )
     def test_everyone_holds_the_least_share_of_every_class(self, kind, labels, clients, seed, alpha, part):
         share = part / clients
-        parts = partition(kind, labels, clients, rng(seed), alpha=alpha, min_share=share)
+        try:
+            parts = partition(kind, labels, clients, rng(seed), alpha=alpha, min_share=share)
+        except PartitionError as refusal:  # no draw of many left every client a row
+            assert_facts(str(refusal), f"{clients} clients", "--alpha")
+            return
         assert (counts(labels, parts) >= np.floor(np.bincount(labels) * share)).all()
         assert_sorted_rows(parts, len(labels))
         if kind == "fedhpl-noniid":
