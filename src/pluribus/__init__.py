@@ -59,50 +59,15 @@ _HOMES = {
 
 _FORMER = {"Split": "TwoPartModel"}
 
+# fmt: off
 __all__ = [
-    "Batch",
-    "Bench",
-    "Card",
-    "Client",
-    "Comparison",
-    "DataCheck",
-    "Dataset",
-    "Dim",
-    "Exchange",
-    "Experiment",
-    "Field",
-    "Inbox",
-    "Message",
-    "Method",
-    "Need",
-    "Opt",
-    "PeerMethod",
-    "PluribusError",
-    "Prediction",
-    "Result",
-    "Rows",
-    "Rule",
-    "Server",
-    "Task",
-    "Tuned",
-    "TwoPartModel",
-    "Wire",
-    "bench",
-    "check_data",
-    "compare",
-    "load_model",
-    "load_result",
-    "predict",
-    "register",
-    "register_data",
-    "register_model",
-    "resume",
-    "run",
-    "schema_of",
-    "setting",
-    "tune",
-    "write_report",
+    "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
+    "Field", "Inbox", "Message", "Method", "Need", "Opt", "PeerMethod", "PluribusError", "Prediction", "Result",
+    "Rows", "Rule", "Server", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data", "compare", "load_model",
+    "load_result", "predict", "register", "register_data", "register_model", "resume", "run", "schema_of", "setting",
+    "tune", "write_report",
 ]
+# fmt: on
 
 
 def __getattr__(name: str) -> Any:

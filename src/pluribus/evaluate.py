@@ -80,9 +80,6 @@ def _accuracy(*counts: Counts) -> float | None:
     return sum(c[0] for c in counts) / samples if samples else None
 
 
-# ---- over clients --------------------------------------------------------------------------------------------------
-
-
 def metrics_over_clients(
     rows: Mapping[int, Metrics], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
 ) -> dict[str, Metrics]:
@@ -123,9 +120,6 @@ def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int],
         "worst": most if loss else least,
         "best": least if loss else most,
     }
-
-
-# ---- over rounds ---------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -112,13 +112,11 @@ class FedFree(Method):
             else:  # Eq. 3 to 5
                 own.imitate(critical, self.probes, self.server_lr, self.server_steps, server.draw("probe", j))
             server.state.begun[j] = True
-        self._choose_targets(server, pairs, sent)
+        self._choose(server, pairs, sent)
 
     # ---- knowledge alignment, global to local (Section 3.5) --------------------------------------------------------
 
-    def _choose_targets(
-        self, server: Server, pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]
-    ) -> None:
+    def _choose(self, server: Server, pairs: Mapping[int, Pair], sent: Mapping[int, Mapping[int, Weights]]) -> None:
         """Choose each client's layer and global layer with the largest positive Knowledge Gain Entropy."""
         known = [self._entropy(weights_of(server.state.model, g)) for g in layers(server.task, self.global_model)]
         server.state.targets.fill_(NONE)

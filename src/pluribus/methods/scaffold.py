@@ -38,8 +38,7 @@ class Scaffold(Method):
         vector = Field((trainable(model),))
         buffers = {name: f for name, f in schema_of(model, "model.").items() if name in _buffers(model)}
         return Wire(
-            down=schema_of(model, "model.") | {"control": vector},
-            up={"progress": vector, "control": vector} | buffers,
+            down=schema_of(model, "model.") | {"control": vector}, up={"progress": vector, "control": vector} | buffers
         )
 
     def setup(self, server: Server) -> None:

@@ -130,9 +130,6 @@ def _name_runs(runs: list[Run]) -> list[Run]:
     return [replace(run, name=kind(run)) for run in runs]
 
 
-# ---- one folder ------------------------------------------------------------------------------------------------------
-
-
 @dataclass
 class _Folder:
     """A folder that is read, and the problems found in it."""
@@ -271,9 +268,6 @@ def _commands(path: Path, described: Experiment, simulated: bool, finished: bool
     with contextlib.suppress(PluribusError):  # a method of the user that cannot be imported here
         words.append(["pluribus", "run", described.method, *flags(described)])
     return tuple(shlex.join(command) for command in words)
-
-
-# ---- facts of the experiment -----------------------------------------------------------------------------------------
 
 
 def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:

@@ -102,9 +102,6 @@ def _inline(value: Any) -> str:
     return to_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-# ---- plots, for plotly -----------------------------------------------------------------------------------------------
-
-
 def _section(section: Section) -> dict[str, Any]:
     return {
         "key": section.key,

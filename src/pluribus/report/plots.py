@@ -74,8 +74,6 @@ def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: s
     return [*first, embeddings(embedded, why_not), decisions(runs), notes(runs)]
 
 
-# ---- against rounds --------------------------------------------------------------------------------------------------
-
 Record = dict[str, Any]
 Axis = Callable[[Run], Sequence[float]]
 Value = Callable[[Record], float | None]
@@ -164,9 +162,6 @@ def _plain(value: Any) -> float | None:
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
-# ---- clients ---------------------------------------------------------------------------------------------------------
-
-
 def _on_same_data(runs: Sequence[Run]) -> list[list[tuple[int, Run]]]:
     """Groups of runs whose clients hold the same rows. Each run has the index of its color."""
     groups: dict[str, list[tuple[int, Run]]] = {}
@@ -240,8 +235,6 @@ def _bubbles(group: Sequence[tuple[int, Run]]) -> Plot:
     return Plot(_join_names(group), "client", "class", [dots], [str(k) for k in range(len(run.counts))], classes)
 
 
-# ---- communication ---------------------------------------------------------------------------------------------------
-
 WAYS = ("up", "down")
 OTHERS = "others"
 
@@ -297,9 +290,6 @@ def _per_round(run: Run) -> Plot:
             points = [(t + 1, rounds[t], f"{name}, {format_bytes(rounds[t])} in round {t + 1}") for t in sorted(rounds)]
             series.append(_make_series(name, points, len(series), "stack", way == "down"))
     return Plot(f"{run.name}, per round", "round", "bytes", series, bytes="y")
-
-
-# ---- features and layers ---------------------------------------------------------------------------------------------
 
 
 def embeddings(embedded: Sequence[Embedding], why_not: str = "") -> Section:

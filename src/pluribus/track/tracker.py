@@ -51,8 +51,6 @@ class Tracker(ABC):
     def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Log the results after the last round. None: the run stopped early."""
 
-    # ---- as an observer --------------------------------------------------------------------------------------------
-
     def __enter__(self) -> Tracker:
         return self
 
@@ -88,9 +86,6 @@ class Tracker(ABC):
             self._failed = True
             reason = next(iter(str(error).splitlines()), "").rstrip(".") or type(error).__name__
             self._warn(f"{type(self).__name__} failed and logs nothing more: {reason}.")
-
-
-# ---- what is logged --------------------------------------------------------------------------------------------------
 
 
 def flatten_settings(experiment: Experiment) -> dict[str, bool | int | float | str]:
