@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
@@ -25,7 +25,7 @@ from toys import Counted
 
 ray = pytest.importorskip("ray")
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray")]  # one cluster is enough for this machine
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
 FEW = {"data": few_digits(160), "checkpoint_every": 1, "threads": 1}
 RUNS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -35,15 +35,6 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     "two exchanges": ("fedfree", {"momentum": 0.9}),
     "enrolment": (name_of(Counted), {"participation": 0.5, "rounds": 3}),
 }
-
-
-@pytest.fixture(scope="module", autouse=True)
-def cluster() -> Iterator[None]:
-    """One cluster for all: to start one takes seconds."""
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def run(name: str, **settings: Any) -> Result:
@@ -116,7 +107,7 @@ def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
 
 def test_a_method_that_raises_in_an_actor_says_where() -> None:
     with pytest.raises(ValueError, match="one is odd") as caught:
-        run_tiny(Broken(), engine="ray", workers=2, threads=1)
+        run_tiny(Broken(), engine="ray", threads=1)
     known = blame_of(caught.value)
     assert known is not None
     assert known.where == ("round 0", "client 1")

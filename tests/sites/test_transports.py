@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, NamedTuple
@@ -82,14 +81,6 @@ def everything(result: Result) -> dict[str, torch.Tensor]:
 def test_on_one_machine(method: str, how: dict[str, Any], cluster: None) -> None:
     result = pluribus.run(method, progress=False, out=new_folder(), **settings_of(method) | how)
     assert (digest(everything(result)), numbers(result)) == serial(method)
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[None]:
-    os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 # ---- Flower, with TLS, the gate and node authentication ------------------------------------------------------------
