@@ -87,6 +87,7 @@ def cluster() -> Iterator[None]:
     """One cluster of Ray for all tests of the group `ray`, because it takes seconds to start one."""
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  by default, actors get the CPU last
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
     yield
     ray.shutdown()
