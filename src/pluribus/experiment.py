@@ -154,7 +154,7 @@ class Experiment:
         """The method with its hyper-parameters."""
         cls, name = find(self.method), self.method
         check_names(self.hyper, _field_names(cls), f"hyper-parameter of {name}", f"pluribus run {name} --help")
-        return cls(**self.hyper)
+        return cls(**convert_fields(cls, self.hyper))  # a class may override the check of its own fields
 
     def all_rounds(self) -> int:
         """Number of rounds, including the method's warm-up rounds."""

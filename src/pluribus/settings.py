@@ -88,6 +88,7 @@ def setting(
     return dataclasses.field(default=default, metadata={Setting: declared})
 
 
+@cache
 def settings_of(cls: type) -> dict[str, Setting]:
     """The settings of a dataclass by field."""
     return {field.name: field.metadata.get(Setting, Setting()) for field in dataclasses.fields(cls)}

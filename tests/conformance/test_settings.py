@@ -13,9 +13,10 @@ import pytest
 from pluribus.cli.flags import begin, explanations, parse_experiment
 from pluribus.errors import FormatError, RangeError
 from pluribus.experiment import TRAINING, Experiment, experiment, settings_of_sites
-from pluribus.method import methods
+from pluribus.method import Method, methods
 from pluribus.methods.fedgh import FedGH
 from pluribus.settings import Setting, convert_fields, flag_name, setting, settings_of
+from refusals import refused
 
 
 @dataclass(frozen=True)
@@ -44,7 +45,7 @@ def test_values_inside_pass(values: dict[str, Any]) -> None:
 )
 def test_values_outside_are_refused(values: dict[str, Any]) -> None:
     ((name, value),) = values.items()
-    with pytest.raises(RangeError, match=rf"--{name} must be .*, not {value}\."):
+    with refused(RangeError, f"--{name}", value):
         convert_fields(Toy, values)
 
 
@@ -89,7 +90,7 @@ def test_every_declared_bound_is_enforced_wherever_a_value_comes_from(
         lambda: experiment(method, file),
         lambda: parse_experiment("run", *begin([method, f"{flag_name(name)}={value}"]), [])[0],
     ):
-        with pytest.raises(RangeError, match=rf"{flag_name(name)} must be .*, not {value}"):
+        with refused(RangeError, flag_name(name), value):
             make().build_method()
 
 
@@ -110,5 +111,20 @@ def test_sites_take_what_they_share() -> None:
 
 def test_a_method_takes_the_types_of_its_fields() -> None:
     assert isinstance(FedGH(server_lr=1).server_lr, float)
-    with pytest.raises(FormatError, match="--server-lr must be a number"):
+    with refused(FormatError, "--server-lr", "'0.1'"):
         FedGH(server_lr="0.1")  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    """A method of a user, whose constructor does its own checks and forgets ours."""
+
+    share: float = setting(0.5, above=0, at_most=1)
+
+    def __post_init__(self) -> None:
+        pass
+
+
+def test_settings_are_checked_for_a_method_with_its_own_constructor() -> None:
+    with refused(RangeError, "--share", 1.5):
+        experiment("test_settings.Own", share=1.5).build_method()

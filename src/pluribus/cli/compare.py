@@ -6,7 +6,7 @@ import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, get_type_hints
+from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pluribus.cli.flags import (
     CONFIG,
@@ -20,7 +20,11 @@ from pluribus.cli.flags import (
     take_flag,
     word,
 )
+from pluribus.cli.greeter import print_answer
 from pluribus.errors import FormatError, UnfinishedError
+
+if TYPE_CHECKING:
+    from pluribus.study.tune import Tuned
 
 ABOUT_COMPARE = """\
 Compares methods on the same data, partition, models and initial weights, over several seeds.
@@ -56,7 +60,7 @@ with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
 def compare(args: list[str]) -> None:
     """pluribus compare: compare methods over several seeds."""
     from pluribus.internal.views import ABOUT, AFTER, View
-    from pluribus.storage.files import check_writable, to_json, write_text
+    from pluribus.storage.files import check_writable, write_text
     from pluribus.study.compare import compare
 
     baseline = "Method that the others are compared with."
@@ -84,16 +88,12 @@ def compare(args: list[str]) -> None:
         raise
     for path, kind in paths.items():
         write_text(path, getattr(found, f"to_{kind}")())
-    if flat["json"]:
-        print(to_json(found.to_json()))
-    else:
-        found.table()
+    print_answer(flat["json"], found.to_json, found.table)
 
 
 def tune(args: list[str]) -> None:
     """pluribus tune: search for settings."""
-    from pluribus.internal.views import ABOUT, AFTER, View, view_text
-    from pluribus.storage.files import to_json
+    from pluribus.internal.views import ABOUT, AFTER, View
     from pluribus.study.tune import SPACE, tune
 
     asked = [
@@ -104,9 +104,12 @@ def tune(args: list[str]) -> None:
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
     found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
-    if flat["json"]:
-        print(to_json({"tuned": [one.to_json() for one in found]}))
-        return
+    print_answer(flat["json"], lambda: {"tuned": [one.to_json() for one in found]}, lambda: _print_tuned(found))
+
+
+def _print_tuned(found: Sequence[Tuned]) -> None:
+    from pluribus.internal.views import view_text
+
     for one in found:
         for caution in one.cautions:
             print(caution)

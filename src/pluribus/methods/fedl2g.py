@@ -82,9 +82,8 @@ class FedL2G(Method):
         return found
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
-        return super().traffic(
-            task, card, sizes._replace(held=min(sizes.held, sizes.batch))
-        )  # the classes of one batch
+        held = min(sizes.held, sizes.batch)  # the classes of one batch
+        return super().traffic(task, card, sizes._replace(held=held))
 
     # ---- client ----------------------------------------------------------------------------------------------------
 

@@ -32,7 +32,7 @@ class FedMD(Method):
     defaults = MappingProxyType({"public_fraction": 0.1})
 
     align: int = setting(64, at_least=1, symbol="N_a")
-    """Public samples for the exchange of logits, drawn anew in every round."""
+    """Public samples for the exchange of logits, drawn again in every round."""
     digest_epochs: int = setting(1, at_least=0, symbol="E_d")
     """Epochs of training on the mean logits."""
     digest_steps: int | None = setting(None, at_least=0)
