@@ -108,7 +108,7 @@ def server_of(task: Task, samples: Mapping[int, int], model: str = "toy") -> Ser
 
 def federation_of(parts: Assembly) -> Federation:
     """A federation before its first round, to look at and to change."""
-    return Federation(parts, RunFolder.create(new_folder(), "unused"))
+    return Federation(parts, RunFolder.create(new_folder()))
 
 
 def run_through(federation: Federation) -> Result:

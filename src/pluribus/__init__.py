@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pluribus.api import load_result, resume, run
     from pluribus.client import Batch, Client
-    from pluribus.data import Dataset, register_data
+    from pluribus.data import Dataset, register_data, register_partition
     from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
@@ -38,7 +38,7 @@ _HOMES = {
     "study.bench": ("Bench", "bench"),
     "client": ("Batch", "Client"),
     "study.compare": ("compare",),
-    "data": ("Dataset", "register_data"),
+    "data": ("Dataset", "register_data", "register_partition"),
     "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
@@ -64,7 +64,8 @@ __all__ = [
     "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
     "Field", "Inbox", "Message", "Method", "Need", "Opt", "PeerMethod", "PluribusError", "Prediction", "Result",
     "Rows", "Rule", "Server", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data", "compare", "load_model",
-    "load_result", "predict", "register", "register_data", "register_model", "resume", "run", "schema_of", "setting",
+    "load_result", "predict", "register", "register_data", "register_model", "register_partition",
+    "resume", "run", "schema_of", "setting",
     "tune", "write_report",
 ]
 # fmt: on

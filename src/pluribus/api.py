@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
@@ -9,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.assembly import Assembly, assemble
-from pluribus.errors import FileAccessError, HostLostError, NotFiniteError, WorkerError
+from pluribus.errors import FileAccessError, HostLostError, MissingSettingError, NotFiniteError, WorkerError
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Federation, Observer
 from pluribus.internal.arithmetic import reproducible
@@ -17,11 +18,14 @@ from pluribus.method import Method
 from pluribus.processes import check_guarded
 from pluribus.result import Result
 from pluribus.storage.folder import RESULT, RunFolder, check_unchanged
+from pluribus.storage.memory import MemoryRun
 from pluribus.storage.reopen import check_partition, check_settings, read_experiment
+from pluribus.storage.store import RunStore
 from pluribus.storage.toml import read_toml
 from pluribus.terminal import Progress
 from pluribus.track.tracker import make_trackers
 
+MOST_MEMORY = 0.5  # share of this machine's memory that a run without a folder may take unsaid
 MOST_LOSSES = 2  # hosts that may be lost between two checkpoints; more are no accident
 
 
@@ -37,8 +41,14 @@ def run(
     """Run a federation and return its result.
 
     `method` is a name, a dotted path, a Method class or instance, or a whole Experiment. Default: the method in
-    `config`, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores. `track`
-    names trackers, such as `["tensorboard", "wandb"]`.
+    `config`, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores.
+
+    Some settings also take objects. `data`: a `Dataset`, arrays `(x, y)`, a torch Dataset, or a function that returns
+    one of them. `models`: functions and modules beside names, also in a list or a mapping from client to model.
+    `partition`: a function, one client number per row, or one list of rows per client. `device`: a torch device.
+
+    The run is kept in memory unless `out` names a folder. `track` names trackers, such as `["tensorboard", "wandb"]`,
+    which need a folder.
 
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP
@@ -46,24 +56,38 @@ def run(
     check_guarded()
     watchers = _collect_observers(observers, track, progress)
     described = experiment(method, config, **settings)
+    if track and described.out is None:
+        raise MissingSettingError("trackers write to the run folder: name one with --out.")
     with reproducible(described.threads_per_worker(), described.precision):
         parts = assemble(described)
-        with closing(RunFolder.create(described.out, _label(described))) as folder:
+        if described.out is None:
+            return _run(replace(parts, warnings=[*parts.warnings, *_note_memory(parts)]), MemoryRun(), watchers)
+        with closing(RunFolder.create(described.out)) as folder:
             folder.write_partition(parts.manifest)
             folder.write_config(described.settings(), described.decisive())
             return _run(parts, folder, watchers)
 
 
 def resume(
-    path: str | Path, *, progress: bool = True, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
+    path: str | Path,
+    *,
+    data: Any = None,
+    models: Any = None,
+    partition: Any = None,
+    progress: bool = True,
+    observers: Sequence[Observer] = (),
+    track: str | Sequence[str] = (),
 ) -> Result:
-    """Continue a stopped run from its last checkpoint. For a finished run, return its result."""
+    """Continue a stopped run from its last checkpoint. For a finished run, return its result.
+
+    A run that was started with objects needs the same `data`, `models` and `partition` again.
+    """
     check_guarded()
     if (Path(path) / RESULT).exists():
         return load_result(path)
     watchers = _collect_observers(observers, track, progress)
     with closing(RunFolder.open(path)) as folder:
-        described = read_experiment(folder)
+        described = read_experiment(folder, {"data": data, "models": models, "partition": partition})
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
@@ -83,11 +107,12 @@ def load_result(path: str | Path) -> Result:
     return Result.read(folder)
 
 
-def _label(described: Experiment) -> str:
-    """Name of a new run folder: method, data and seed. Of a path or dotted path, only the last part is used."""
-    method = described.method.rpartition(".")[2]
-    data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
-    return f"{method}-{data}-{described.seed}"
+def _note_memory(parts: Assembly) -> list[str]:
+    """Warn if the state of all clients takes a large share of the memory: a current and a selected model of each."""
+    needed = 2 * sum(parts.cards.nbytes(k) for k in parts.cards)
+    if needed < MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+        return []
+    return [f"the models of all clients may take {needed / 2**30:.1f} GiB of memory: --out keeps them on disk."]
 
 
 def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
@@ -95,7 +120,7 @@ def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str]
     return [*observers, *make_trackers(track), *([Progress()] if progress else [])]
 
 
-def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
+def _run(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Result:
     try:
         with ExitStack() as stack:
             for one in observers:
@@ -105,10 +130,12 @@ def _run(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> R
     except NotFiniteError as error:
         raise NotFiniteError(f"{error} Lower --lr.") from error
     except WorkerError as error:
+        if folder.path is None:
+            raise
         raise type(error)(f"{error} Resume with: pluribus resume {folder.path}") from error
 
 
-def _run_despite_losses(parts: Assembly, folder: RunFolder, observers: Sequence[Observer]) -> Result:
+def _run_despite_losses(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Result:
     """Run. If clients are lost with their host, resume from the last checkpoint: the results are the same."""
     lost: list[str] = []
     losses = 0  # since the last checkpoint

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,12 +18,13 @@ from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
+from pluribus.data.partitions import BUILT_IN, OwnPartition, find_partition, name_partition
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment
 from pluribus.internal.blame import at
-from pluribus.method import Method, Sizes, Traffic, check_needs, describe_completed
-from pluribus.models import assign, build, width_of
+from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
+from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.optim import Rule
 from pluribus.task import Cards, DataFacts, Task
 
@@ -62,6 +65,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     if len(dataset.classes) < 2:  # a real site may hold one class: its classes are agreed on
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
+        experiment.check_portable("leave out --workers")
         dataset = dataset.shared()
     one = experiment
     fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test)
@@ -70,14 +74,20 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
     rows = len(dataset.y) - (0 if tested is None else len(tested))
-    warnings = [*notes, *_check_parts(experiment, parts, manifest), *_note_left_out(manifest, rows)]
+    disjoint = find_partition(_kind(experiment, dataset)).disjoint
+    warnings = [
+        *notes,
+        *_check_parts(experiment, parts, manifest),
+        *(_note_left_out(manifest, rows) if disjoint else ()),
+    ]
     _check_fixed_split(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     domain_of = _domain_of(experiment, dataset)
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
-    task, cards = _task(experiment, dataset, data, domain_of, given.warmup_rounds())
+    task, cards = _task(experiment, dataset, data, domain_of, given)
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
+    warnings += [*_note_width(one, task), *(note for model in architectures if (note := _note_on_model(task, model)))]
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
     warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
@@ -105,10 +115,11 @@ def _device(experiment: Experiment) -> torch.device:
     return device
 
 
-def _kind(experiment: Experiment, dataset: Dataset) -> str:
-    """The partition's name. `auto` depends on whether the data set has domains."""
+def _kind(experiment: Experiment, dataset: Dataset) -> str | OwnPartition:
+    """The partition. `auto` depends on whether the data set has domains."""
     if experiment.partition != "auto":
-        return experiment.partition
+        chosen: str | OwnPartition = experiment.partition
+        return chosen
     return "dirichlet" if dataset.domain is None else "domain"
 
 
@@ -116,8 +127,9 @@ def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | No
     """Rows of each client. No client holds rows of the common test set."""
     _check_domains(experiment, dataset, tested)
     rows = np.delete(np.arange(len(dataset.y)), [] if tested is None else tested)
+    kind = _kind(experiment, dataset)
     parts = partition(
-        _kind(experiment, dataset),
+        kind if isinstance(kind, str) else kind.within(rows, len(dataset.y)),
         dataset.y.numpy()[rows],
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
@@ -144,7 +156,7 @@ def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray 
 
 
 def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
-    parameters = {name: getattr(experiment, name) for kind in PARTITIONS.values() for name in kind.reads}
+    parameters = {name: getattr(experiment, name) for kind in BUILT_IN for name in PARTITIONS[kind].reads}
     if experiment.min_share is None:
         parameters["min_share"] = MIN_SHARE_OF.get(dataset.name, MIN_SHARE)
     return parameters
@@ -152,7 +164,9 @@ def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str,
 
 def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
     kind, parameters = _kind(experiment, dataset), _partition_parameters(experiment, dataset)
-    return Manifest.of(kind, parameters, experiment.seed, dataset.y.numpy(), parts, len(dataset.classes))
+    return Manifest.of(
+        name_partition(kind), parameters, experiment.seed, dataset.y.numpy(), parts, len(dataset.classes)
+    )
 
 
 def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
@@ -171,9 +185,9 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
 
 
 def _note_left_out(manifest: Manifest, rows: int) -> list[str]:
-    """Note how many rows no client holds, if the partition is disjoint."""
+    """Note how many rows no client holds."""
     left = rows - sum(map(sum, manifest.counts))
-    if left <= 0 or not PARTITIONS[manifest.kind].disjoint:
+    if left <= 0:
         return []
     return [f"no client holds {left:,} of {rows:,} rows: partition '{manifest.kind}' leaves them out."]
 
@@ -202,18 +216,19 @@ def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
 
 
 def _task(
-    experiment: Experiment, dataset: Dataset, data: Federated, domain_of: dict[int, int], warmup: int
+    experiment: Experiment, dataset: Dataset, data: Federated, domain_of: dict[int, int], method: Method
 ) -> tuple[Task, Cards]:
     if experiment.projector == "none" and experiment.width is not None:
         raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
-    models, classes = assign(experiment.models, experiment.clients), len(dataset.classes)
+    models, own = assign(experiment.models, experiment.clients), own_models(experiment.models)
     channels, height, width = dataset.x.shape[1:]
-    shape = channels, height, width
+    shape, classes, warmup = (channels, height, width), len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
+    native = partial(native_widths, shape, classes, models, own, experiment.split)
     task = Task(
         classes=classes,
         shape=shape,
-        width=common_width(declared, experiment.projector, shape, classes, models),
+        width=common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs),
         projector=experiment.projector,
         clients=experiment.clients,
         rounds=warmup + experiment.rounds,
@@ -224,21 +239,53 @@ def _task(
         exams={domain: len(exam["test"]) for domain, exam in data.exams.items()},
         domain_of=domain_of,
         weights=experiment.weights,
+        own=own,
+        split=experiment.split,
     )
     return task, Cards(task, models, data)
 
 
-def common_width(
-    declared: int | None, projector: str, shape: tuple[int, int, int], classes: int, models: Sequence[str]
-) -> int | None:
-    """K: the declared width, or the one that all models have. None if models differ."""
-    if projector != "none" and declared is not None:
-        return declared
+def native_widths(
+    shape: tuple[int, int, int],
+    classes: int,
+    models: Sequence[str],
+    own: Mapping[str, OwnModel] = MappingProxyType({}),
+    split: str | None = None,
+) -> set[int]:
+    """The widths of the models' own features."""
     native = set()
     for name in dict.fromkeys(models):
         with torch.device("meta"), at(f"client {models.index(name)}"):
-            native.add(build(name, shape=shape, classes=classes).width)
-    return native.pop() if len(native) == 1 else None
+            native.add(build(own.get(name, name), shape=shape, classes=classes, split=split).width)
+    return native
+
+
+def common_width(
+    declared: int | None, projector: str, native: Callable[[], set[int]], needed: bool = False
+) -> int | None:
+    """K: the declared width, or the one that all models have. If models differ, the smallest if one is needed.
+
+    Measuring the native widths builds every model, so that is left out if a width is declared.
+    """
+    if projector != "none" and declared is not None:
+        return declared
+    found = native()
+    return min(found) if len(found) == 1 or (needed and projector != "none") else None
+
+
+def _note_on_model(task: Task, model: str) -> str:
+    """How a user's own model becomes a model in two parts."""
+    return note_on(task.own.get(model, model), task.shape, task.classes, task.width, task.split)
+
+
+def _note_width(experiment: Experiment, task: Task) -> list[str]:
+    """Note a width that the user did not set, if it changes models."""
+    if task.width is None or experiment.width or experiment.projector == "none" or width_of(experiment.models):
+        return []
+    models = assign(experiment.models, experiment.clients)
+    if len(native_widths(task.shape, task.classes, models, task.own, task.split)) == 1:
+        return []
+    return [f"the features of all models get the width {task.width}, the smallest of theirs: --width sets another."]
 
 
 def bytes_per_round(parts: Assembly) -> Traffic:

@@ -5,20 +5,28 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+import pickle
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+
+from pluribus.data import Dataset
 from pluribus.data.augment import parse_augmentations
+from pluribus.data.given import name_data, take_data
+from pluribus.data.partitions import OwnPartition, name_partition, take_partition
 from pluribus.errors import ConflictError, FormatError, UserCodeError
+from pluribus.internal.blame import first_line
+from pluribus.internal.lookup import GIVEN
 from pluribus.method import Method, find, hyperparameters, name_of
-from pluribus.models import assign
+from pluribus.models import assign, own_models, take_models
+from pluribus.models.own import name_model
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.toml import read_toml
 
 SITES = "(sites)"  # `data` of a run whose data is at real sites
-Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -28,10 +36,10 @@ class Experiment:
     method: str = "fedgh"
     """Name of a method (pluribus list methods), or package.module.Class of your own."""
 
-    data: str = setting("digits", group="data")
+    data: Any = setting("digits", group="data")
     """Name of a data set (pluribus list data), an .npz file, an image folder, or package.module.function."""
-    partition: str = setting("dirichlet", group="data")
-    """How rows are divided among clients (pluribus list partitions)."""
+    partition: Any = setting("dirichlet", group="data")
+    """How rows are divided among clients (pluribus list partitions), or package.module.function."""
     clients: int = setting(8, group="data", at_least=1, symbol="N")
     """Number of clients."""
     classes_per_client: int = setting(2, group="data", at_least=1)
@@ -58,7 +66,9 @@ class Experiment:
     """Resize images to this many pixels a side."""
 
     models: Any = setting("small", group="models", simulated=True)
-    """A group, a model, or a comma-separated list (pluribus list groups, models). Client i gets model i mod X."""
+    """A group, a model, timm:NAME, or a comma-separated list (pluribus list groups). Client i gets model i mod X."""
+    split: str | None = setting(None, group="models", simulated=True)
+    """Head layer of your own classifiers; none: they are backbones. Default: their last linear layer."""
     width: int | None = setting(None, group="models", at_least=1, symbol="K")
     """Common width of all clients' features. Default: the group's own."""
     projector: Literal["pool", "linear", "none"] = setting("pool", group="models")
@@ -126,17 +136,22 @@ class Experiment:
     checkpoint_every: int | None = setting(None, group="execution", at_least=1)
     """Rounds between checkpoints. Default: chosen so that they take at most 5 % of the time."""
     out: str | None = setting(None, group="execution")
-    """Run folder. Default: a new folder under runs/."""
+    """Run folder. Default: a new folder under runs/; from Python, none."""
 
     hyper: dict[str, Any] = field(default_factory=dict)
     """The method's hyper-parameters."""
 
     def __post_init__(self) -> None:
-        for name, value in convert_fields(type(self), vars(self)).items():
+        values = vars(self) | ({"device": str(self.device)} if _is_device(self.device) else {})
+        for name, value in convert_fields(type(self), values).items():
             object.__setattr__(self, name, value)
-        object.__setattr__(self, "augment", ",".join(parse_augmentations(self.augment)))
-        if not (callable(self.models) or isinstance(self.models, str | Sequence | Mapping)):
-            raise FormatError(f"--models must be names, or a function from client to name, not {self.models!r}.")
+        taken: dict[str, Any] = {"data": take_data(self.data), "partition": take_partition(self.partition)}
+        taken |= {"models": take_models(self.models), "augment": ",".join(parse_augmentations(self.augment))}
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)
+        divided = self.partition.clients if isinstance(self.partition, OwnPartition) else None
+        if divided not in (None, self.clients):
+            raise ConflictError(f"the partition is for {divided} clients, but --clients is {self.clients}.")
         if self.engine != "ray" and (self.ray_address is not None or self.gpu_share):
             raise ConflictError("--ray-address and --gpu-share need --engine ray.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
@@ -156,24 +171,52 @@ class Experiment:
         check_names(self.hyper, _field_names(cls), f"hyper-parameter of {name}", f"pluribus run {name} --help")
         return cls(**convert_fields(cls, self.hyper))  # a class may override the check of its own fields
 
+    @property
+    def data_name(self) -> str:
+        """The name of the data set for a person."""
+        return name_data(self.data).removeprefix(GIVEN)
+
+    def check_portable(self, remedy: str) -> None:
+        """Refuse objects that cannot be sent to another process."""
+        own = [self.partition, self.data, *own_models(self.models).values()]
+        for one in own:
+            if isinstance(one, str | Dataset):
+                continue
+            source = getattr(one, "source", one)
+            try:
+                pickle.dumps(source)
+            except Exception as error:  # an object may raise anything
+                raise UserCodeError(
+                    f"{getattr(one, 'name', None) or name_data(one)} cannot be sent to another process "
+                    f"({first_line(error)}): define it in a module, or {remedy}."
+                ) from error
+
+    def label(self) -> str:
+        """Method, data and seed, for the name of a folder. Of a path or dotted path, only the last part is used."""
+        data = Path(self.data_name).name.removesuffix(".npz").rpartition(".")[2]
+        return f"{self.method.rpartition('.')[2]}-{data}-{self.seed}"
+
     def all_rounds(self) -> int:
         """Number of rounds, including the method's warm-up rounds."""
         return self.build_method().warmup_rounds() + self.rounds
 
     def settings(self) -> dict[str, Any]:
         """All settings as plain values, for a TOML file. `out` is left out: it is the folder of the file."""
-        values = dataclasses.asdict(self) | {"hyper": hyperparameters(self.build_method())}
+        values = vars(self) | {"hyper": hyperparameters(self.build_method())}
         values.pop("out")
-        if callable(self.models):
-            values["models"] = [self.models(k) for k in range(self.clients)]
-        elif isinstance(self.models, Mapping):
-            values["models"] = {str(k): name for k, name in self.models.items()}
+        values |= {"data": name_data(self.data), "partition": name_partition(self.partition)}
+        if isinstance(self.models, Mapping):
+            values["models"] = {str(k): name_model(one) for k, one in self.models.items()}
+        elif not isinstance(self.models, str):
+            values["models"] = [name_model(one) for one in self.models]
         return values
 
     def decisive(self) -> dict[str, Any]:
         """Settings and hyper-parameters that decide the metrics, in one dict."""
         values = self.settings()
         values |= values.pop("hyper")
+        if isinstance(self.data, Dataset):
+            values["data_digest"] = self.data.digest()
         return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
 
 
@@ -195,11 +238,11 @@ def flags(described: Experiment) -> list[str]:
         models = ",".join(assign(models, described.clients))  # client i gets name i mod X
     unset = [name for name in SETTINGS["data"] if getattr(described, name) is None and getattr(usual, name) is not None]
     if unset or described.data != usual.data:  # no flag sets None, but naming the data drops the method's own defaults
-        named["data"] = described.data
+        named["data"] = name_data(described.data)
     if models != usual.models:  # as naming the models drops those for the embedded models
         named["models"] = models
     usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag_name(k), v)]
-    values = vars(described) | {"models": models} | hyperparameters(described.build_method())
+    values = described.settings() | {"models": models} | hyperparameters(described.build_method())
     defaults = vars(usual) | hyperparameters(usual.build_method())
     for name, value in values.items():
         if name in ("method", "hyper", "out") or value == defaults[name]:
@@ -239,6 +282,10 @@ def experiment(
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
+    if "partition" in given:
+        given["partition"] = take_partition(given["partition"])
+        if isinstance(given["partition"], OwnPartition) and given["partition"].clients is not None:
+            given.setdefault("clients", given["partition"].clients)
     hyper = embedded_hyper(cls, given) | hyper
     return Experiment(method=name, hyper=hyper, **{**_defaults(cls, "data" in given), **given})
 
@@ -275,6 +322,10 @@ def from_toml(path: Path) -> dict[str, Any]:
             raise FormatError(f"[models] in {path} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)
+
+
+def _is_device(value: Any) -> bool:
+    return isinstance(value, torch.device)
 
 
 def _field_names(cls: type[Method]) -> list[str]:

@@ -19,13 +19,14 @@ from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.lookup import GIVEN
 from pluribus.message import Message
 from pluribus.method import PeerMethod
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
 from pluribus.server_half import ServerHalf
-from pluribus.storage.folder import RunFolder
 from pluribus.storage.selection import Selections
+from pluribus.storage.store import RunStore
 
 MOST_PENDING = 256  # most clients with unsaved state in memory
 CHECKPOINT_SHARE = 0.05  # most of the run time that automatic checkpoints may take
@@ -43,7 +44,7 @@ class Federation:
     """One run of one experiment, from its first round or from its last checkpoint."""
 
     def __init__(
-        self, parts: Parts, folder: RunFolder, observers: Sequence[Observer] = (), engine: Engine | None = None
+        self, parts: Parts, folder: RunStore, observers: Sequence[Observer] = (), engine: Engine | None = None
     ) -> None:
         """Set up a run. Default engine: the one that the simulated experiment sets."""
         self.parts = parts
@@ -273,7 +274,7 @@ class Federation:
         experiment = self.parts.experiment
         return Result(
             method=experiment.method,
-            data=experiment.data,
+            data=experiment.data_name,
             seed=experiment.seed,
             rounds=experiment.rounds,
             warmup=self.parts.task.warmup,
@@ -283,11 +284,12 @@ class Federation:
             clients={k: self._facts(k) for k in sorted(evaluated)},
             folder=self.folder.path,
             warnings=self.warnings,
+            _live=(experiment, self.folder) if isinstance(self.parts, Assembly) else None,
         )
 
     def _facts(self, k: int) -> ClientFacts:
         data, card = self.parts.data, self.parts.cards[k]
         classes, counts = self.parts.task.names, data.counts(k)
         names = () if counts is None else tuple(c for c, count in zip(classes, counts, strict=True) if count)
-        exams = exam_sizes(self.parts.task, k)
-        return ClientFacts(k, card.model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)
+        model, exams = card.model.removeprefix(GIVEN), exam_sizes(self.parts.task, k)
+        return ClientFacts(k, model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)

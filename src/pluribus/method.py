@@ -22,7 +22,6 @@ from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted
 from pluribus.message import Inbox, Message, Wire, payload
-from pluribus.models import has_weights
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.settings import convert_fields, flag_name
@@ -317,7 +316,7 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
                 f"Use models with a linear head of one width, or a method that does not share heads."
             )
     for card in (one, *others):
-        if Need.PRETRAINED in method.needs and not has_weights(card.model, task.weights):
+        if Need.PRETRAINED in method.needs and not task.has_weights(card.model):
             own = "." in card.model  # no library offers its weights
             raise MismatchError(
                 f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "

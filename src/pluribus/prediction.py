@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -51,6 +52,9 @@ def predict(
     client: int | None = None,
     round: Round = "selected",
     *,
+    data: Any = None,
+    models: Any = None,
+    partition: Any = None,
     tell: Callable[[str], None] = _print_note,
 ) -> list[Prediction]:
     """Classify images with a model that a run has trained.
@@ -59,7 +63,7 @@ def predict(
     model is that of the reported accuracy, from the round that validation selects; `round="last"` takes the last round.
     `images` are files and folders of images, which are resized to the shape that the model takes, or a tensor of bytes
     (N, channels, height, width) in that shape. `tell` is called with notes about the files: which ones were skipped,
-    scaled or rotated.
+    scaled or rotated. A run that was started with objects needs the same `data`, `models` and `partition` again.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -69,7 +73,9 @@ def predict(
     check_round(round)
     found, notes = (images, []) if isinstance(images, Tensor) else _files(images)
     pictures: list[Picture] = []
-    with _open_model(Path(path), client, round) as (method, trained):
+    objects = {"data": data, "models": models, "partition": partition}
+    with _open_model(Path(path), client, round, objects) as (method, trained):
+        _check(found, trained)
         batches = _batches(found, trained.task.shape, pictures)
         predictions = [one for files, x in batches for one in _predictions(method, trained, files, x)]
     if not isinstance(found, Tensor):
@@ -109,7 +115,6 @@ def _batches(
     images: Tensor | list[Path], shape: Shape, pictures: list[Picture]
 ) -> Iterator[tuple[Sequence[str | None], Tensor]]:
     """Batches of the size that evaluation uses, for the same bits. The facts about the files go to `pictures`."""
-    _check(images, shape)
     for start in range(0, len(images), SWEEP_BATCH):
         some = images[start : start + SWEEP_BATCH]
         if isinstance(some, Tensor):
@@ -120,14 +125,18 @@ def _batches(
             yield [str(file) for file in some], x
 
 
-def _check(images: Tensor | list[Path], shape: Shape) -> None:
+def _check(images: Tensor | list[Path], trained: Client) -> None:
+    shape = trained.task.shape
     wanted = " x ".join(map(str, shape))
+    # the data of a real site, which it need not keep, are bytes
+    dtype = next((rows.store.x.dtype for rows in trained.data.values()), torch.uint8)
     if not isinstance(images, Tensor):
         if shape[0] not in (1, 3):
             raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
-    elif images.dtype != torch.uint8 or tuple(images.shape[1:]) != shape:
-        given = f"{str(images.dtype).removeprefix('torch.')} {' x '.join(map(str, images.shape))}"
-        raise DataError(f"the model takes bytes, uint8 N x {wanted}; the images are {given}.")
+    elif images.dtype != dtype or tuple(images.shape[1:]) != shape:
+        kinds = [str(kind).removeprefix("torch.") for kind in (dtype, images.dtype)]
+        given = f"{kinds[1]} {' x '.join(map(str, images.shape))}"
+        raise DataError(f"the model takes images {kinds[0]} N x {wanted}, as it was trained; these are {given}.")
 
 
 def _predictions(method: Method, client: Client, files: Sequence[str | None], x: Tensor) -> Iterator[Prediction]:
@@ -140,7 +149,9 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 
 
 @contextmanager
-def _open_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[Method, Client]]:
+def _open_model(
+    path: Path, client: int | None, round: Round, objects: dict[str, Any]
+) -> Iterator[tuple[Method, Client]]:
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
     if not (path / "config.toml").exists():
@@ -151,7 +162,7 @@ def _open_model(path: Path, client: int | None, round: Round) -> Iterator[tuple[
         with recall_client(path, round) as opened:
             yield opened
         return
-    with open_run(path) as (parts, folder):
+    with open_run(path, **objects) as (parts, folder):
         if client is None:
             raise MissingSettingError(
                 f"{path} has a model for each client: choose one with --client, 0 to {len(parts.cards) - 1}."

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import nn
@@ -17,6 +18,11 @@ from pluribus.internal.ledger import Ledger
 from pluribus.internal.views import View, view_text
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RESULT
+
+if TYPE_CHECKING:
+    from pluribus.assembly import Assembly
+    from pluribus.experiment import Experiment
+    from pluribus.storage.store import RunStore
 
 
 @dataclass(frozen=True)
@@ -53,10 +59,13 @@ class Result:
     history: list[dict[str, Any]]
     ledger: Ledger
     clients: Mapping[int, ClientFacts]
-    folder: Path
+    folder: Path | None
+    """The run folder; None if the run was kept in memory."""
     warnings: list[str] = field(default_factory=list)
     warmup: int = 0
     """Rounds at the start in which no model trains. `history` includes them; `rounds` does not count them."""
+    _live: tuple[Experiment, RunStore] | None = field(default=None, repr=False, compare=False)
+    """The experiment and the state of a simulation in this process."""
 
     @classmethod
     def read(cls, folder: Path) -> Result:
@@ -119,9 +128,19 @@ class Result:
 
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
         """Load a client's model: that of the reported accuracy, or that of the last round."""
-        from pluribus.storage.reopen import load_model
+        from pluribus.storage.reopen import copy_model
 
-        return load_model(self.folder, client, round)
+        with self._open() as (parts, store):
+            return copy_model(parts, store, client, round)
+
+    def _open(self) -> AbstractContextManager[tuple[Assembly, RunStore]]:
+        """The parts and the state of the run, from this process or from its folder."""
+        from pluribus.storage.reopen import assemble_again, open_run
+
+        if self._live is not None:
+            return assemble_again(*self._live)
+        assert self.folder is not None, "a result that was read has a folder"
+        return open_run(self.folder)
 
     def table(self, *others: Result, view: View | None = None) -> None:
         """Print accuracy per client, beside that of other runs on the same data.
@@ -156,7 +175,7 @@ class Result:
             "bytes": self.bytes,
             "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
             "seconds": round(self.seconds, 3),
-            "folder": str(self.folder),
+            "folder": None if self.folder is None else str(self.folder),
             "warnings": self.warnings,
             "torch": torch.__version__,
         }

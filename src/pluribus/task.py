@@ -12,7 +12,7 @@ from pluribus import draws
 from pluribus.draws import Made
 from pluribus.internal.blame import at
 from pluribus.message import Message
-from pluribus.models import TwoPartModel, build
+from pluribus.models import OwnModel, TwoPartModel, build, has_weights
 from pluribus.models.layers import Layer, layers_of
 
 
@@ -23,7 +23,8 @@ class Task:
     `width` is K, the width of the features that are sent, or None if every model keeps its own. `rounds` counts all
     rounds of the run; the first `warmup` of them train no model. `public` is the number of public rows by owner, and
     `exams` the number of test rows per domain. Only clients hold these rows, as `client.public` and `client.exams`.
-    `weights` is the source of pretrained backbones.
+    `weights` is the source of pretrained backbones. `own` has the models that were given as objects, and `split` names
+    the layer where a user's classifier is split.
     """
 
     classes: int
@@ -39,6 +40,8 @@ class Task:
     domain_of: Mapping[int, int] = field(default_factory=dict)
     weights: str | None = None
     warmup: int = 0
+    own: Mapping[str, OwnModel] = field(default_factory=dict, repr=False)
+    split: str | None = None
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator that is the same for the server and all clients, so nothing has to be sent."""
@@ -53,13 +56,18 @@ class Task:
         """Build a model of the zoo for this task. The key decides its initial weights."""
         with draws.seeded(self.seed, "build", *key):
             return build(
-                model,
+                self.own.get(model, model),
                 shape=self.shape,
                 classes=self.classes,
                 width=self.width,
                 projector=self.projector,
                 weights=self.weights,
+                split=self.split,
             )
+
+    def has_weights(self, model: str) -> bool:
+        """Whether a model starts from pretrained weights."""
+        return has_weights(self.own.get(model, model), self.weights)
 
     def start(self, model: str, client: int | None = None) -> TwoPartModel:
         """The initial model of a client. Without a client, the one that all clients of an architecture may share."""

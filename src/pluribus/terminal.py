@@ -283,7 +283,7 @@ def print_bench(bench: Bench, console: Console | None = None) -> None:
 
     console = console or Console()
     one, machine = bench.experiment, bench.machine
-    what = f"{one.data}   {_count(one.clients, 'client')}, {_count(bench.architectures, 'architecture')}"
+    what = f"{one.data_name}   {_count(one.clients, 'client')}, {_count(bench.architectures, 'architecture')}"
     heading = f"[bold]Pluribus {__version__}[/]   bench {one.method}   {escape(what)}   seed {one.seed}"
     console.print(f"{heading}\n", highlight=False, soft_wrap=True)
     table = Table("", _right(""), Column(style="dim"), box=None, show_header=False)

@@ -440,7 +440,7 @@ class TestState:
             def aggregate(self, server, uploads) -> None:
                 server.state.sum = sum(upload.tensor("one") for upload in uploads.values())
 
-        folder = RunFolder.create(new_folder(), "late")
+        folder = RunFolder.create(new_folder())
         with pytest.raises(AttributeError, match="allocate it in prepare"):
             Federation(dataclasses.replace(assemble_tiny("local"), method=Late()), folder).run()
         folder.close()

@@ -775,7 +775,7 @@ class TestClients:
 
         monkeypatch.setattr(Client, "fit", watched)
         parts = assemble_tiny("fedfree", models="mlp-64", global_model="mlp-64", projection=projection, batch_size=40)
-        federation = Federation(parts, RunFolder.create(new_folder(), "x"))
+        federation = Federation(parts, RunFolder.create(new_folder()))
         first = federation._round(0)
         trained = {k: copies(federation.engine.host.client(k)) for k in range(4)}
         sent = {n: p.detach().clone() for n, p in federation.server.state.model.named_parameters()}

@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there(terminal: Terminal, tmp_path: Path) -> None:
 
 def test_a_run_goes_on_with_the_settings_that_it_began_with(terminal: Terminal, place: Path) -> None:
     file, described = read_federation(write(place / "federation.toml", SERVER | {"epochs": 1}), "fedgh")
-    folder = RunFolder.create(str(place / "federation"), "fedgh")
+    folder = RunFolder.create(str(place / "federation"))
     folder.write_config(described.settings(), {})
     facts = {0: SiteFacts("mlp-64", samples=10, test=5, public=None)}
     (folder.path / "link").mkdir()
@@ -151,7 +151,7 @@ def test_the_model_that_all_share_is_agreed_on_once(place: Path) -> None:
 def test_a_run_goes_on_with_who_takes_part_as_it_began(terminal: Terminal, place: Path) -> None:
     """Which sites need not agree on."""
     _, described = read_federation(write(place / "federation.toml", SERVER), "fedgh")
-    folder = RunFolder.create(str(place / "federation"), "fedgh")
+    folder = RunFolder.create(str(place / "federation"))
     folder.write_config(described.settings(), described.decisive())
     folder.close()
     refusal = serve(terminal, place, participation=0.5)

@@ -146,7 +146,7 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **RUNS[method])
     simulated = pluribus.run(parts.experiment, progress=False)
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
-    folder = RunFolder.create(new_folder(), "sites")
+    folder = RunFolder.create(new_folder())
     result = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60).run()
     assert result.bytes == simulated.bytes
     assert numbers(result) == numbers(simulated)
@@ -159,7 +159,7 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
 def test_a_server_knows_the_task_of_a_simulation_and_no_rows(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **RUNS[method])
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
-    folder = RunFolder.create(new_folder(), "sites")
+    folder = RunFolder.create(new_folder())
     made = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60)
     assert made.parts.task == parts.task
     assert dict(made.parts.cards) == dict(parts.cards)
@@ -178,7 +178,7 @@ def test_the_server_says_which_model_is_the_smallest(method: str, tmp_path: Path
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     facts = greet(offer, NAMES, transport, seconds=0)
     assert complete_agreement(offer, facts, NAMES).hyper["aux_model"] == "mlp-64"
-    folder = RunFolder.create(new_folder(), "sites")
+    folder = RunFolder.create(new_folder())
     result = federated(parts.experiment, offer, NAMES, transport, folder, seconds=60).run()
     assert numbers(result) == numbers(simulated)
     assert result.bytes == simulated.bytes
@@ -195,7 +195,7 @@ def test_the_table_calls_sites_by_their_names(tmp_path: Path, capsys: pytest.Cap
 
 
 def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
-    folder = RunFolder.create(str(tmp_path / "run"), "sites")
+    folder = RunFolder.create(str(tmp_path / "run"))
     folder.write_config(experiment("fedgh", data=SITES, clients=3).settings(), {})
     folder.close()
     with refused(OtherRunError, tmp_path / "run", "pluribus serve", "pluribus predict"):
@@ -209,7 +209,7 @@ def started(method: str, folder: Path, transport: Direct | None = None, **settin
     """A federation of fresh sites, or of those given."""
     parts, agreement, given = agreed(method, **RUNS[method] | settings)
     transport = transport or Direct({k: responder_of(parts, given, k, folder) for k in NAMES})
-    run = RunFolder.create(new_folder(), "sites")
+    run = RunFolder.create(new_folder())
     return federated(parts.experiment, agreement, NAMES, transport, run, seconds=60), transport
 
 
@@ -303,7 +303,7 @@ def test_a_server_that_falls_back_finds_its_sites_as_they_were(method: str, tmp_
     settings = {"rounds": 4, "checkpoint_every": 2}
     parts, agreement, given = agreed(method, **RUNS[method] | settings)
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
-    folder = RunFolder.create(new_folder(), "sites")
+    folder = RunFolder.create(new_folder())
     with pytest.raises(StoppedError):
         federated(parts.experiment, agreement, NAMES, transport, folder, 60, [StopAfter(2)]).run()
     result = federated(parts.experiment, agreement, NAMES, transport, folder, 60).run()
@@ -507,7 +507,7 @@ def test_a_site_that_is_not_there_at_the_start(tmp_path: Path) -> None:
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     transport.exchange = lambda requests, seconds: {0: transport.carry(0, requests[0])}  # type: ignore[method-assign]
     with refused(WorkerError, "site south", "0 s", "no answer"):
-        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), 60)
 
 
 def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
@@ -515,7 +515,7 @@ def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     transport.exchange = lambda requests, seconds: dict.fromkeys(requests, b"noise")  # type: ignore[method-assign]
     with refused(UnreadableMessageError, "site north"):
-        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), 60)
 
 
 @pytest.mark.parametrize(
@@ -536,7 +536,7 @@ def test_what_does_not_fit_is_one_sentence_at_the_start(
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     other = dataclasses.replace(agreement, **change)
     with refused(AgreementError, "site north", *facts):
-        federated(parts.experiment, other, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
+        federated(parts.experiment, other, NAMES, transport, RunFolder.create(new_folder()), 60)
 
 
 def test_a_site_may_lack_classes(tmp_path: Path) -> None:
@@ -752,7 +752,7 @@ def test_students_of_a_short_lesson_say_so(pairs: bool, tmp_path: Path) -> None:
     """Alone it is too short for its public images; beside others it does not go with theirs."""
     parts, agreement, given = agreed("fedh2l", **RUNS["fedh2l"], pairs=pairs)
     short = Short({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
-    run = RunFolder.create(new_folder(), "sites")
+    run = RunFolder.create(new_folder())
     result = federated(parts.experiment, agreement, NAMES, short, run, seconds=60).run()
     assert result.warnings
     for told in result.warnings:
@@ -906,14 +906,14 @@ def test_all_sites_have_the_same_public_images(
     given = {k: None if one is None else Public(one) for k, one in brought.items()}
     transport = Direct({k: responder_of(parts, given[k], k, tmp_path) for k in NAMES})
     with refused(kind, *facts):
-        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder(), "s"), 60)
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), 60)
 
 
 @pytest.mark.parametrize("method", ["fedmd", "fedh2l"])
 def test_fewer_public_images_than_clients(method: str, tmp_path: Path) -> None:
     parts, agreement, _ = agreed(method, **RUNS[method])
     transport = Direct({k: responder_of(parts, Public(images(2)), k, tmp_path) for k in NAMES})
-    run = RunFolder.create(new_folder(), "sites")
+    run = RunFolder.create(new_folder())
     result = federated(parts.experiment, agreement, NAMES, transport, run, seconds=60).run()
     assert result.warnings == []
     assert [record["answered"] for record in result.history] == [3, 3, 3]

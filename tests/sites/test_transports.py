@@ -119,7 +119,7 @@ def offer(method: str) -> Agreement:
 @pytest.mark.parametrize("method", METHODS)
 def test_over_the_network(method: str, sites: Sites) -> None:
     network, link, facts = sites
-    folder = RunFolder.create(new_folder(), "sites")
+    folder = RunFolder.create(new_folder())
     agreed = complete_agreement(offer(method), facts, NAMES)
     result = make_federation(experiment(method, **settings_of(method)), agreed, NAMES, facts, link, folder, 120).run()
     found = {f"server {name}": value for name, value in Checkpoint(folder.path / "state").server().items()}

@@ -98,19 +98,14 @@ def test_an_unknown_setting_gets_the_nearest_one() -> None:
         pluribus.run("fedgh", round=5)
 
 
-def every_other(client: int) -> str:
-    return ("mlp-64", "cnn-16")[client % 2]
-
-
 @pytest.mark.parametrize(
     "models",
     [
         ["mlp-64", "cnn-16"],
         {0: "mlp-64", 1: "cnn-16", 2: "mlp-64", 3: "cnn-16"},
-        every_other,
         "mlp-64, cnn-16",
     ],
-    ids=["list", "dict", "function", "text"],
+    ids=["list", "dict", "text"],
 )
 def test_models_in_any_form_also_after_a_resume(models: Models, tmp_path: Path) -> None:
     whole = run_tiny("fedgh", models=["mlp-64", "cnn-16", "mlp-64", "cnn-16"])

@@ -60,7 +60,8 @@ class TestDataset:
     @pytest.mark.parametrize(
         ("changes", "facts"),
         [
-            ({"x": torch.zeros(4, 1, 2, 2)}, ("x ", "uint8", "float32 (4, 1, 2, 2)")),
+            ({"x": torch.zeros(4, 1, 2, 2).double()}, ("x ", "uint8", "float64 (4, 1, 2, 2)")),
+            ({"x": torch.tensor([0.0, 0, torch.nan, 0]).view(4, 1, 1, 1)}, ("x ", "NaN", "row 2")),
             ({"x": torch.zeros(4, 2, 2, dtype=torch.uint8)}, ("x ", "uint8 (4, 2, 2)")),
             (
                 {"x": torch.zeros(0, 1, 2, 2, dtype=torch.uint8), "y": torch.zeros(0, dtype=torch.int64)},
@@ -144,7 +145,7 @@ class TestNames:
         monkeypatch.syspath_prepend(tmp_path)
         assert load("own_loaders.good", image_size=8).x.shape == (2, 1, 8, 8)
         for name, facts in {
-            "own_loaders.bad": ("pluribus.data.Dataset", "int"),
+            "own_loaders.bad": ("Dataset", "int"),
             "own_loaders.needy": ("image_size", "seed", "'path'"),
             "own_loaders.thing": ("function",),
             "own_loaders.absent": ("'own_loaders'", "'absent'"),

@@ -17,6 +17,7 @@ import pluribus
 from conftest import few_digits, new_folder, run_tiny
 from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.internal.ledger import Ledger
+from pluribus.storage import folder
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import append_lines, read_lines, to_json, write_json
 from pluribus.storage.folder import RunFolder
@@ -160,13 +161,13 @@ def test_a_history_with_a_gap_is_refused() -> None:
 
 def test_a_run_without_a_name_gets_a_free_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    opened = [RunFolder.create(None, "fedgh-digits-0") for _ in range(3)]
-    names = [folder.path.name for folder in opened]
+    opened = [RunFolder.create(str(folder.new_folder("fedgh-digits-0"))) for _ in range(3)]
+    names = [one.path.name for one in opened]
     assert names == [names[0], f"{names[0]}-2", f"{names[0]}-3"]
     assert names[0].endswith("-fedgh-digits-0")
-    assert all(folder.path.parent == Path("runs") for folder in opened)
-    for folder in opened:
-        folder.close()
+    assert all(one.path.parent == Path("runs") for one in opened)
+    for one in opened:
+        one.close()
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:

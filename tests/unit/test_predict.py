@@ -172,7 +172,7 @@ def sites(method: str) -> tuple[Assembly, Result, Path]:
     parts, agreement, given = agreed(method, **{"rounds": 2} | SITES[method])
     folder = Path(new_folder())
     transport = Direct({k: responder_of(parts, given, k, folder) for k in NAMES})
-    run = RunFolder.create(new_folder(), "sites")
+    run = RunFolder.create(new_folder())
     return parts, federated(parts.experiment, agreement, NAMES, transport, run, seconds=60).run(), folder
 
 

@@ -35,7 +35,7 @@ def test_a_half_that_was_put_back_sends_what_the_loop_would_send(method: str) ->
 
 def test_who_enrolled_after_the_last_checkpoint_enrols_again() -> None:
     parts = assemble_tiny("fedmd", **PUBLIC, clients=8, participation=0.25, rounds=4, checkpoint_every=2, seed=1)
-    folder = RunFolder.create(new_folder(), "unused")
+    folder = RunFolder.create(new_folder())
     with pytest.raises(StoppedError):
         Federation(parts, folder, [StopAfter(2)]).run()
     saved = set(folder.checkpoint.enrolled())

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, get_type_hints
 
 from pluribus.cli.flags import (
+    AS_TEXT,
     CONFIG,
     JSON,
     ONE_BY_ONE,
@@ -149,7 +150,7 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     """The flags of an experiment except method, seed and folder."""
     from pluribus.experiment import SETTINGS, TRAINING, Experiment
 
-    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"augment": str}
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
     values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
     groups = {
         group: flags_of(Experiment, [name for name in names if name in common], values)

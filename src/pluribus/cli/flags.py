@@ -29,6 +29,8 @@ TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wand
 BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the run.")
 
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
+# Flags are text, where files also take lists and tables, and Python also takes objects.
+AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "augment"), str)
 
 
 def given_names(args: list[str]) -> set[str]:
@@ -135,7 +137,7 @@ def _wrap(about: str) -> str:
 def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
     """The fields of a dataclass as flags for tyro, with the attribute docstrings as help."""
     helps = explanations(cls)
-    hints = get_type_hints(cls) | {"models": str, "augment": str}  # only config files and Python take lists and tables
+    hints = get_type_hints(cls) | AS_TEXT
     return [flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pluribus.federation import Federation
     from pluribus.internal.views import View
     from pluribus.result import Result
-    from pluribus.storage.folder import RunFolder
+    from pluribus.storage.store import RunStore
 
 
 class Greeter:
@@ -24,7 +24,7 @@ class Greeter:
     def __init__(self, console: Console, chain: Sequence[Experiment] = ()) -> None:
         self._console = console
         self._chain = chain
-        self.run: RunFolder | None = None
+        self.run: RunStore | None = None
         """None before the run starts."""
 
     def start(self, federation: Federation) -> None:
@@ -40,7 +40,8 @@ class Greeter:
             return
         one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
         kinds = len(federation.parts.cards.architectures())
-        what = f"{one.data}   {one.clients} clients, {kinds} architecture{'s' if kinds > 1 else ''}   seed {one.seed}"
+        models = f"{kinds} architecture{'s' if kinds > 1 else ''}"
+        what = f"{one.data_name}   {one.clients} clients, {models}   seed {one.seed}"
         self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
         assert isinstance(federation.parts, Assembly), "pluribus run simulates"
         print_partition(federation.parts, self._console)

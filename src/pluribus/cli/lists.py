@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any, get_type_hints
 
-from pluribus.cli.flags import JSON, explanations, flag, parse, parse_groups, parse_one_word, word
+from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_one_word, word
 from pluribus.cli.greeter import print_answer
 from pluribus.errors import unknown
 from pluribus.settings import flag_name
@@ -41,7 +41,7 @@ def _list_methods(args: list[str]) -> None:
     from pluribus.experiment import SETTINGS, Experiment
     from pluribus.listing import method_rows, print_methods
 
-    helps, hints = explanations(Experiment), get_type_hints(Experiment) | {"models": str, "augment": str}
+    helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
     task = ("data", "models", "rounds", "training")
     groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in task}
     groups["output"] = [flag(*JSON)]

@@ -38,11 +38,18 @@ def run(args: list[str]) -> None:
     results = []
     with contextlib.nullcontext() if against is None else load_once():  # a single run does not keep its data
         chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
-        for number, one in enumerate(chain):
+        for number, one in enumerate(map(_with_folder, chain)):
             greeter = Greeter(console, chain if number == 0 else ())
             with resumable(greeter):
                 results.append(api.run(one, progress=not as_json, observers=[greeter], track=output["track"]))
     print_results(results, as_json, console, view=output["view"] if against else None, cautions=cautions)
+
+
+def _with_folder(described: Experiment) -> Experiment:
+    """A run of the command line always has a folder."""
+    from pluribus.storage.folder import new_folder
+
+    return described if described.out else dataclasses.replace(described, out=str(new_folder(described.label())))
 
 
 def _add_other(described: Experiment, against: str, given: set[str]) -> tuple[list[Experiment], list[str]]:

@@ -3,7 +3,19 @@
 from pluribus.data import domains as domains  # registers the data sets with domains
 from pluribus.data.dataset import Dataset
 from pluribus.data.datasets import entries, load, register_data
-from pluribus.data.partition import PARTITIONS, Manifest, by_domain, partition
+from pluribus.data.partition import Manifest, by_domain
+from pluribus.data.partitions import PARTITIONS, partition, register_partition
 from pluribus.data.split import split
 
-__all__ = ["PARTITIONS", "Dataset", "Manifest", "by_domain", "entries", "load", "partition", "register_data", "split"]
+__all__ = [
+    "PARTITIONS",
+    "Dataset",
+    "Manifest",
+    "by_domain",
+    "entries",
+    "load",
+    "partition",
+    "register_data",
+    "register_partition",
+    "split",
+]

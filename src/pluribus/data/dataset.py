@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +23,7 @@ class Dataset:
 
     name: str
     x: Tensor
-    """Images as bytes: (N, channels, height, width) uint8."""
+    """Images: (N, channels, height, width), bytes (uint8) or numbers (float32). Bytes become numbers in [-1, 1]."""
     y: Tensor
     """Labels: (N,) int64, indices into `classes`."""
     classes: tuple[str, ...]
@@ -55,12 +56,22 @@ class Dataset:
             ) from error
         return dataclasses.replace(self, **copies)
 
+    def digest(self) -> str:
+        """A hash of all images and labels."""
+        found = hashlib.sha256(",".join(self.classes).encode())
+        for column in (self.x, self.y):
+            found.update(column.contiguous().numpy().data)
+        return found.hexdigest()
+
     def _problems(self) -> Iterator[str]:
         """Only the first problem is reported, so each check may rely on the checks before it."""
-        if not _is_tensor(self.x, torch.uint8, 4):
-            yield f"x must be a tensor, uint8 (N, channels, height, width), not {_describe(self.x)}"
+        if not (_is_tensor(self.x, torch.uint8, 4) or _is_tensor(self.x, torch.float32, 4)):
+            yield f"x must be a tensor, uint8 or float32 (N, channels, height, width), not {_describe(self.x)}"
         if self.x.numel() == 0:
             yield f"it contains no images: x is {_describe(self.x)}"
+        if self.x.is_floating_point() and not bool(self.x.isfinite().all()):
+            row = int((~self.x.isfinite()).flatten(1).any(1).nonzero()[0])
+            yield f"x has a number that is not finite (NaN or infinity) in row {row}"
         if not self.classes:
             yield "it has no classes"
         yield from self._column_problems("y", self.y, len(self.classes))

@@ -29,11 +29,13 @@ from torch import Tensor
 
 from pluribus.data.dataset import Dataset, last_line, resize
 from pluribus.data.folders import read_image_folder
+from pluribus.data.given import as_dataset, name_data
 from pluribus.data.images import pixels
 from pluribus.errors import (
     ConfigError,
     DamagedDataError,
     DataError,
+    FormatError,
     MissingDataError,
     PluribusError,
     RangeError,
@@ -45,7 +47,8 @@ from pluribus.internal.lookup import import_dotted
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
-Key = tuple[str, int | None, int | None]  # name, image size, and the seed of a set that is drawn at random
+# the name or the object, the image size, and the seed of a set that is drawn at random
+Key = tuple["str | Dataset | Loader", int | None, int | None]
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
@@ -88,21 +91,21 @@ def entries() -> Mapping[str, DataEntry]:
     return MappingProxyType(_entries)
 
 
-def load(name: str, *, image_size: int | None = None, seed: int = 0) -> Dataset:
+def load(name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0) -> Dataset:
     """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
     `name` is a registered name, the path of an `.npz` file in the cache format, the path of a folder with
     `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), or the dotted path
-    `package.module.function` of a function that returns a Dataset. The seed matters only to sets that are drawn at
-    random, such as `rotated-mnist`.
+    `package.module.function` of a function that returns a Dataset. It may also be such a function, or a Dataset. The
+    seed matters only to sets that are drawn at random, such as `rotated-mnist`.
     """
     if image_size is not None and image_size < 1:
         raise RangeError(f"--image-size must be at least 1, not {image_size}.")
     return _load_keyed(name, image_size, seed)[1]
 
 
-def _load_keyed(name: str, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
-    loader = _find(name)
+def _load_keyed(source: str | Dataset | Loader, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
+    name, loader = name_data(source), _find(source)
     offered = {"image_size": image_size, "seed": seed}
     try:
         signature = inspect.signature(loader)
@@ -110,13 +113,16 @@ def _load_keyed(name: str, image_size: int | None, seed: int) -> tuple[Key, Data
         signature.bind(**arguments)
     except (TypeError, ValueError) as reason:
         raise UserCodeError(f"{name} may take only the arguments image_size and seed ({reason}).") from reason
-    key = (name, image_size, arguments.get("seed"))
+    key = (source, image_size, arguments.get("seed"))
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
     with at(f"data {name}"):
         dataset = loader(**arguments)
-    if not isinstance(dataset, Dataset):
-        raise UserCodeError(f"{name} must return a pluribus.data.Dataset, but returned {type(dataset).__name__}.")
+    try:
+        dataset = as_dataset(dataset)
+    except FormatError as error:
+        kind = type(dataset).__name__
+        raise UserCodeError(f"{name} must return a Dataset or arrays (x, y), but returned {kind}.") from error
     dataset = dataset if image_size is None else resize(dataset, image_size)
     if _loaded_sets is not None:
         _loaded_sets[key] = dataset
@@ -138,7 +144,7 @@ def load_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[d
         _loaded_sets = before
 
 
-def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
+def load_shared(name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
     """Load a data set into shared memory and return what `loaded_once` takes. Empty if shared memory is full."""
     with load_once() as kept:
         key, dataset = _load_keyed(name, image_size, seed)
@@ -149,7 +155,9 @@ def load_shared(name: str, *, image_size: int | None = None, seed: int = 0) -> d
         return {key: kept[key]}
 
 
-def _find(name: str) -> Loader:
+def _find(name: str | Dataset | Loader) -> Loader:
+    if not isinstance(name, str):
+        return partial(_identity, name) if isinstance(name, Dataset) else name
     if entry := _entries.get(_normalize_name(name)):
         return entry.load
     path = Path(name).expanduser()
@@ -167,6 +175,10 @@ def _find(name: str) -> Loader:
             raise UserCodeError(f"{name} is not a function that loads a data set.")
         return loader
     raise unknown("data set", name, _entries, "pluribus list data")
+
+
+def _identity(dataset: Dataset) -> Dataset:
+    return dataset
 
 
 # The cache ------------------------------------------------------------------------------------------------------------

@@ -1,7 +1,7 @@
 """One data set, divided among many clients: a store on the device, and row numbers into it.
 
 A client's sets are row numbers. They are computed on first use, so that ten thousand clients cost nothing until they
-participate. Images are stored as bytes, and `take` converts them to numbers in [-1, 1].
+participate. Images are stored as they are given, and `take` converts bytes to numbers in [-1, 1].
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ class Store:
         self._layout = torch.channels_last if channels_last else torch.contiguous_format
 
     def take(self, rows: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """Images in [-1, 1] and labels of these rows."""
-        x = self.x[rows].to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+        """Images and labels of these rows. Bytes become numbers in [-1, 1]."""
+        x = self.x[rows]
+        if x.dtype == torch.uint8:
+            x = x.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
         if augment is not None:
             x = augment(x)
         return x.contiguous(memory_format=self._layout), self.y[rows]

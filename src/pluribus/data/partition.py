@@ -7,18 +7,16 @@ All randomness comes from the given generator. If every row has at most one owne
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from pluribus.data.split import ROUNDING
-from pluribus.errors import DamagedDataError, FormatError, PartitionError, RangeError, unknown
+from pluribus.errors import DamagedDataError, FormatError, PartitionError, RangeError
 
 Parts = list[np.ndarray]
 Rng = np.random.Generator
@@ -32,7 +30,7 @@ MIN_SHARE_OF = {"cifar100": 0.1, "svhn": 0.005}  # FedHPL, Appendix C.5.4; MIN_S
 
 def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
     """Every client gets an equal random share of all rows."""
-    return _rows_by_owner(rng.permutation(np.arange(len(labels)) % clients), clients)
+    return rows_by_owner(rng.permutation(np.arange(len(labels)) % clients), clients)
 
 
 def pathological(
@@ -59,7 +57,7 @@ def pathological(
         if len(owners):
             shares = rng.uniform(LEAST_SHARE, 1, len(owners)) if unequal else np.ones(len(owners))
             owner[rows] = np.repeat(owners, 1 + _cut(len(rows) - len(owners), shares))
-    return _rows_by_owner(owner, clients)
+    return rows_by_owner(owner, clients)
 
 
 def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1") -> Parts:
@@ -86,7 +84,7 @@ def class_mass(labels: np.ndarray, clients: int, rng: Rng, *, mass: str = "8:1:1
             f"{rows} samples per client leave a class of --mass {mass} without samples: "
             "use fewer clients (--clients) or a more even --mass."
         )
-    return _deal(labels, counts, rng)
+    return deal(labels, counts, rng)
 
 
 def parse_mass(text: str) -> np.ndarray:
@@ -115,7 +113,7 @@ def dirichlet(labels: np.ndarray, clients: int, rng: Rng, *, alpha: float = 1.0,
             held += row
         return counts
 
-    return _deal(labels, _draw_until_enough(draw, len(labels), clients, min_samples), rng)
+    return deal(labels, _draw_until_enough(draw, len(labels), clients, min_samples), rng)
 
 
 def fedhpl_by_class(
@@ -164,7 +162,7 @@ def fedhpl_dir(
     rest, least = each - floor.sum(), floor / max(each, 1)
     mixes = [np.maximum(_simplex(len(sizes), alpha, rng) - least, 0) for _ in range(clients)]
     counts = np.stack([_cut_within(rest, mix, sizes - floor) for mix in mixes], axis=1) + floor[:, None]
-    return _sample(labels, counts, rng)
+    return sample(labels, counts, rng)
 
 
 def by_domain(domain: np.ndarray, clients: int, rng: Rng) -> Parts:
@@ -177,13 +175,14 @@ def by_domain(domain: np.ndarray, clients: int, rng: Rng) -> Parts:
         rows = rng.permutation(np.flatnonzero(domain == number))
         owners = np.arange(number, clients, domains)
         owner[rows] = owners[np.arange(len(rows)) % len(owners)]
-    return _rows_by_owner(owner, clients)
+    return rows_by_owner(owner, clients)
 
 
 # Shared by the kinds --------------------------------------------------------------------------------------------------
 
 
-def _rows_by_owner(owner: np.ndarray, clients: int) -> Parts:
+def rows_by_owner(owner: np.ndarray, clients: int) -> Parts:
+    """Sorted row numbers per client, from the client of each row."""
     order = np.argsort(owner, kind="stable")
     bounds = np.searchsorted(owner[order], np.arange(clients + 1))
     return [order[start:end] for start, end in pairwise(bounds)]
@@ -254,99 +253,23 @@ def _too_many_clients(rows: int, clients: int, min_samples: int) -> PartitionErr
     )
 
 
-def _deal(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+def deal(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
     """Assign rows to disjoint parts with these counts (classes x clients). The remaining rows have no owner."""
     classes, clients = np.unique(labels), counts.shape[1]
     owner = np.full(len(labels), NO_OWNER)
     for label, row in zip(classes, counts, strict=True):
         members = rng.permutation(np.flatnonzero(labels == label))[: row.sum()]
         owner[members] = np.repeat(np.arange(clients), row)
-    return _rows_by_owner(owner, clients)
+    return rows_by_owner(owner, clients)
 
 
-def _sample(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
+def sample(labels: np.ndarray, counts: np.ndarray, rng: Rng) -> Parts:
     """Draw parts with these counts (classes x clients), each from all rows without replacement."""
     members = [np.flatnonzero(labels == label) for label in np.unique(labels)]
     return [
         np.sort(np.concatenate([rng.choice(m, size, replace=False) for m, size in zip(members, column, strict=True)]))
         for column in counts.T
     ]
-
-
-# By name --------------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class PartitionKind:
-    """A kind of partition: its function, one line about it, and whether each row has at most one owner."""
-
-    function: Callable[..., Parts]
-    about: str
-    disjoint: bool = True
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """Names of the parameters that this kind uses."""
-        parameters = inspect.signature(self.function).parameters.values()
-        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
-
-
-PARTITIONS: dict[str, PartitionKind] = {
-    "iid": PartitionKind(iid, "equal random shares"),
-    "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
-    "class-mass": PartitionKind(class_mass, "each client's rows divided among its classes by --mass (FedFree)"),
-    "dirichlet": PartitionKind(dirichlet, "each class cut by Dir(--alpha), full clients left out (HtFLlib)"),
-    "fedhpl-noniid": PartitionKind(
-        partial(fedhpl_by_class, _deal), "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"
-    ),
-    "fedhpl-dir": PartitionKind(fedhpl_dir, "overlapping: each client mixes classes by Dir (FedHPL, CIFAR-10)", False),
-    "fedhpl-dir-clients": PartitionKind(
-        partial(fedhpl_by_class, _sample),
-        "overlapping: each class over clients by Dir (FedHPL, CIFAR-100 and SVHN)",
-        disjoint=False,
-    ),
-    "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
-}
-
-
-def partition(
-    kind: str,
-    labels: np.ndarray,
-    clients: int,
-    rng: Rng,
-    *,
-    domain: np.ndarray | None = None,
-    classes_per_client: int | None = None,
-    unequal: bool | None = None,
-    mass: str | None = None,
-    alpha: float | None = None,
-    min_samples: int | None = None,
-    min_share: float | None = None,
-) -> Parts:
-    """Sorted row numbers per client. A kind uses only its own parameters. None: the default of the kind."""
-    if kind not in PARTITIONS:
-        raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
-    if clients < 1:
-        raise RangeError(f"--clients must be at least 1, not {clients}.")
-    if alpha is not None and not 0 < alpha < float("inf"):
-        raise RangeError(f"--alpha must be a number above 0, not {alpha}.")
-    if min_share is not None and not 0 <= min_share <= 1:
-        raise RangeError(f"--min-share must be in [0, 1], not {min_share}.")
-    if kind == "domain":
-        if domain is None:
-            raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
-        labels = domain
-    offered: dict[str, Any] = {"classes_per_client": classes_per_client, "unequal": unequal, "mass": mass}
-    offered |= {"alpha": alpha, "min_samples": min_samples, "min_share": min_share}
-    reads = PARTITIONS[kind].reads
-    given = {name: value for name, value in offered.items() if name in reads and value is not None}
-    parts = PARTITIONS[kind].function(labels, clients, rng, **given)
-    for client, part in enumerate(parts):
-        if len(part) == 0:
-            raise PartitionError(
-                f"client {client} got no data from partition '{kind}': use fewer clients (--clients) or more data."
-            )
-    return parts
 
 
 @dataclass(frozen=True)

@@ -2,18 +2,23 @@
 
 from pluribus.models import plain, tiny, vision, vits  # noqa: F401  importing them fills the zoo
 from pluribus.models.groups import GROUPS, Group, assign, width_of
+from pluribus.models.own import OwnModel, own_models, take_models
 from pluribus.models.two_part import TwoPartModel
-from pluribus.models.zoo import ModelEntry, build, entries, has_weights, register_model
+from pluribus.models.zoo import ModelEntry, build, entries, has_weights, note_on, register_model
 
 __all__ = [
     "GROUPS",
     "Group",
     "ModelEntry",
+    "OwnModel",
     "TwoPartModel",
     "assign",
     "build",
     "entries",
     "has_weights",
+    "note_on",
+    "own_models",
     "register_model",
+    "take_models",
     "width_of",
 ]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from pluribus.errors import FormatError, MissingSettingError, unknown
+from pluribus.internal.lookup import is_given
+from pluribus.models.own import Models, name_model
+from pluribus.models.timm import TIMM
 from pluribus.models.zoo import LIST_COMMAND, entries
-
-Models = str | Sequence[str] | Mapping[int, str] | Callable[[int], str]
 
 
 @dataclass(frozen=True)
@@ -45,27 +46,23 @@ GROUPS: dict[str, Group] = {
 def assign(models: Models, clients: int) -> tuple[str, ...]:
     """Assign a model name to each client 0, 1, ...
 
-    `models` is a group, a model or a dotted path, comma-separated names, a list (client i gets item i mod
-    length), a mapping from client id to name, or a function from client id to name.
+    `models` is a group, a model or a dotted path, comma-separated names, a list of names and objects (client i gets
+    item i mod length), or a mapping from client id to one of them.
     """
     if isinstance(models, str):
-        models = GROUPS[models].models if models in GROUPS else [name.strip() for name in models.split(",")]
+        models = GROUPS[models].models if models in GROUPS else tuple(name.strip() for name in models.split(","))
     if isinstance(models, Mapping):
         for client in range(clients):
             if client not in models:
                 raise MissingSettingError(f"client {client} of {clients} has no model. Name a model for every client.")
-        names = tuple(models[client] for client in range(clients))
-    elif isinstance(models, Sequence):
-        if not models:
-            raise MissingSettingError(f"the list of models is empty. {LIST_COMMAND} shows all models.")
-        names = tuple(models[client % len(models)] for client in range(clients))
+        names = tuple(name_model(models[client]) for client in range(clients))
     else:
-        names = tuple(models(client) for client in range(clients))
+        names = tuple(name_model(models[client % len(models)]) for client in range(clients))
     known = entries()
     for name in dict.fromkeys(names):
         if name in GROUPS:
             raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
-        if "." not in name and name not in known:
+        if not ("." in name or name.startswith(TIMM) or is_given(name) or name in known):
             raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)
     return names
 

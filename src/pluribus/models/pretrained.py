@@ -68,7 +68,7 @@ def fill_weights(
     found = _tensors(model, origin, own, weights, shape)
     if found is None:
         return backbone
-    net = backbone if "." in model else layers_before(backbone)[1]
+    net = backbone if own or "." in model else layers_before(backbone)[1]
     _copy(*found, net, model, shape)
     if origin is None or (origin.mean, origin.std) == (HALF, HALF):
         return backbone
@@ -139,7 +139,9 @@ def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
             if origin.source == "timm":
                 import timm
 
-                net = timm.create_model(origin.name, pretrained=True, img_size=shape[1:], num_classes=0)
+                config = timm.get_pretrained_cfg(origin.name)
+                sized: dict[str, Any] = {"img_size": shape[1:]} if config is None or config.fixed_input_size else {}
+                net = timm.create_model(origin.name, pretrained=True, num_classes=0, **sized)
             else:
                 net = models.get_model(origin.name, weights="IMAGENET1K_V1")
     except Exception as error:  # each library and its downloader raise errors of their own

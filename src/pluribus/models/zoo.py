@@ -5,15 +5,20 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from functools import cache
+from typing import Any, Literal, TypeVar
+from weakref import WeakKeyDictionary
 
+import torch
 from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted
+from pluribus.models.own import Made, Model, OwnModel, cut, find_cut, make
 from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width, shape_text
+from pluribus.models.timm import TIMM, timm_backbone
 from pluribus.models.two_part import PROJECTORS, TwoPartModel, projection
 
 Builder = Callable[[Shape], nn.Module]
@@ -34,17 +39,19 @@ class ModelEntry:
 
     name: str
     about: str
-    builder: Builder
+    builder: Callable[..., Any] | nn.Module
     head: HeadKind = "linear"
     origin: Origin | None = None
+    own: bool = False
+    """Whether it is not registered: then `builder` may also be a module, ask for classes and return a classifier."""
 
     @property
     def loads_own(self) -> bool:
-        return getattr(self.builder, "pretrained", False) is True
+        return isinstance(self.builder, nn.Module) or getattr(self.builder, "pretrained", False) is True
 
 
 _entries: dict[str, ModelEntry] = {}
-_native_widths: dict[tuple[str, Shape], int] = {}
+_native_widths: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # by builder
 
 
 def register_model(
@@ -68,26 +75,28 @@ def entries() -> dict[str, ModelEntry]:
     return dict(_entries)
 
 
-def has_weights(name: str, weights: str | None = None) -> bool:
+def has_weights(model: Model, weights: str | None = None) -> bool:
     """Whether a model starts from pretrained weights. `weights` is their source, as in `build`."""
-    entry = _find(name)
+    entry = _find(model)
     comes_with = entry.origin is not None and entry.origin.source == "package"
     return weights is not None or comes_with or entry.loads_own  # `build` refuses a source that does not have them
 
 
 def build(
-    name: str,
+    model: Model,
     *,
     shape: Shape,
     classes: int,
     width: int | None = None,
     projector: str = "pool",
     weights: str | None = None,
+    split: str | None = None,
 ) -> TwoPartModel:
-    """Build the model `name` for images of `shape` (channels, height, width).
+    """Build a model for images of `shape` (channels, height, width).
 
-    `name` is a registered model or the dotted path of your own builder, `package.module.function`, which takes the
-    shape and returns a backbone or a complete `TwoPartModel`. `width` is the common feature width K of all clients, and
+    `model` is a registered name, a model of timm (`timm:NAME`), the dotted path of your own builder,
+    `package.module.function`, or an object (see `own.py`). A builder returns a backbone, a complete `TwoPartModel`, or
+    a classifier, which is split at the layer `split`. `width` is the common feature width K of all clients, and
     `projector` ("pool", "linear") is the way to it. None, or the projector "none", keeps the native width. `weights` is
     the source of the backbone's pretrained weights: timm, torchvision, or a folder with a file `name`.safetensors.
     Models that come with weights do not need it. All other weights are drawn from torch's global generator: seed it
@@ -96,44 +105,85 @@ def build(
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
     common = None if projector == "none" else width
-    entry = _find(name)
+    entry = _find(model)
+    name = entry.name
     with at(f"model {name}"):
         try:
-            backbone = entry.builder(shape)
-            if isinstance(backbone, TwoPartModel):
-                _check(backbone, name, shape, classes, common)
-                fill_weights(backbone, name, entry.origin, entry.loads_own, weights, shape)
-                return backbone
-            backbone = fill_weights(backbone, name, entry.origin, entry.loads_own, weights, shape)
-            native = _native_width(backbone, name, shape)
+            made = _make(entry, shape, classes)
+            net = made.net
+            if isinstance(net, TwoPartModel):
+                _check(net, name, shape, classes, common)
+                fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
+                return net
+            path = find_cut(entry.builder, made, name, shape, classes, split).path if entry.own else None
+            net, head = (net, None) if path is None else cut(net, path)
+            backbone = fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
+            native = _native_width(backbone, entry.builder, (shape, path))
         except RuntimeError as error:
             own = own_line(error)
             why = first_line(error) + (f" ({own})" if own else "")
             raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
         width = common or native
+        if head is not None and width == native:
+            return TwoPartModel(backbone, head, width)
         features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
         return TwoPartModel(features, _head(entry.head, width, classes), width)
 
 
-def _find(name: str) -> ModelEntry:
-    """The entry of a registered name, or one made for a dotted path."""
-    if "." in name:
-        builder = import_dotted(name, "model")
+def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: str | None) -> str:
+    """A sentence about how a user's own model becomes a model in two parts. Empty if there is nothing to say."""
+    entry = _find(model)
+    if not entry.own:
+        return ""
+    with torch.device("meta"):
+        made = _make(entry, shape, classes)
+        if isinstance(made.net, TwoPartModel):
+            return ""
+        found = find_cut(entry.builder, made, entry.name, shape, classes, split)
+        if found.path is None or width is None:
+            return found.note
+        net, _ = cut(made.net, found.path)
+        native = _native_width(net, entry.builder, (shape, found.path))
+    if native == width:
+        return found.note
+    replaced = f"Its head takes {native} features, but the common width is {width}: it gets a new head."
+    return f"{found.note} {replaced}".strip()
+
+
+def _make(entry: ModelEntry, shape: Shape, classes: int) -> Made:
+    if entry.own:
+        return make(entry.builder, entry.name, shape, classes)
+    return Made(entry.builder(shape), knew_classes=False)
+
+
+def _find(model: Model) -> ModelEntry:
+    """The entry of a registered name, or one made for a dotted path, a model of timm or an object."""
+    if isinstance(model, OwnModel):
+        return ModelEntry(model.name, "given in Python", model.source, own=True)
+    if model.startswith(TIMM):
+        return _timm_entry(model)
+    if "." in model:
+        builder = import_dotted(model, "model")
         if not callable(builder):
-            raise UserCodeError(
-                f"model '{name}' is not a function. Name one that takes an image shape and returns a backbone."
-            )
-        return ModelEntry(name, "your own builder", builder)
-    if name not in _entries:
-        raise unknown("model", name, _entries, LIST_COMMAND)
-    return _entries[name]
+            raise UserCodeError(f"model '{model}' is not a function that returns a module.")
+        return ModelEntry(model, "your own builder", builder, own=True)
+    if model not in _entries:
+        raise unknown("model", model, _entries, LIST_COMMAND)
+    return _entries[model]
 
 
-def _native_width(backbone: nn.Module, name: str, shape: Shape) -> int:
-    """Measure the width once per name and shape, because a deep network takes up to half a second."""
-    if (name, shape) not in _native_widths:
-        _native_widths[name, shape] = output_width(backbone, shape)
-    return _native_widths[name, shape]
+@cache
+def _timm_entry(name: str) -> ModelEntry:
+    backbone = timm_backbone(name.removeprefix(TIMM))
+    return ModelEntry(name, "a model of timm", backbone, origin=backbone.origin)
+
+
+def _native_width(backbone: nn.Module, builder: Any, key: Any) -> int:
+    """Measure the width once per builder and shape, because a deep network takes up to half a second."""
+    known = _native_widths.setdefault(builder, {})
+    if key not in known:
+        known[key] = output_width(backbone, key[0])
+    return known[key]
 
 
 def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: int | None) -> None:

@@ -6,10 +6,11 @@ import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pluribus.assembly import Parts, common_width
+from pluribus.assembly import Parts, common_width, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
@@ -127,7 +128,8 @@ def _check_same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str])
 def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
     """Complete the agreement with the facts of the sites."""
     models = tuple(facts[k].model for k in range(offer.clients))
-    width = common_width(offer.width, offer.projector, offer.shape, len(offer.classes), models)
+    native = partial(native_widths, offer.shape, len(offer.classes), models)
+    width = common_width(offer.width, offer.projector, native)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
     method = agreed.build_method().complete(agreed.task(), dict.fromkeys(models))

@@ -90,7 +90,7 @@ def _make_endpoint(file: FederationFile) -> Endpoint:
 
 def _open_folder(out: Path, described: Experiment, config: Path) -> RunFolder:
     if not (out / "config.toml").exists():
-        folder = RunFolder.create(str(out), described.method)
+        folder = RunFolder.create(str(out))
         folder.write_config(described.settings(), described.decisive())
         return folder
     folder = RunFolder.open(out)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
@@ -118,7 +117,7 @@ class Checkpoint:
         if len(self._kept[k]) > 1:
             self.doubled.add(k)
 
-    def drop_superseded(self, selected: Mapping[int, int]) -> None:
+    def drop_superseded(self, selected: dict[int, int]) -> None:
         """Delete the files of all rounds but the selected ones. Call this after the commit that relies on them."""
         for k, t in selected.items():
             for old in self._kept[k] - {t}:

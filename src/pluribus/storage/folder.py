@@ -41,10 +41,10 @@ class RunFolder:
             raise
 
     @classmethod
-    def create(cls, out: str | None, label: str) -> RunFolder:
-        """Create a run folder: `out`, or a new one under `runs/`."""
+    def create(cls, out: str) -> RunFolder:
+        """Create a run folder."""
         cls.check_free(out)
-        path = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-{label}")
+        path = Path(out)
         try:
             (path / "state").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -123,7 +123,7 @@ class RunFolder:
         metrics, traffic = (read_lines(path) for path in paths)
         if self.is_finished:  # even if its checkpoints were deleted to save space
             return metrics, traffic
-        metrics, traffic = _lines_until(metrics, until), _lines_until(traffic, until)
+        metrics, traffic = lines_until(metrics, until), lines_until(traffic, until)
         if until is not None and len(metrics) != until + 1:
             raise DamagedFileError(
                 f"{paths[0]} is damaged: it holds {len(metrics)} of {until + 1} rounds. "
@@ -168,13 +168,18 @@ def _change(name: str, before: Any, now: Any) -> str:
     return f"'{name}' is {is_now}, but was {was}"
 
 
-def _lines_until(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
+def lines_until(lines: list[dict[str, Any]], until: int | None) -> list[dict[str, Any]]:
     """Lines before the first line of a later round. Layout lines have no round; at the end they are dropped, too."""
     last = -1 if until is None else until
     kept = list(takewhile(lambda line: line.get("round", -1) <= last, lines))
     while kept and "tensors" in kept[-1]:
         kept.pop()
     return kept
+
+
+def new_folder(label: str) -> Path:
+    """A path under `runs/` for a new run, with the date and a label."""
+    return free(Path("runs") / f"{date.today().isoformat()}-{label}")
 
 
 def free(path: Path) -> Path:

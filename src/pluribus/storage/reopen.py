@@ -7,34 +7,61 @@ client's validation data selects. `last` is the model of the same view at the la
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal, get_args
+from types import MappingProxyType
+from typing import Any, Literal, get_args
 
 from torch import nn
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.client import Client
-from pluribus.errors import CheckpointError, NoModelError, OtherRunError, RangeError, UnknownNameError
+from pluribus.errors import (
+    CheckpointError,
+    MissingSettingError,
+    NoModelError,
+    OtherRunError,
+    RangeError,
+    UnknownNameError,
+)
 from pluribus.evaluate import choose
 from pluribus.experiment import SITES, Experiment, from_toml
 from pluribus.host import make_host
 from pluribus.internal.arithmetic import reproducible
+from pluribus.internal.lookup import is_given
 from pluribus.server_half import ServerHalf
 from pluribus.storage.checkpoint import READINGS, put_back
 from pluribus.storage.folder import RunFolder, check_unchanged
+from pluribus.storage.store import RunStore
 
 Round = Literal["selected", "last"]
+OBJECTS = ("data", "models", "partition")  # settings that Python also takes as objects
 
 
-def load_model(path: str | Path, client: int, round: Round = "selected") -> nn.Module:
-    """Load a client's model in eval mode: the one whose accuracy the run reports, or that of the last checkpoint."""
-    with open_run(path) as (parts, folder):
-        check_client(path, parts, client)
-        with trained_client(parts, folder, client, round) as found:
-            return copy.deepcopy(found.model).eval()  # the client may be restored on exit
+def load_model(
+    path: str | Path,
+    client: int,
+    round: Round = "selected",
+    *,
+    data: Any = None,
+    models: Any = None,
+    partition: Any = None,
+) -> nn.Module:
+    """Load a client's model in eval mode: the one whose accuracy the run reports, or that of the last checkpoint.
+
+    A run that was started with objects needs the same `data`, `models` and `partition` again.
+    """
+    with open_run(path, data=data, models=models, partition=partition) as (parts, folder):
+        return copy_model(parts, folder, client, round)
+
+
+def copy_model(parts: Assembly, store: RunStore, client: int, round: Round) -> nn.Module:
+    """A copy of a client's model in eval mode."""
+    check_client(store.path or "the run", parts, client)
+    with trained_client(parts, store, client, round) as found:
+        return copy.deepcopy(found.model).eval()  # the client may be restored on exit
 
 
 def check_round(round: str) -> None:
@@ -43,7 +70,7 @@ def check_round(round: str) -> None:
         raise UnknownNameError(f"the round must be 'selected' or 'last', not '{round}'.")
 
 
-def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> AbstractContextManager[Client]:
+def trained_client(parts: Assembly, folder: RunStore, k: int, round: Round) -> AbstractContextManager[Client]:
     """Load a client with the model of the headline view.
 
     Another process may write to the folder at the same time. A file that is missing has been replaced by a newer one.
@@ -59,7 +86,7 @@ def trained_client(parts: Assembly, folder: RunFolder, k: int, round: Round) -> 
     return read(parts, folder, k)
 
 
-def _load_last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+def _load_last(parts: Assembly, folder: RunStore, k: int) -> AbstractContextManager[Client]:
     latest, view, saved, down = _find_latest(folder), parts.method.views[0], folder.checkpoint, None
     if view != "after":
         half = ServerHalf(parts.method, parts.task, parts.cards)
@@ -71,13 +98,13 @@ def _load_last(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextMan
     return host.open_view(latest, k, view, down)
 
 
-def _find_latest(folder: RunFolder) -> int:
+def _find_latest(folder: RunStore) -> int:
     if folder.checkpoint.latest is None:
         raise NoModelError(f"{folder.path} holds no trained model: no round was saved, or its state was deleted.")
     return folder.checkpoint.latest
 
 
-def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContextManager[Client]:
+def _load_selected(parts: Assembly, folder: RunStore, k: int) -> AbstractContextManager[Client]:
     history, _ = folder.history(_find_latest(folder))
     chosen = choose(history, parts.method.views[0])
     if k not in chosen:
@@ -94,11 +121,11 @@ def _load_selected(parts: Assembly, folder: RunFolder, k: int) -> AbstractContex
 
 
 @contextmanager
-def open_run(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
+def open_run(path: str | Path, **objects: Any) -> Iterator[tuple[Assembly, RunFolder]]:
     """Open a run folder for reading: the parts of the run, on the CPU, and the folder."""
     folder = RunFolder.open(path, read_only=True)
     try:
-        described = replace(read_experiment(folder), device="cpu")
+        described = replace(read_experiment(folder, objects), device="cpu")
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
@@ -109,21 +136,40 @@ def open_run(path: str | Path) -> Iterator[tuple[Assembly, RunFolder]]:
         folder.close()
 
 
+@contextmanager
+def assemble_again(described: Experiment, store: RunStore) -> Iterator[tuple[Assembly, RunStore]]:
+    """The parts, on the CPU, and the state of a run that this process has run."""
+    with reproducible(described.threads_per_worker(), described.precision):
+        yield assemble(replace(described, device="cpu")), store
+
+
 def check_client(path: str | Path, parts: Assembly, client: int) -> None:
     """Refuse the number of a client that the run does not have."""
     if client not in parts.cards:
         raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
 
-def read_experiment(folder: RunFolder) -> Experiment:
-    """The experiment of a run folder."""
-    described = Experiment(**from_toml(folder.path / "config.toml") | {"out": str(folder.path)})
-    if described.data == SITES:
+def read_experiment(folder: RunFolder, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
+    """The experiment of a run folder. `objects` has the objects that the run was started with, and None for others."""
+    written = from_toml(folder.path / "config.toml") | {"out": str(folder.path)}
+    written |= {name: value for name, value in objects.items() if value is not None}
+    if written.get("data") == SITES:
         raise OtherRunError(
             f"{folder.path} is a federation of real sites, which keep their data and models. Resume it with pluribus "
             f"serve. Use pluribus predict at a site."
         )
-    return described
+    if missing := [name for name in OBJECTS if _names_object(written.get(name))]:
+        again = ", ".join(f"{name}=..." for name in missing)
+        raise MissingSettingError(
+            f"{folder.path} was started in Python with objects for {' and '.join(missing)}, which it cannot name. "
+            f"Give the same objects again: pluribus.resume({str(folder.path)!r}, {again})."
+        )
+    return Experiment(**written)
+
+
+def _names_object(value: Any) -> bool:
+    every = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else [value]
+    return any(map(is_given, every))
 
 
 def check_settings(folder: RunFolder, described: Experiment) -> None:
@@ -137,5 +183,5 @@ def check_partition(folder: RunFolder, parts: Assembly) -> None:
     """Refuse a folder whose experiment ran on other data."""
     if folder.read_partition().digest != parts.manifest.digest:
         raise OtherRunError(
-            f"{folder.path} is a run on other data: its partition.json does not match {parts.experiment.data}."
+            f"{folder.path} is a run on other data: its partition.json does not match {parts.experiment.data_name}."
         )

@@ -7,7 +7,7 @@ from typing import Any
 
 from pluribus.engines.engine import Engine
 from pluribus.evaluate import Metrics, Selection, choose, selects
-from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.store import StateStore
 from pluribus.task import Cards
 
 
@@ -18,7 +18,7 @@ class Selections:
     copies wait in memory until the next commit, or until they take too much memory.
     """
 
-    def __init__(self, cards: Cards, engine: Engine, checkpoint: Checkpoint) -> None:
+    def __init__(self, cards: Cards, engine: Engine, checkpoint: StateStore) -> None:
         self._cards = cards
         self._engine = engine
         self._checkpoint = checkpoint

@@ -121,7 +121,8 @@ class Bench:
 
     def to_json(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self.experiment, name) for name in ("method", "data", "clients", "seed")},
+            **{name: getattr(self.experiment, name) for name in ("method", "clients", "seed")},
+            "data": self.experiment.data_name,
             "rounds": len(self.each),
             "warm_up": WARM_UP,
             **{name: getattr(self, name) for name in MEASURED},

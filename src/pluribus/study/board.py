@@ -66,6 +66,6 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     which = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {seeds[0]}"
     least, most = (of(row.rounds for row in found.rows) for of in (min, max))
     rounds = str(least) if least == most else f"{least} to {most}"
-    what = f"compare {', '.join(found.runs)}   {one.data}   {one.clients} clients   {rounds} rounds   {which}"
+    what = f"compare {', '.join(found.runs)}   {one.data_name}   {one.clients} clients   {rounds} rounds   {which}"
     print_tables(what, found.tables, found.notes, console, found.cautions)
     console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)

@@ -24,7 +24,6 @@ from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment
 from pluribus.host import make_host
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.method import Method, find, name_of
-from pluribus.models import assign
 from pluribus.processes import check_guarded
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, write_json
@@ -160,8 +159,6 @@ def describe_methods(
     common, written = {**common_settings(config), **settings}, _read_hyper(config)
     if common["test"] == "own" and not common["test_fraction"]:
         raise errors.RangeError("a comparison needs test data: --test-fraction must be above 0.")
-    if callable(common["models"]):
-        common["models"] = list(assign(common["models"], common["clients"]))  # a function cannot be sent to a process
     described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
     given = {*settings, *_read_config(config)}
     for method, name in zip(methods, names, strict=True):
@@ -205,7 +202,7 @@ def _folder(out: str | Path | None, described: Experiment) -> Path:
     if out is not None:
         RunFolder.check_free(str(out))
         return Path(out)
-    data = Path(described.data).name.removesuffix(".npz").rpartition(".")[2]
+    data = Path(described.data_name).name.removesuffix(".npz").rpartition(".")[2]
     return free(Path("runs") / f"{date.today().isoformat()}-compare-{data}")
 
 

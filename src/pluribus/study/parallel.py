@@ -11,6 +11,7 @@ import os
 import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -116,6 +117,9 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str
 
 
 def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
+    for described in experiments:
+        described.check_portable("set --jobs 1")
+    experiments = list(map(_share_data, experiments))
     context, waiting, failed = process_context(), list(experiments), dict[str, str]()
     running: dict[Connection, tuple[str, BaseProcess]] = {}
     try:
@@ -155,8 +159,15 @@ def _start(context: ForkServerContext | SpawnContext, described: Experiment) -> 
     return ours, process
 
 
+def _share_data(described: Experiment) -> Experiment:
+    """Move a data set that was given as an object to shared memory, so that it is not copied to every process."""
+    return replace(described, data=described.data.shared()) if isinstance(described.data, Dataset) else described
+
+
 def _data(described: Experiment) -> dict[Key, Dataset]:
     """Load the data of a run once for all processes. If this fails, the run itself reports the error."""
+    if not isinstance(described.data, str):  # the experiment has it, or a function that the process calls
+        return {}
     try:
         return load_shared(described.data, image_size=described.image_size, seed=described.seed)
     except FAILURES:

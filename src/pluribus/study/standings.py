@@ -511,7 +511,7 @@ class Comparison:
         return {
             "methods": list(self.runs),
             "seeds": [run.seed for run in next(iter(self.runs.values()))],
-            "data": one.data,
+            "data": one.data_name,
             "clients": one.clients,
             "rounds": min(row.rounds for row in self.rows),
             "equal_steps": self.equal_steps,

@@ -1,0 +1,235 @@
+"""Partitions by name, and those that a user gives: a function, row numbers per client, or a client number per row."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
+
+import numpy as np
+
+from pluribus.data.partition import (
+    NO_OWNER,
+    Parts,
+    Rng,
+    by_domain,
+    class_mass,
+    deal,
+    dirichlet,
+    fedhpl_by_class,
+    fedhpl_dir,
+    iid,
+    pathological,
+    rows_by_owner,
+    sample,
+)
+from pluribus.errors import FormatError, PartitionError, RangeError, UserCodeError, unknown
+from pluribus.internal.blame import at
+from pluribus.internal.lookup import dotted_path, given_name, import_dotted, object_name
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class PartitionKind:
+    """A kind of partition: its function, one line about it, and whether each row has at most one owner."""
+
+    function: Callable[..., Any]
+    about: str
+    disjoint: bool = True
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Names of the parameters that this kind uses."""
+        parameters = inspect.signature(self.function).parameters.values()
+        return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
+
+
+PARTITIONS: dict[str, PartitionKind] = {
+    "iid": PartitionKind(iid, "equal random shares"),
+    "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
+    "class-mass": PartitionKind(class_mass, "each client's rows divided among its classes by --mass (FedFree)"),
+    "dirichlet": PartitionKind(dirichlet, "each class cut by Dir(--alpha), full clients left out (HtFLlib)"),
+    "fedhpl-noniid": PartitionKind(
+        partial(fedhpl_by_class, deal), "each class cut by Dir(--alpha), alpha random if not given (FedHPL)"
+    ),
+    "fedhpl-dir": PartitionKind(fedhpl_dir, "overlapping: each client mixes classes by Dir (FedHPL, CIFAR-10)", False),
+    "fedhpl-dir-clients": PartitionKind(
+        partial(fedhpl_by_class, sample),
+        "overlapping: each class over clients by Dir (FedHPL, CIFAR-100 and SVHN)",
+        disjoint=False,
+    ),
+    "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
+}
+
+
+BUILT_IN = tuple(PARTITIONS)
+
+
+def register_partition(name: str, about: str, *, disjoint: bool = True) -> Callable[[F], F]:
+    """Register a function `(labels, clients, rng)` that returns row numbers per client, or a client number per row.
+
+    Its keyword-only parameters are settings of the experiment, such as `alpha`. `disjoint` says whether each row has at
+    most one owner.
+    """
+
+    def add(function: F) -> F:
+        if name in BUILT_IN:
+            raise UserCodeError(f"partition '{name}' is part of Pluribus. Choose another name.")
+        PARTITIONS[name] = PartitionKind(function, about, disjoint)
+        return function
+
+    return add
+
+
+@dataclass(frozen=True, eq=False)
+class OwnPartition:
+    """A partition that is given as an object: a function, row numbers per client, or a client number per row."""
+
+    name: str
+    source: Callable[..., Any] | Parts | np.ndarray
+
+    @property
+    def clients(self) -> int | None:
+        """The number of clients. None: the function decides the rows of any number of clients."""
+        if callable(self.source):
+            return None
+        return len(self.source) if isinstance(self.source, list) else int(self.source.max(initial=NO_OWNER)) + 1
+
+    def within(self, rows: np.ndarray, total: int) -> OwnPartition:
+        """The partition of some rows of the data set. The other rows are the test set of all clients."""
+        if callable(self.source) or len(rows) == total:
+            return self
+        if not isinstance(self.source, list):
+            return replace(self, source=self.source[rows] if len(self.source) == total else self.source)
+        for client, part in enumerate(self.source):
+            if len(tested := np.setdiff1d(part, rows)):
+                why = "but that row is in the test set of all clients"
+                raise PartitionError(f"partition '{self.name}' gives row {tested[0]} to client {client}, {why}.")
+        return replace(self, source=[np.searchsorted(rows, part) for part in self.source])
+
+    @property
+    def kind(self) -> PartitionKind:
+        function = self.source if callable(self.source) else partial(_given_rows, self.source)
+        return PartitionKind(function, "given in Python", disjoint=not isinstance(self.source, list))
+
+
+def take_partition(value: Any) -> str | OwnPartition:
+    """The value of the setting `partition`."""
+    if isinstance(value, str | OwnPartition):
+        return value
+    if callable(value):
+        return dotted_path(value) or OwnPartition(given_name(object_name(value)), value)
+    try:
+        array = np.asarray(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0)
+    if array.ndim == 1 and len(array) and np.issubdtype(array.dtype, np.integer):
+        if array.min() < NO_OWNER:
+            raise PartitionError(f"partition has the client number {array.min()}: use {NO_OWNER} for rows of nobody.")
+        return OwnPartition(given_name("client-numbers"), array)
+    if isinstance(value, Mapping):
+        if missing := [client for client in range(len(value)) if client not in value]:
+            raise PartitionError(f"partition gives rows to {len(value)} clients, but has none for client {missing[0]}.")
+        value = [value[client] for client in range(len(value))]
+    if isinstance(value, Sequence) and value and all(_is_rows(rows) for rows in value):
+        return OwnPartition(given_name("row-numbers"), [np.asarray(rows, np.int64) for rows in value])
+    raise FormatError(
+        "--partition must be a name, a function, one client number per row, or one list of row numbers per client, not "
+        f"{value!r:.80}."
+    )
+
+
+def name_partition(value: str | OwnPartition) -> str:
+    """The name of the setting `partition` in files and tables."""
+    return value if isinstance(value, str) else value.name
+
+
+def _is_rows(rows: Any) -> bool:
+    array = np.asarray(rows)
+    return array.ndim == 1 and (not len(array) or np.issubdtype(array.dtype, np.integer))
+
+
+def _given_rows(source: Parts | np.ndarray, labels: np.ndarray, clients: int, rng: Rng) -> Parts | np.ndarray:
+    return source
+
+
+def find_partition(kind: str | OwnPartition) -> PartitionKind:
+    """The kind of a name, a dotted path or an object."""
+    if isinstance(kind, OwnPartition):
+        return kind.kind
+    if kind in PARTITIONS:
+        return PARTITIONS[kind]
+    if "." not in kind:
+        raise unknown("partition", kind, PARTITIONS, "pluribus list partitions")
+    function = import_dotted(kind, "partition")
+    if not callable(function):
+        raise UserCodeError(f"partition '{kind}' is not a function of labels, clients and a random generator.")
+    return PartitionKind(function, "your own function", disjoint=False)
+
+
+def partition(
+    kind: str | OwnPartition,
+    labels: np.ndarray,
+    clients: int,
+    rng: Rng,
+    *,
+    domain: np.ndarray | None = None,
+    classes_per_client: int | None = None,
+    unequal: bool | None = None,
+    mass: str | None = None,
+    alpha: float | None = None,
+    min_samples: int | None = None,
+    min_share: float | None = None,
+) -> Parts:
+    """Sorted row numbers per client. A kind uses only its own parameters. None: the default of the kind."""
+    found = find_partition(kind)
+    if clients < 1:
+        raise RangeError(f"--clients must be at least 1, not {clients}.")
+    if alpha is not None and not 0 < alpha < float("inf"):
+        raise RangeError(f"--alpha must be a number above 0, not {alpha}.")
+    if min_share is not None and not 0 <= min_share <= 1:
+        raise RangeError(f"--min-share must be in [0, 1], not {min_share}.")
+    if kind == "domain":
+        if domain is None:
+            raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
+        labels = domain
+    offered: dict[str, Any] = {"classes_per_client": classes_per_client, "unequal": unequal, "mass": mass}
+    offered |= {"alpha": alpha, "min_samples": min_samples, "min_share": min_share}
+    given = {name: value for name, value in offered.items() if name in found.reads and value is not None}
+    name = name_partition(kind)
+    with at(f"partition {name}"):
+        parts: Parts = found.function(labels, clients, rng, **given)
+    if name not in BUILT_IN:
+        parts = _check_rows(parts, name, len(labels), clients)
+    for client, part in enumerate(parts):
+        if len(part) == 0:
+            raise PartitionError(
+                f"client {client} got no data from partition '{name}': use fewer clients (--clients) or more data."
+            )
+    return parts
+
+
+def _check_rows(parts: Any, name: str, rows: int, clients: int) -> Parts:
+    """Sorted row numbers per client, from what a user's function or object gives."""
+    if isinstance(parts, np.ndarray) and parts.ndim == 1 and np.issubdtype(parts.dtype, np.integer):
+        if len(parts) != rows:
+            raise PartitionError(f"partition '{name}' has {len(parts)} client numbers, but the data has {rows} rows.")
+        if parts.max() >= clients:
+            raise PartitionError(f"partition '{name}' names client {parts.max()}, but there are {clients} clients.")
+        return rows_by_owner(parts, clients)
+    if not isinstance(parts, Sequence) or not all(map(_is_rows, parts)):
+        what = type(parts).__name__
+        raise UserCodeError(f"partition '{name}' must give row numbers per client or a client per row, not {what}.")
+    if len(parts) != clients:
+        raise PartitionError(f"partition '{name}' divides the data among {len(parts)} clients, not {clients}.")
+    found = [np.unique(np.asarray(part, np.int64)) for part in parts]
+    for client, (part, given) in enumerate(zip(found, parts, strict=True)):
+        if len(part) != len(given):
+            raise PartitionError(f"partition '{name}' gives a row to client {client} twice.")
+        if len(part) and not 0 <= part[0] <= part[-1] < rows:
+            row = part[0] if part[0] < 0 else part[-1]
+            raise PartitionError(f"partition '{name}' gives row {row} to client {client}: rows are 0 to {rows - 1}.")
+    return found
