@@ -21,7 +21,7 @@ def refused(kind: Kind, *facts: object) -> Iterator[pytest.ExceptionInfo[Pluribu
     with pytest.raises(kind) as caught:
         yield caught
     assert type(caught.value) is kind
-    assert_facts(str(caught.value), *facts)
+    assert_facts(caught.value.sentence, *facts)
 
 
 def assert_facts(sentence: str, *facts: object) -> None:

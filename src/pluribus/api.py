@@ -128,11 +128,11 @@ def _run(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Re
                     stack.enter_context(one)
             return _run_despite_losses(parts, folder, observers)
     except NotFiniteError as error:
-        raise NotFiniteError(f"{error} Lower --lr.") from error
+        raise NotFiniteError(f"{error.sentence} Lower --lr.") from error
     except WorkerError as error:
         if folder.path is None:
             raise
-        raise type(error)(f"{error} Resume with: pluribus resume {folder.path}") from error
+        raise type(error)(f"{error.sentence} Resume with: pluribus resume {folder.path}") from error
 
 
 def _run_despite_losses(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Result:
@@ -148,4 +148,4 @@ def _run_despite_losses(parts: Assembly, folder: RunStore, observers: Sequence[O
             if losses > MOST_LOSSES:
                 raise
             at = "the beginning" if folder.checkpoint.latest is None else f"round {folder.checkpoint.latest + 1}"
-            lost.append(f"{error} Resumed from {at}.")
+            lost.append(f"{error.sentence} Resumed from {at}.")

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, ClassVar
+
+from pluribus.internal.words import in_python
 
 
 class PluribusError(Exception):
-    """Base of all errors whose message is a full sentence for the user. The class is the kind of the error."""
+    """Base of all errors whose message is a full sentence for the user. The class is the kind of the error.
+
+    Sentences are written with the flags of the command line. `str` has them in Python's words, but on the command line.
+    """
 
     kind: ClassVar[str] = "error"
     """The class name as a short code, which `--json` prints beside the sentence."""
@@ -17,6 +23,28 @@ class PluribusError(Exception):
     def __init_subclass__(cls) -> None:
         words = re.findall("[A-Z][a-z]+", cls.__name__.removesuffix("Error"))
         cls.kind = "-".join(words).lower()
+
+    @property
+    def sentence(self) -> str:
+        """The sentence as it was written, with flags: for files, and for sentences that are made of it."""
+        return super().__str__()
+
+    def __str__(self) -> str:
+        return self.sentence if _speaks_flags else in_python(self.sentence)
+
+
+_speaks_flags = False
+
+
+@contextmanager
+def speaking_flags() -> Iterator[None]:
+    """Show errors with the flags of the command line."""
+    global _speaks_flags
+    before, _speaks_flags = _speaks_flags, True
+    try:
+        yield
+    finally:
+        _speaks_flags = before
 
 
 # ---- settings ------------------------------------------------------------------------------------------------------
@@ -187,7 +215,7 @@ def unknown(kind: str, name: str, known: Iterable[str], look: str) -> UnknownNam
     """The error for an unknown name. It suggests the most similar known name.
 
     >>> str(unknown("method", "FedG", ["local", "fedgh"], "pluribus list methods"))
-    "unknown method 'FedG'. Did you mean 'fedgh'? pluribus list methods shows all."
+    "unknown method 'FedG'. Did you mean 'fedgh'? pluribus.list_methods() shows all."
     """
     known = list(known)
     by_lower = {one.lower(): one for one in known}

@@ -49,7 +49,7 @@ def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Datas
         dataset = load(described.data, image_size=described.image_size, seed=described.seed)
         found = bytes_per_round(assemble(described, dataset))
     except ConfigError as error:
-        return {"bytes_up": None, "bytes_down": None, "refused": str(error)}
+        return {"bytes_up": None, "bytes_down": None, "refused": error.sentence}
     return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
 
 

@@ -145,7 +145,7 @@ def blamed_on(flag: str) -> Iterator[None]:
         # a model that fails on images of this shape: the zoo has caught a RuntimeError of its layers
         too_small = isinstance(error, MismatchError) and isinstance(error.__cause__, RuntimeError)
         hint = " Enlarge them, for example --image-size 32." if too_small else ""
-        raise type(error)(f"{flag}: {error}{hint}") from error
+        raise type(error)(f"{flag}: {error.sentence}{hint}") from error
 
 
 # ---- gradients -----------------------------------------------------------------------------------------------------

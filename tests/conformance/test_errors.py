@@ -248,7 +248,7 @@ def test_the_sentence_of_a_kind(kind: Kind, tmp_path: Path) -> None:
     provoke, sentence = SENTENCES[kind]
     with refused(kind) as caught:
         provoke(tmp_path)
-    assert plain(str(caught.value), tmp_path) == sentence
+    assert plain(caught.value.sentence, tmp_path) == sentence
 
 
 def plain(sentence: str, folder: Path) -> str:

@@ -18,7 +18,7 @@ from pluribus.cli.report import predict, report, watch
 from pluribus.cli.reproduce import reproduce
 from pluribus.cli.run import bench, resume, run
 from pluribus.cli.sites import join, keys, serve
-from pluribus.errors import PluribusError, unknown
+from pluribus.errors import PluribusError, speaking_flags, unknown
 
 USAGE = """\
 Pluribus: heterogeneous federated learning.
@@ -48,6 +48,7 @@ NAMED = (run, resume, compare, tune, reproduce, predict, report, watch, bench, d
 COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 
 
+@speaking_flags()
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             COMMANDS[args[0]](args[1:])
         return 0
     except PluribusError as error:
-        failures.fail(str(error), error.kind, "--json" in args)
+        failures.fail(error.sentence, error.kind, "--json" in args)
         return 2
     except KeyboardInterrupt as stop:
         print(f"\nstopped. {stop}", file=sys.stderr)

@@ -115,7 +115,7 @@ def _check_folder(path: str, folder: Path) -> DataCheck:
         merged=layout.merged,
         happened=count_events(pictures),
         duplicates=_duplicates(digests, places, [path_text(file, folder) for file in seen]),
-        unreadable={path_text(file): str(one) for file, one in results.items() if isinstance(one, DataError)},
+        unreadable={path_text(file): one.sentence for file, one in results.items() if isinstance(one, DataError)},
         notes=(*layout.notes(), *picture_notes(list(seen), pictures, folder), *_class_notes(layout.places)),
     )
 

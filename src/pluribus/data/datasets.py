@@ -215,7 +215,7 @@ def read_npz(file: Path, name: str | None = None) -> Dataset:
             official=len(train) if len(train) and len(test) else None,
         )
     except DataError as refusal:
-        raise type(refusal)(f"{file} cannot be used: {refusal}") from refusal
+        raise type(refusal)(f"{file} cannot be used: {refusal.sentence}") from refusal
 
 
 def write_npz(file: Path, arrays: Arrays) -> None:

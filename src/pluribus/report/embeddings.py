@@ -45,7 +45,7 @@ def embed(runs: Sequence[Run], how: How) -> tuple[list[Embedding], str]:
         try:
             found += _embed_run(run, how)
         except PluribusError as error:
-            reasons.append(f"No features of {run.name}: {error}")
+            reasons.append(f"No features of {run.name}: {error.sentence}")
     return found, " ".join(reasons)
 
 

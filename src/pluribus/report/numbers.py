@@ -159,7 +159,7 @@ class _Folder:
         try:
             return read()
         except PluribusError as error:
-            self.problems.append(str(error))
+            self.problems.append(error.sentence)
         except OSError as error:
             self.problems.append(f"cannot read {self.path / name}: {error.strerror}.")
         except DAMAGE as error:
@@ -242,7 +242,7 @@ def _partition(path: Path) -> Held:
     try:
         manifest = Manifest.from_json(path.read_text(encoding="utf-8"))
     except DataError as error:
-        raise DamagedFileError(f"{path} is damaged: {error}") from error
+        raise DamagedFileError(f"{path} is damaged: {error.sentence}") from error
     return [[int(count) for count in row] for row in manifest.counts], str(manifest.digest)
 
 
@@ -278,7 +278,7 @@ def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
             known[key] = _find_facts(described)
         except PluribusError as error:
             missing = "class names and numbers of parameters are missing"
-            known[key] = f"{missing} because the experiment cannot be assembled: {error}"
+            known[key] = f"{missing} because the experiment cannot be assembled: {error.sentence}"
     found = known[key]
     if isinstance(found, Facts):
         return found

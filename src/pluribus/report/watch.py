@@ -122,7 +122,7 @@ class _Handler(BaseHTTPRequestHandler):
         try:
             self._answer(HTTPStatus.OK, kind, make())
         except PluribusError as error:
-            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error))
+            self._answer(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", error.sentence)
 
     def _answer(self, status: HTTPStatus, kind: str, text: str) -> None:
         body = text.encode()

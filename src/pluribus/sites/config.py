@@ -106,7 +106,7 @@ def make_from(cls: type[T], written: dict[str, Any], path: Path) -> T:
     try:
         made = cls(**convert_fields(cls, written))
     except ConfigError as error:
-        raise type(error)(f"{path}: {str(error).removeprefix('--')}") from error
+        raise type(error)(f"{path}: {error.sentence.removeprefix('--')}") from error
     values, folder = vars(made), path.absolute().parent
     paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
     images = {name: str(folder / values[name]) for name in IMAGES if values.get(name)}

@@ -92,7 +92,7 @@ def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
-        raise type(error)(f"site {name}: {error}") from error
+        raise type(error)(f"site {name}: {error.sentence}") from error
     if not facts.samples:
         raise DataError(f"site {name} has no training data.")
     return facts

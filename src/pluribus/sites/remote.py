@@ -66,7 +66,7 @@ class Remote:
                 yield k, self._open_answer(request, unseal(answer))
             except MessageError as error:
                 when = "at enrolment" if isinstance(request, Enrol) else f"in round {request.t}"
-                self.tell(f"site {self.names[k]} is missing {when}: {error}")
+                self.tell(f"site {self.names[k]} is missing {when}: {error.sentence}")
 
     def take_changed(self) -> dict[int, Tensors]:
         """Empty states of the sites that enrolled: the server must record them. Sites keep their own state."""

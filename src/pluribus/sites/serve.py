@@ -84,7 +84,7 @@ def _make_endpoint(file: FederationFile) -> Endpoint:
     try:
         bind(file.listen).close()  # an early check: the gate binds only after the SuperLink has started
     except ConfigError as error:
-        raise type(error)(f"'listen' in federation.toml: {str(error).removeprefix('--listen ')}") from error
+        raise type(error)(f"'listen' in federation.toml: {error.sentence.removeprefix('--listen ')}") from error
     return Endpoint(file.listen, certificate, key, file.largest_message * MEGABYTE)
 
 

@@ -100,7 +100,7 @@ class RequestHandler:
             _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
         except PluribusError as error:
-            reason = str(error)
+            reason = error.sentence
         except Exception as error:  # a bug in a method, or too little memory
             traceback.print_exc()
             reason = f"it failed with {type(error).__name__}: the log of the site shows where."
@@ -123,7 +123,7 @@ def main(arguments: list[str]) -> int:
         serve(socket, handler.answer, lambda: handler.over)
         return 0
     except PluribusError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.sentence}", file=sys.stderr)
         return 2
 
 

@@ -59,7 +59,9 @@ def _measure(described: Experiment, folder: Path) -> Budget:
     try:
         history = run(short, progress=False).history
     except PluribusError as error:
-        raise type(error)(f"--equal-steps cannot measure {ROUNDS} rounds of {described.method}: {error}") from error
+        raise type(error)(
+            f"--equal-steps cannot measure {ROUNDS} rounds of {described.method}: {error.sentence}"
+        ) from error
     warmup = sum(sum(record["steps"].values()) for record in history[:-ROUNDS]) / described.clients
     taken = [record["steps"] for record in history[-ROUNDS:]]
     first, later = (sum(steps.values()) / max(1, len(steps)) for steps in taken)  # means over participants

@@ -75,7 +75,7 @@ def _finish_run(described: Experiment, report: Callable[[Progress], None]) -> No
 def _explain(out: str, error: BaseException) -> str:
     """Say why a run failed. The traceback of an unexpected error is written beside the run folder."""
     if isinstance(error, PluribusError):
-        return str(error)
+        return error.sentence
     path = _traceback_path(out)
     with contextlib.suppress(OSError):  # for example a full disk
         write_text(path, "".join(traceback.format_exception(error)))

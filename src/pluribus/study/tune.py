@@ -64,7 +64,7 @@ class Range:
         except ValueError:
             found = cls()
         if scale not in ("", "log") or not found.low < found.high or (found.log and found.low <= 0):
-            raise errors.FormatError(f"--space {name} takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER, not '{text}'.")
+            raise errors.FormatError(f"--space takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER for {name}, not '{text}'.")
         return found
 
     def suggest(self, trial: Trial, name: str, whole: bool) -> Any:

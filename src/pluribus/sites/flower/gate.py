@@ -267,7 +267,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         serve(**vars(parser.parse_args(argv)))
         return 0
     except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {error.sentence}", file=sys.stderr)
         return 2
 
 
