@@ -1,4 +1,4 @@
-"""Writes the tables in the documentation that only the code can know.
+"""Writes the tables in the documentation that only the code can know, and the types of keyword arguments.
 
     python docs/generate.py
 
@@ -13,7 +13,8 @@ import json
 import re
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 
@@ -34,6 +35,7 @@ from pluribus.study.reproduce.run import load_table
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
+KEYWORDS = ROOT / "src" / "pluribus" / "internal" / "keywords.py"
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Images that a model is meant for; the others take the 224 x 224 photos of torchvision and timm.
@@ -208,6 +210,68 @@ def _spelled(default: object) -> str:
     return "off" if default is False else str(default)
 
 
+# ---- keyword arguments -----------------------------------------------------------------------------------------------
+
+# Settings that take more than their fields hold: an experiment converts it.
+WIDER = {
+    "data": "DataLike",
+    "models": "ModelsLike",
+    "partition": "PartitionLike",
+    "device": "DeviceLike",
+    "augment": "str | Sequence[str]",
+    "weights": "str | Path | None",
+    "out": "str | Path | None",
+}
+
+
+def keywords(text: str) -> str:
+    """The module of keyword arguments with all that is generated as the code has it now."""
+    written = text[: text.index("\n", text.index("# ---- generated")) + 1]
+    hints = _hints_by_name()
+    # compare and tune have arguments named seed and out, bench one named rounds; no keyword may be both
+    rest = [name for name in hints if name not in ("rounds", "seed", "out")]
+    classes = [
+        ("CommonSettings(TypedDict, total=False)", "Settings that run, compare, tune and bench take.", rest),
+        (
+            "StudySettings(CommonSettings, total=False)",
+            "Settings of compare and tune, which name seed and out.",
+            ["rounds"],
+        ),
+        ("BenchSettings(CommonSettings, total=False)", "Settings of bench.", ["seed", "out"]),
+        ("Settings(StudySettings, total=False)", "All settings of one run.", ["seed", "out"]),
+    ]
+    for head, about, names in classes:
+        fields = "".join(f"    {name}: {WIDER.get(name) or _annotation(hints[name])}\n" for name in names)
+        written += f'\n\nclass {head}:\n    """{about}"""\n\n{fields}'
+    return written
+
+
+def _hints_by_name() -> dict[str, list[Any]]:
+    """By setting or hyper-parameter, all types that it has. Methods may share a name, but not its type."""
+    found: dict[str, list[Any]] = {}
+    for cls in (Experiment, *methods().values()):
+        hints = get_type_hints(cls)
+        for field in dataclasses.fields(cls):  # type: ignore[arg-type]
+            hint = hints[field.name]
+            found.setdefault(field.name, []).extend(
+                get_args(hint) if get_origin(hint) in (Union, UnionType) else [hint]
+            )
+    del found["method"]
+    return found
+
+
+def _annotation(hints: list[Any]) -> str:
+    """A union of types as code: first the types, then all choices, then None."""
+    choices = dict.fromkeys(word for hint in hints if get_origin(hint) is Literal for word in get_args(hint))
+    types = [hint for hint in hints if get_origin(hint) is not Literal and hint is not NoneType]
+    words = [hint.__name__ if isinstance(hint, type) and not get_args(hint) else str(hint) for hint in types]
+    if choices:
+        words.append(f"Literal[{', '.join(json.dumps(word) for word in choices)}]")
+    if NoneType in hints:
+        words.append("None")
+    return " | ".join(dict.fromkeys(words)).replace("typing.", "")
+
+
 # ---- pages -----------------------------------------------------------------------------------------------------------
 
 SECTIONS: dict[str, Callable[[], str]] = {
@@ -250,6 +314,7 @@ def main() -> None:
         if after != before:
             page.write_text(after, encoding="utf-8")
             print(f"refreshed {page.relative_to(ROOT)}")
+    KEYWORDS.write_text(keywords(KEYWORDS.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
+    from pluribus.internal.keywords import Settings
     from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
     from pluribus.method import Exchange, Method, Need, PeerMethod, register
     from pluribus.models import TwoPartModel, register_model
@@ -35,13 +36,12 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": ("load_result", "resume", "run"),
-    "study.bench": ("Bench", "bench"),
     "client": ("Batch", "Client"),
-    "study.compare": ("compare",),
     "data": ("Dataset", "register_data", "register_partition"),
     "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
+    "internal.keywords": ("Settings",),
     "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
     "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
     "models": ("TwoPartModel", "register_model"),
@@ -51,10 +51,12 @@ _HOMES = {
     "result": ("Result",),
     "server": ("Server",),
     "settings": ("setting",),
-    "study.standings": ("Comparison",),
-    "task": ("Card", "Task"),
     "storage.reopen": ("load_model",),
+    "study.bench": ("Bench", "bench"),
+    "study.compare": ("compare",),
+    "study.standings": ("Comparison",),
     "study.tune": ("Tuned", "tune"),
+    "task": ("Card", "Task"),
 }
 
 _FORMER = {"Split": "TwoPartModel"}
@@ -63,10 +65,9 @@ _FORMER = {"Split": "TwoPartModel"}
 __all__ = [
     "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
     "Field", "Inbox", "Message", "Method", "Need", "Opt", "PeerMethod", "PluribusError", "Prediction", "Result",
-    "Rows", "Rule", "Server", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data", "compare", "load_model",
-    "load_result", "predict", "register", "register_data", "register_model", "register_partition",
-    "resume", "run", "schema_of", "setting",
-    "tune", "write_report",
+    "Rows", "Rule", "Server", "Settings", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data", "compare",
+    "load_model", "load_result", "predict", "register", "register_data", "register_model", "register_partition",
+    "resume", "run", "schema_of", "setting", "tune", "write_report",
 ]
 # fmt: on
 

@@ -7,13 +7,14 @@ from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.errors import FileAccessError, HostLostError, MissingSettingError, NotFiniteError, WorkerError
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Federation, Observer
 from pluribus.internal.arithmetic import reproducible
+from pluribus.internal.keywords import Settings
 from pluribus.method import Method
 from pluribus.processes import check_guarded
 from pluribus.result import Result
@@ -36,19 +37,20 @@ def run(
     progress: bool = True,
     observers: Sequence[Observer] = (),
     track: str | Sequence[str] = (),
-    **settings: Any,
+    **settings: Unpack[Settings],
 ) -> Result:
     """Run a federation and return its result.
 
     `method` is a name, a dotted path, a Method class or instance, or a whole Experiment. Default: the method in
-    `config`, or FedGH. Settings are those of the command line (`pluribus run fedgh --help`), with underscores.
+    `config`, or FedGH. Settings are the fields of `pluribus.Experiment` and the hyper-parameters of the method: those
+    of the command line (`pluribus run fedgh --help`), with underscores.
 
     Some settings also take objects. `data`: a `Dataset`, arrays `(x, y)`, a torch Dataset, or a function that returns
     one of them. `models`: functions and modules beside names, also in a list or a mapping from client to model.
     `partition`: a function, one client number per row, or one list of rows per client. `device`: a torch device.
 
-    The run is kept in memory unless `out` names a folder. `track` names trackers, such as `["tensorboard", "wandb"]`,
-    which need a folder.
+    The run is kept in memory unless `out` names a folder. `track` names trackers, which need a folder: tensorboard,
+    mlflow, wandb.
 
     >>> result = run("fedgh", data="digits", clients=8, rounds=20, seed=0)     # doctest: +SKIP
     >>> result.table()                                                         # doctest: +SKIP

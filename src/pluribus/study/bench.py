@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -27,6 +27,7 @@ from pluribus.assembly import Assembly
 from pluribus.experiment import Experiment, experiment, flags
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
+from pluribus.internal.keywords import BenchSettings
 from pluribus.internal.ledger import Ledger
 from pluribus.method import Method
 from pluribus.result import Result
@@ -146,7 +147,7 @@ def bench(
     rounds: int = ROUNDS,
     bare: bool = True,
     progress: bool = True,
-    **settings: Any,
+    **settings: Unpack[BenchSettings],
 ) -> Bench:
     """Measure some rounds of a federation after one warm-up round, and a bare loop that does the work of each round.
 

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import Any, Unpack
 
 import torch
 
@@ -22,6 +22,7 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.data.datasets import load_once
 from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment, from_toml, known_settings
 from pluribus.host import make_host
+from pluribus.internal.keywords import StudySettings
 from pluribus.internal.views import AFTER, View, check_view
 from pluribus.method import Method, find, name_of
 from pluribus.processes import check_guarded
@@ -52,7 +53,7 @@ def compare(
     config: str | Path | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
-    **settings: Any,
+    **settings: Unpack[StudySettings],
 ) -> Comparison:
     """Run methods on the same clients, and test which differences are more than noise.
 

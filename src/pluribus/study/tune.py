@@ -12,13 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from datetime import date
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from pluribus import errors
 from pluribus.assembly import assemble
 from pluribus.data.datasets import load_once
 from pluribus.draws import number
 from pluribus.experiment import TRAINING, Experiment, flags
+from pluribus.internal.keywords import StudySettings
 from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
@@ -123,7 +124,7 @@ def tune(
     config: str | Path | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
-    **settings: Any,
+    **settings: Unpack[StudySettings],
 ) -> list[Tuned]:
     """Search for the best settings of each method on validation data, with `trials` trials per method.
 

@@ -1,0 +1,187 @@
+"""The settings of run, compare, tune and bench as typed keyword arguments, for editors and type checkers.
+
+The hyper-parameters are those of the built-in methods. Nothing is checked here: `Experiment` checks what is given.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, TypedDict
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from pluribus.data.dataset import Dataset
+
+Array: TypeAlias = np.ndarray[Any, Any] | Tensor
+DataLike: TypeAlias = str | Path | Dataset | torch.utils.data.Dataset[Any] | tuple[Array, Array] | Callable[..., Any]
+OneModel: TypeAlias = str | nn.Module | Callable[..., Any]
+ModelsLike: TypeAlias = OneModel | Sequence[OneModel] | Mapping[int, OneModel]
+ClientRows: TypeAlias = Array | Sequence[int]
+PartitionLike: TypeAlias = str | ClientRows | Sequence[ClientRows] | Mapping[int, ClientRows] | Callable[..., Any]
+DeviceLike: TypeAlias = str | torch.device
+
+
+# ---- generated: python docs/generate.py refreshes this ---------------------------------------------------------------
+
+
+class CommonSettings(TypedDict, total=False):
+    """Settings that run, compare, tune and bench take."""
+
+    data: DataLike
+    partition: PartitionLike
+    clients: int
+    classes_per_client: int
+    unequal: bool
+    mass: str
+    alpha: float | None
+    min_samples: int
+    min_share: float | None
+    val_fraction: float
+    test_fraction: float
+    public_fraction: float
+    test: Literal["own", "official", "common"]
+    image_size: int | None
+    models: ModelsLike
+    width: int | None
+    projector: Literal["pool", "linear", "none"]
+    same_init: bool
+    weights: str | Path | None
+    epochs: int
+    batch_size: int
+    optimizer: Literal["sgd", "adam", "amsgrad", "adamw"]
+    lr: float
+    momentum: float
+    weight_decay: float
+    lr_decay: float
+    optimizer_life: Literal["round", "run"]
+    augment: str | Sequence[str]
+    participation: float
+    drop_rate: float
+    straggler_rate: float
+    evaluate: Literal["auto", "all", "participants"]
+    evaluate_every: int
+    device: DeviceLike
+    threads: int | None
+    workers: int
+    engine: Literal["auto", "ray"]
+    ray_address: str | None
+    gpu_share: float
+    precision: Literal["tf32", "float32", "bfloat16"]
+    channels_last: bool | None
+    capture: bool
+    stack: bool
+    checkpoint_every: int | None
+    hyper: dict[str, Any]
+    gamma: float
+    exclude_self: bool
+    average: Literal["logits", "probabilities"]
+    weighting: Literal["samples", "uniform"]
+    matched_batch: int
+    finetune_epochs: int
+    finetune: Literal["model", "head"]
+    top_k: int
+    select: Literal["change", "random"]
+    global_model: str
+    server_lr: float
+    server_steps: int
+    probes: int | None
+    merge: Literal["probe", "average"]
+    same_start: bool
+    warm_start: bool
+    entropy: Literal["shannon", "tsallis", "collision"]
+    tsallis_q: float
+    bins: int
+    distribution: Literal["aligned", "any-depth"]
+    projection: Literal["block_retain", "flat_retain", "flat_zero"]
+    teach: float
+    guide: float
+    fade: float
+    diversity: float
+    noise: int
+    hidden: int
+    generator_lr: float
+    generator_steps: int
+    generator_batch: int
+    server_step: Literal["class", "client"]
+    labels: Literal["all", "own", "none"]
+    every: int
+    pairs: bool
+    kl: bool
+    conflict: Literal["project", "ignore", "pcgrad"]
+    margin: float
+    eps: float
+    lesson_lr: float | None
+    pull: float
+    mode: Literal["sync", "async"]
+    turn_batches: int
+    temperature: float
+    prompt: Literal["deep", "shallow"]
+    prompts: int
+    padding: int
+    upload: Literal["average", "full", "none"]
+    send: Literal["correct", "all"]
+    aggregation: Literal["weighted", "average"]
+    denominator: Literal["correct", "all"]
+    kd_t2: bool
+    share_prompts: bool
+    share_head: bool
+    aux_model: str | None
+    mentee_lr: float | None
+    losses: Literal["joint", "own"]
+    what: Literal["updates", "parameters"]
+    energy_start: float
+    energy_end: float
+    warmup: int
+    quiz: int | None
+    align: int
+    digest_epochs: int
+    digest_steps: int | None
+    revisit_steps: int | None
+    pretrain_public: int
+    pretrain_private: int
+    small_width: int | None
+    small_weight: float
+    rebuild: bool
+    last_epoch: bool
+    mu: float
+    head_epochs: int
+    threshold: float
+    server_epochs: int
+    server_batch: int
+    label_weight: float
+    meme_label_weight: float
+    inner_lr: float
+    variant: Literal["exact", "hessian-free", "first-order"]
+    difference: float
+    hyper_lr: float
+    keep_local: int
+    heads: int
+    head_width: int
+    server_optimizer: Literal["sgd", "adamw"]
+    server_weight_decay: float | None
+    border: int
+    prompt_epochs: int
+    prompt_lr: float
+
+
+class StudySettings(CommonSettings, total=False):
+    """Settings of compare and tune, which name seed and out."""
+
+    rounds: int
+
+
+class BenchSettings(CommonSettings, total=False):
+    """Settings of bench."""
+
+    seed: int
+    out: str | Path | None
+
+
+class Settings(StudySettings, total=False):
+    """All settings of one run."""
+
+    seed: int
+    out: str | Path | None
