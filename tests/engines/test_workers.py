@@ -375,7 +375,7 @@ def test_a_script_without_a_guard_gets_one_sentence(tmp_path: Path) -> None:
     assert ended.returncode == 1
     assert len(ended.stdout.split()) == 1  # of the run without workers, here and nowhere else
     assert ended.stderr.count("Traceback") == 1
-    assert_facts(ended.stderr.splitlines()[-1], "UserCodeError", "if __name__ == '__main__':", "--workers")
+    assert_facts(ended.stderr.splitlines()[-1], "UserCodeError", "if __name__ == '__main__':", "workers=")
 
 
 # ---- who works where -----------------------------------------------------------------------------------------------

@@ -673,7 +673,7 @@ def test_a_worker_refuses_nonsense_and_lives_on(name: str, tmp_path: Path) -> No
     nonsense = request(agreement, **{"t": 1} | head)
     with refused(KINDS.get(name, SchemaError), *facts) as caught:
         responder.answer(nonsense)
-    assert unseal(answer(nonsense)).head["refused"] == str(caught.value)
+    assert unseal(answer(nonsense)).head["refused"] == caught.value.sentence
     assert _files(tmp_path) == known
     assert answer(request(agreement)) == done
 
