@@ -82,6 +82,7 @@ def accepted() -> dict[str, list[str]]:
         for name in inspect.signature(function).parameters:
             found.setdefault(name, [])
     found["device"] += ["cpu"]
+    found["split"] += ["none"]
     found["models"] += list(entries())
     found["embeddings"] += ["pca", "tsne"]
     return found

@@ -45,6 +45,7 @@ class CommonSettings(TypedDict, total=False):
     test: Literal["own", "official", "common"]
     image_size: int | None
     models: ModelsLike
+    split: str | None
     width: int | None
     projector: Literal["pool", "linear", "none"]
     same_init: bool

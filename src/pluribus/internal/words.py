@@ -10,8 +10,9 @@ import re
 
 # With these words a sentence continues after a flag that has no value. Any other word is the flag's value.
 NO_VALUE = (
-    *("a", "and", "are", "as", "at", "by", "cannot", "for", "from", "gives", "has", "have", "if", "in", "is", "leave"),
-    *("must", "names", "need", "needs", "of", "on", "or", "shows", "takes", "that", "to", "was", "when", "with"),
+    *("a", "and", "are", "as", "at", "by", "cannot", "for", "from", "gives", "has", "have", "if", "in", "is"),
+    *("keeps", "leave", "maps", "must", "names", "need", "needs", "of", "on", "or", "sets", "shows", "takes", "that"),
+    *("to", "was", "when", "with"),
 )
 
 _END = r"(?=[.,:;)]*(?:\s|$))"  # the punctuation of the sentence is no part of a value
