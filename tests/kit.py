@@ -323,13 +323,21 @@ def selected(result: Result) -> dict[str, Tensor]:
     return {f"client {k} {name}": value for k, state in chosen.items() for name, value in state.items()}
 
 
+def tested(result: Result) -> dict[str, Tensor]:
+    """What clients predicted for their test rows in those rounds."""
+    saved, chosen = Checkpoint(result.folder / "state"), result.per_client().items()
+    return {f"client {k} {n}": v for k, one in chosen for n, v in saved.tested(k, one.selected_round).items()}
+
+
 def assert_same(one: Result, other: Result) -> None:
-    """Equal metrics, traffic and weights, to the bit."""
+    """Equal metrics, traffic, weights and predictions, to the bit."""
     assert numbers(one) == numbers(other)
     assert list(one.ledger.entries()) == list(other.ledger.entries())
     assert differing(kept(one), kept(other)) == []
     assert differing(selected(one), selected(other)) == []
     assert selected(one)
+    assert differing(tested(one), tested(other)) == []
+    assert tested(one)
 
 
 class StoppedError(Exception):

@@ -15,6 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Client
@@ -38,28 +40,61 @@ def rule_of(method: Method, view: str) -> Map:
 
 def score(rule: Map, client: Client, data: Data) -> Counts:
     """Number of correct predictions, number of samples and summed cross-entropy on a data set."""
+    return _answer(rule, client, data)[0]
+
+
+def _answer(rule: Map, client: Client, data: Data) -> tuple[Counts, Tensor]:
+    """The counts of a data set, and the predicted class of each of its rows."""
+    labels = data.labels()
     if not len(data):
-        return 0, 0, 0.0
-    scores, labels = client.sweep(rule, data), data.labels()
-    loss = F.cross_entropy(scores, labels, reduction="sum")
-    return int((scores.argmax(1) == labels).sum()), len(data), float(loss)
+        return (0, 0, 0.0), labels
+    scores = client.sweep(rule, data)
+    loss, predicted = F.cross_entropy(scores, labels, reduction="sum"), scores.argmax(1)
+    return (int((predicted == labels).sum()), len(data), float(loss)), predicted
+
+
+class Tested(NamedTuple):
+    """Test rows of a client, and the class that was predicted for each of them."""
+
+    data: Data
+    predicted: Tensor
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Label, predicted class and number in the data set of each row, on the device."""
+        values = {"label": self.data.labels(), "predicted": self.predicted, "row": self.data.rows}
+        return {name: value.to(torch.int32) for name, value in values.items()}
+
+
+TESTED_BYTES = 12  # of the tensors of Tested, per row
 
 
 def measure(rule: Map, client: Client) -> Metrics:
     """All metrics of a client in its current state."""
+    return measure_rows(rule, client)[0]
+
+
+def measure_rows(rule: Map, client: Client) -> tuple[Metrics, Tested]:
+    """All metrics of a client in its current state, and its predictions for its test rows.
+
+    With domains, these are the test rows of its own domain.
+    """
     if client.exams:
         return _domain_metrics(rule, client)
-    val, test = (score(rule, client, client.data[name]) for name in ("val", "test"))
-    return {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
+    val, data = score(rule, client, client.data["val"]), client.data["test"]
+    test, predicted = _answer(rule, client, data)
+    metrics = {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
+    return metrics, Tested(data, predicted)
 
 
-def _domain_metrics(rule: Map, client: Client) -> Metrics:
+def _domain_metrics(rule: Map, client: Client) -> tuple[Metrics, Tested]:
     """FedH2L's metrics: BWT on the test set of the own domain, FWT on those of all others, ACC on all."""
-    exams, own = client.exams, client.task.domain_of[client.card.id]
-    tests = [score(rule, client, exam["test"]) for exam in exams.values()]
-    vals = [score(rule, client, exam["val"]) for exam in exams.values()]
+    exams, own = list(client.exams.values()), client.task.domain_of[client.card.id]
+    answers = [_answer(rule, client, exam["test"]) for exam in exams]
+    vals = [score(rule, client, exam["val"]) for exam in exams]
+    tests = [counts for counts, _ in answers]
     acc, bwt, fwt = _accuracy(*tests), _accuracy(tests[own]), _accuracy(*tests[:own], *tests[own + 1 :])
-    return {"val": _accuracy(*vals), "test": acc, "acc": acc, "bwt": bwt, "fwt": fwt}
+    metrics = {"val": _accuracy(*vals), "test": acc, "acc": acc, "bwt": bwt, "fwt": fwt}
+    return metrics, Tested(exams[own]["test"], answers[own][1])
 
 
 def exam_sizes(task: Task, client: int) -> Exams | None:

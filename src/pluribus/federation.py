@@ -61,7 +61,7 @@ class Federation:
             assert isinstance(parts, Assembly), "only a simulation has the clients' parts"
             engine = engine_for(parts, folder.checkpoint.client, self.warn)
         self.engine = engine
-        self.selections = Selections(parts.cards, self.engine, folder.checkpoint)
+        self.selections = Selections(parts.cards, parts.data, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps per client in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers

@@ -20,7 +20,7 @@ from torch import Tensor
 from pluribus.assembly import Assembly
 from pluribus.client import Client, Local
 from pluribus.data.federated import ClientSets, Data
-from pluribus.evaluate import Metrics, measure, rule_of, selects
+from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
 from pluribus.internal.snapshot import Snapshot
@@ -28,12 +28,12 @@ from pluribus.message import Inbox, Message, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
-from pluribus.storage.checkpoint import put_back
+from pluribus.storage.checkpoint import TESTED, put_back
 from pluribus.task import Card, Task
 
 Tensors = dict[str, Tensor]
 Load = Callable[[int], Tensors | None]  # returns the saved tensors of a client; None: it has none
-Selected = tuple[int, Tensors]  # a round, and the tensors that a client was evaluated with in it
+Selected = tuple[int, Tensors]  # a round, the tensors that a client was evaluated with in it, and its predictions
 
 # Limits of clients in memory between rounds. Beyond them, a host keeps only a copy of a client's state. Beyond as many
 # bytes of copies, only the checkpoint has it.
@@ -159,14 +159,15 @@ class Host:
 
     def _evaluate(self, request: Evaluate) -> Measured:
         """Evaluate all views without a change to the client. If its validation data prefers this round to the best one
-        so far, keep a copy of the model in the headline view."""
+        so far, keep a copy of the model in the headline view, and of its predictions for the test rows."""
         t, k = request.t, request.client
         measured: dict[str, Metrics] = {}
         for view in self.method.views:
             with self.open_view(t, k, view, request.down) as client:
-                measured[view] = measure(rule_of(self.method, view), client)
+                measured[view], tested = measure_rows(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], request.best):
-                    self._selected[k] = t, Snapshot(client.prediction_tensors())
+                    predictions = {f"{TESTED}{name}": value for name, value in tested.tensors().items()}
+                    self._selected[k] = t, Snapshot(client.prediction_tensors() | predictions)
         return Measured(measured)
 
     @contextmanager
@@ -286,7 +287,7 @@ class Host:
 
     def take_selected(self) -> dict[int, Selected]:
         """The clients whose validation data selected another round since the last call: that round, and CPU copies of
-        the tensors that were evaluated."""
+        the tensors that were evaluated and of the predictions."""
         selected, self._selected = self._selected, {}
         return {k: (t, saved.tensors()) for k, (t, saved) in sorted(selected.items())}
 

@@ -15,7 +15,17 @@ from parties import client_of, data_of, flat_split, signs
 from pluribus.assembly import assemble
 from pluribus.data import Dataset
 from pluribus.errors import PartitionError
-from pluribus.evaluate import choose, exam_sizes, measure, metrics_over_clients, over_clients, score, summarize
+from pluribus.evaluate import (
+    TESTED_BYTES,
+    choose,
+    exam_sizes,
+    measure,
+    measure_rows,
+    metrics_over_clients,
+    over_clients,
+    score,
+    summarize,
+)
 from pluribus.experiment import experiment
 from pluribus.methods.local import Local
 from refusals import refused
@@ -55,6 +65,18 @@ class TestOneClient:
             "test": 0.4,
             "test_loss": pytest.approx((2 * LIKELY + 3 * UNLIKELY) / 5, rel=1e-6),
         }
+
+    def test_predictions_by_hand(self):
+        store = data_of(signs([[1, -1], [-1, 1], [1, -1], [-1, 1]]), [0, 1, 1, 0])
+        metrics, tested = measure_rows(Local().predict, client_with(test=store[torch.tensor([3, 1, 2])]))
+        assert metrics["test"] == pytest.approx(1 / 3)
+        found = {name: value.tolist() for name, value in tested.tensors().items()}
+        assert found == {"label": [0, 1, 1], "predicted": [1, 1, 0], "row": [3, 1, 2]}
+        assert sum(value.nbytes for value in tested.tensors().values()) == 3 * TESTED_BYTES
+
+    def test_without_test_rows_there_are_no_predictions(self):
+        _, tested = measure_rows(Local().predict, client_with(val=answers(1, 0)))
+        assert [len(value) for value in tested.tensors().values()] == [0, 0, 0]
 
     def test_the_batch_size_of_sweeps_does_not_matter(self, monkeypatch):
         client = client_with(val=answers(3, 1), test=answers(7, 4))
@@ -203,6 +225,12 @@ class TestDomains:
         exams = [(answers(1, 0), answers(3, 1)), (answers(0, 1), answers(1, 9)), (answers(2, 0), answers(5, 1))]
         found = measure(Local().predict, self.in_domain(1, exams))
         assert found == {"val": 3 / 4, "test": 9 / 20, "acc": 9 / 20, "bwt": 1 / 10, "fwt": 8 / 10}
+
+    def test_predictions_are_those_for_the_own_domain(self):
+        exams = [(NOTHING, answers(3, 1)), (NOTHING, answers(1, 2)), (NOTHING, answers(0, 1))]
+        _, tested = measure_rows(Local().predict, self.in_domain(1, exams))
+        assert tested.tensors()["label"].tolist() == [0, 1, 1]
+        assert tested.tensors()["predicted"].tolist() == [0, 0, 0]
 
     @settings(deadline=None, max_examples=40)
     @given(st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=2, max_size=4), st.data())

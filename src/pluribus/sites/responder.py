@@ -28,6 +28,7 @@ from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, T
 from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
 from pluribus.sites.holdings import OWN, Holdings, Public, relabel
+from pluribus.storage.checkpoint import without_predictions
 from pluribus.storage.files import write_tensors
 from pluribus.task import Card
 
@@ -156,7 +157,7 @@ class Responder:
         answer = host.answer(request)
         assert isinstance(answer, Measured)
         for _, measured in host.take_selected().values():
-            write_tensors(self._selected_path(t), _copies(measured), facts)
+            write_tensors(self._selected_path(t), _copies(without_predictions(measured)), facts)
         self._drop_selected({t} if best is None else {t, best.round})
         return seal({"figures": answer.figures}, {})
 

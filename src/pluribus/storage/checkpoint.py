@@ -5,9 +5,10 @@ commit. It takes effect when the file gets its final name. A client's newest sta
 so the folder needs no index. A file is deleted once neither the newest commit nor the previous one needs it. Each
 commit also stores the sum of all clients' newest rounds: the sum is smaller if a file is missing.
 
-`selected/` has one file per client: its state when it was evaluated in the round that its validation data selects. A
-new file is written before the commit that relies on it, and the old file is deleted after that commit. So a commit
-needs at most two copies of a client: its newest state and its selected model.
+`selected/` has one file per client: its state when it was evaluated in the round that its validation data selects, and
+its predictions for its test rows (`test/label`, `test/predicted`, `test/row`). A new file is written before the commit
+that relies on it, and the old file is deleted after that commit. So a commit needs at most two copies of a client: its
+newest state and its selected model.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from pluribus.storage.files import write_tensors
 
 Tensors = dict[str, Tensor]
 SELECTED = "selected"
+TESTED = "test/"  # prefix of the names of predictions
 KEPT = re.compile(r"client-(?P<client>\d+)-round-(?P<round>\d+)")
 READINGS = 5  # attempts to read a folder while another process writes to it
 
@@ -109,7 +111,7 @@ class Checkpoint:
     # ---- selected rounds -------------------------------------------------------------------------------------------
 
     def keep(self, k: int, t: int, measured: Tensors) -> None:
-        """Save the state with which a client was evaluated in round t. Its older file stays."""
+        """Save the state with which a client was evaluated in round t, and its predictions. Its older file stays."""
         path = self._selected_path(k, t)
         path.parent.mkdir(exist_ok=True)
         write_tensors(path, measured, {"client": str(k), "round": str(t)})
@@ -128,7 +130,12 @@ class Checkpoint:
     def selected(self, k: int, t: int) -> Tensors | None:
         """The state with which a client was evaluated in round t; None if it was not kept."""
         path = self._selected_path(k, t)
-        return _tensors(path) if path.exists() else None
+        return without_predictions(_tensors(path)) if path.exists() else None
+
+    def tested(self, k: int, t: int) -> Tensors:
+        """A client's predictions for its test rows in round t; empty if they were not kept."""
+        path = self._selected_path(k, t)
+        return _tensors(path, TESTED) if path.exists() else {}
 
     def _selected_path(self, k: int, t: int) -> Path:
         return self._folder / SELECTED / f"client-{k:06d}-round-{t:06d}.safetensors"
@@ -153,6 +160,11 @@ class Checkpoint:
 
     def _path(self, t: int) -> Path:
         return self._folder / f"round-{t:06d}.safetensors"
+
+
+def without_predictions(measured: Tensors) -> Tensors:
+    """The tensors of a selected model alone."""
+    return {name: value for name, value in measured.items() if not name.startswith(TESTED)}
 
 
 def put_back(live: Tensors, saved: Tensors, whose: str) -> None:

@@ -6,20 +6,21 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pluribus.engines.engine import Engine
-from pluribus.evaluate import Metrics, Selection, choose, selects
+from pluribus.evaluate import TESTED_BYTES, Metrics, Selection, choose, selects
 from pluribus.storage.store import StateStore
-from pluribus.task import Cards
+from pluribus.task import Cards, DataFacts
 
 
 class Selections:
     """The selected round of every client of a run.
 
-    The process that evaluates a client keeps a copy of its model if this round is better than the best one so far. The
-    copies wait in memory until the next commit, or until they take too much memory.
+    The process that evaluates a client keeps a copy of its model and predictions if this round is better than the best
+    one so far. The copies wait in memory until the next commit, or until they take too much memory.
     """
 
-    def __init__(self, cards: Cards, engine: Engine, checkpoint: StateStore) -> None:
+    def __init__(self, cards: Cards, data: DataFacts, engine: Engine, checkpoint: StateStore) -> None:
         self._cards = cards
+        self._data = data
         self._engine = engine
         self._checkpoint = checkpoint
         self._best: dict[int, Selection] = {}
@@ -36,18 +37,22 @@ class Selections:
         """Record the metrics of a client. The process that evaluated it applies the same rule."""
         if selects(measured, self._best.get(k)):
             self._best[k] = Selection(t, measured["val"])
-            self._waiting[k] = self._cards.nbytes(k)
+            self._waiting[k] = self._nbytes(k)
+
+    def _nbytes(self, k: int) -> int:
+        """Size of the copy of a client's model and predictions."""
+        return self._cards.nbytes(k) + TESTED_BYTES * self._data.test_samples(k)
 
     def groups(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """Clients to evaluate together, so that their copies fit into memory. Copies are saved between groups."""
         group: list[int] = []
         size = sum(self._waiting.values())
         for k in clients:
-            size += 0 if k in self._waiting else self._cards.nbytes(k)
+            size += 0 if k in self._waiting else self._nbytes(k)
             if group and size > self._engine.room:
                 yield group
                 self.keep()
-                group, size = [], self._cards.nbytes(k)
+                group, size = [], self._nbytes(k)
             group.append(k)
         if group:
             yield group
