@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pluribus.study.tables import Cell, Table, cells, latex, markdown
+from pluribus.internal.tables import Cell, Table, cells, latex, markdown
 
 TABLE = Table(
     ("method", "mean", "95 % interval"),

@@ -69,7 +69,7 @@ def print_results(
     cautions: Sequence[str] = (),
 ) -> None:
     """Print the table of one or more runs, or with `--json` an object."""
-    from pluribus.study.tables import show_cautions
+    from pluribus.internal.tables import show_cautions
     from pluribus.terminal import print_table
 
     if as_json:

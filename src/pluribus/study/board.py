@@ -13,7 +13,7 @@ from rich.progress import Progress as Bar
 
 from pluribus.experiment import Experiment
 from pluribus.study.parallel import Progress
-from pluribus.study.tables import print_tables
+from pluribus.internal.tables import print_tables
 
 if TYPE_CHECKING:
     from pluribus.study.standings import Comparison

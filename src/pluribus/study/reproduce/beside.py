@@ -17,7 +17,7 @@ from pluribus.study.reproduce.measures import has_view, measure
 from pluribus.study.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.study.reproduce.summary import Finished, decisive
 from pluribus.study.significance import LEVEL
-from pluribus.study.tables import Cell, Table, markdown_of, print_tables
+from pluribus.internal.tables import Cell, Table, markdown_of, print_tables
 
 
 @dataclass(frozen=True)
