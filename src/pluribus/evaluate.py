@@ -11,10 +11,11 @@ data never select a round.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -230,3 +231,52 @@ def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -
     """Describes the accuracies of a table, by the view of each method and the metrics that each method selected."""
     selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
     return f"test accuracy, {selection}, {views_text(views)}"
+
+
+# ---- rows of tables --------------------------------------------------------------------------------------------------
+
+SPLIT_AND_METRIC = {
+    "val": ("val", "accuracy"),
+    "test": ("test", "accuracy"),  # with domains, this is `acc`
+    "test_loss": ("test", "loss"),
+    "bwt": ("own domain", "accuracy"),
+    "fwt": ("other domains", "accuracy"),
+}
+
+
+def tidy_rows(history: Iterable[Mapping[str, Any]], models: Mapping[int, str]) -> Iterator[dict[str, Any]]:
+    """One row per round, client, view, split and metric. A metric without a value has no row."""
+    for record in history:
+        for key, views in record.get("clients", {}).items():
+            for view, metrics in views.items():
+                about = {"round": record["round"], "client": int(key), "model": models[int(key)], "view": view}
+                for name, (split, metric) in SPLIT_AND_METRIC.items():
+                    if (value := metrics.get(name)) is not None:
+                        yield about | {"split": split, "metric": metric, "value": value}
+
+
+def confusion_rows(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """One row per class: how often each class was predicted for it."""
+    for name, row in zip(names, _confusion(labels, predicted, len(names)).tolist(), strict=True):
+        yield {"label": name} | dict(zip(names, row, strict=True))
+
+
+def class_rows(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """One row per class: precision, recall, F1 and number of rows. None: its denominator is zero."""
+    counts = _confusion(labels, predicted, len(names))
+    columns = (counts.diagonal().tolist(), counts.sum(0).tolist(), counts.sum(1).tolist())
+    for name, correct, chosen, support in zip(names, *columns, strict=True):
+        figures = {"precision": _ratio(correct, chosen), "recall": _ratio(correct, support)}
+        figures["f1"] = _ratio(2 * correct, chosen + support)
+        yield {"class": name, **figures, "support": support}
+
+
+def _confusion(labels: Sequence[int], predicted: Sequence[int], classes: int) -> np.ndarray:
+    """Number of rows by label and predicted class."""
+    counts = np.zeros((classes, classes), dtype=np.int64)
+    np.add.at(counts, (np.array(labels, dtype=np.int64), np.array(predicted, dtype=np.int64)), 1)
+    return counts
+
+
+def _ratio(part: int, whole: int) -> float | None:
+    return part / whole if whole else None

@@ -285,6 +285,7 @@ class Federation:
             folder=self.folder.path,
             warnings=self.warnings,
             _live=(experiment, self.folder) if isinstance(self.parts, Assembly) else None,
+            classes=self.parts.task.names,
         )
 
     def _facts(self, k: int) -> ClientFacts:

@@ -6,8 +6,6 @@ headline, from the round that validation selects or from the last round.
 
 from __future__ import annotations
 
-import csv
-import io
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +20,9 @@ from pluribus.client import Client
 from pluribus.data.federated import Data, Store
 from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
+from pluribus.evaluate import Metrics, rule_of, score
 from pluribus.internal.steps import SWEEP_BATCH
+from pluribus.internal.tables import csv_of
 from pluribus.method import Method
 from pluribus.storage.files import write_text
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
@@ -85,13 +85,31 @@ def predict(
     return predictions
 
 
+def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
+    """Accuracy and loss of a trained client on new images, as bytes in the shape that its model takes."""
+    images, labels = torch.as_tensor(x), torch.as_tensor(y)
+    _check(images, client.task.shape)
+    _check_labels(labels, len(images), client.task.classes)
+    store = Store(images, labels.to(torch.int64), client.device, client.local.channels_last)
+    data = Data(store, torch.arange(len(images), device=client.device))
+    correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
+    return {"accuracy": correct / samples, "loss": loss / samples}
+
+
+def _check_labels(labels: Tensor, images: int, classes: int) -> None:
+    if images == 0:
+        raise MissingDataError("no images were given.")
+    if labels.dtype.is_floating_point or labels.dtype == torch.bool or tuple(labels.shape) != (images,):
+        given = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}"
+        raise DataError(f"the labels must be {images} integers, one per image; they are {given}.")
+    low, high = int(labels.min()), int(labels.max())
+    if low < 0 or high >= classes:
+        raise DataError(f"the labels must be in 0..{classes - 1}, but range from {low} to {high}.")
+
+
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
     """Write predictions to a CSV file, one line each."""
-    text = io.StringIO()
-    table = csv.DictWriter(text, ["file", "label", "number", "score"], lineterminator="\n")
-    table.writeheader()
-    table.writerows(asdict(one) for one in predictions)
-    write_text(path, text.getvalue())
+    write_text(path, csv_of(map(asdict, predictions), ["file", "label", "number", "score"]))
 
 
 def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:

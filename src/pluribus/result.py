@@ -2,27 +2,47 @@
 
 from __future__ import annotations
 
+import html
 from collections import Counter
-from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
-from pluribus.errors import DamagedFileError
-from pluribus.evaluate import Chosen, Exams, Metrics, choose, selection_text, summarize
+from pluribus.errors import DamagedFileError, NoModelError, PackageError, RangeError, UnknownNameError
+from pluribus.evaluate import (
+    Chosen,
+    Exams,
+    Metrics,
+    choose,
+    class_rows,
+    confusion_rows,
+    selection_text,
+    summarize,
+    tidy_rows,
+)
+from pluribus.internal.frames import make_frame
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.tables import Cell, Table, csv_of, markdown_of
 from pluribus.internal.views import View, view_text
-from pluribus.storage.files import read_json, read_lines
+from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.files import read_json, read_lines, write_text
 from pluribus.storage.folder import RESULT
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
     from pluribus.assembly import Assembly
+    from pluribus.client import Client
     from pluribus.experiment import Experiment
     from pluribus.storage.store import RunStore
+
+COLUMNS = ("round", "client", "model", "view", "split", "metric", "value")  # of a frame
+MOST_ROWS = 20  # clients in a table of a notebook
 
 
 @dataclass(frozen=True)
@@ -64,6 +84,8 @@ class Result:
     warnings: list[str] = field(default_factory=list)
     warmup: int = 0
     """Rounds at the start in which no model trains. `history` includes them; `rounds` does not count them."""
+    classes: tuple[str, ...] = ()
+    """The names of all classes, by number. Empty: the version that wrote the folder did not record them."""
     _live: tuple[Experiment, RunStore] | None = field(default=None, repr=False, compare=False)
     """The experiment and the state of a simulation in this process."""
 
@@ -78,6 +100,7 @@ class Result:
             about = {name: saved[name] for name in ("method", "data", "seed", "rounds", "warnings")}
             history = read_lines(folder / "metrics.jsonl")
             about |= {"warmup": saved.get("warmup", 0), "views": tuple(saved["summary"])}
+            about["classes"] = tuple(saved.get("classes", ()))
             return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
@@ -97,6 +120,10 @@ class Result:
     def selection(self) -> str:
         """How the round of the reported metrics was selected, in words."""
         return selection_text(one.selected["val"] for one in self.per_client().values())
+
+    @property
+    def _accuracy_is(self) -> str:
+        return f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}"
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -126,12 +153,51 @@ class Result:
     def per_client(self, view: str | None = None) -> dict[int, Chosen]:
         return choose(self.history, view or self.views[0])
 
+    # ---- models ------------------------------------------------------------------------------------------------------
+
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
         """Load a client's model: that of the reported accuracy, or that of the last round."""
         from pluribus.storage.reopen import copy_model
 
-        with self._open() as (parts, store):
-            return copy_model(parts, store, client, round)
+        with self._trained(client, round) as (_, trained):
+            return copy_model(trained)
+
+    def save_model(self, client: int, path: str | Path, round: Literal["selected", "last"] = "selected") -> None:
+        """Write a client's model to a safetensors file, which `pluribus.load_model` reads without this run."""
+        from pluribus import __version__
+        from pluribus.storage.model_file import ModelFacts, write_model
+
+        with self._trained(client, round) as (parts, trained):
+            task, name = parts.task, trained.card.model
+            made_of = name, task.shape, task.classes, task.names, task.width, task.projector
+            facts = ModelFacts(*made_of, self.method, self.views[0], client, trained.round, __version__)
+            write_model(Path(path), trained.model, facts, task.shape_of(name))
+
+    def evaluate(self, x: Any, y: Any, client: int | None = None) -> Metrics | dict[int, Metrics]:
+        """Accuracy and loss of a client's selected model on other rows, by the method's own rule.
+
+        `x` has images as bytes, (N, channels, height, width) in the shape of the run's data, and `y` has class numbers.
+        Both are arrays or tensors. Without a client, evaluate all of them: client -> metrics.
+        """
+        from pluribus.prediction import measure_on
+        from pluribus.storage.reopen import check_client, trained_client
+
+        found: dict[int, Metrics] = {}
+        with self._open() as (parts, folder):
+            for k in self.clients if client is None else [client]:
+                check_client(self.folder or "the run", parts, k)
+                with trained_client(parts, folder, k, "selected") as trained:
+                    found[k] = measure_on(parts.method, trained, x, y)
+        return found if client is None else found[client]
+
+    @contextmanager
+    def _trained(self, client: int, round: Literal["selected", "last"]) -> Iterator[tuple[Assembly, Client]]:
+        from pluribus.storage.reopen import check_client, trained_client
+
+        with self._open() as (parts, folder):
+            check_client(self.folder or "the run", parts, client)
+            with trained_client(parts, folder, client, round) as trained:
+                yield parts, trained
 
     def _open(self) -> AbstractContextManager[tuple[Assembly, RunStore]]:
         """The parts and the state of the run, from this process or from its folder."""
@@ -141,6 +207,150 @@ class Result:
             return assemble_again(*self._live)
         assert self.folder is not None, "a result that was read has a folder"
         return open_run(self.folder)
+
+    # ---- predictions -------------------------------------------------------------------------------------------------
+
+    def predictions(self, client: int) -> Any:
+        """What the client's selected model predicts for each of its test rows, as it was measured.
+
+        A frame with the columns `row` (number in the data set), `label`, `predicted` and `correct`. With domains, the
+        rows are the test rows of the client's own domain. This needs neither the data nor the code of the method.
+        """
+        tested = self._test_rows(client)
+        names = self._class_names([tested])
+        rows = zip(tested.row, tested.label, tested.predicted, strict=True)
+        return make_frame(
+            [{"row": row, "label": names[y], "predicted": names[p], "correct": y == p} for row, y, p in rows]
+        )
+
+    def confusion(self, client: int | None = None) -> Any:
+        """The confusion matrix of the test predictions of a client, or of all clients together.
+
+        A frame: each row is a true class, each column a predicted class.
+        """
+        frame = make_frame(list(confusion_rows(*self._pooled(client))))
+        return frame if isinstance(frame, list) else frame.set_index("label")
+
+    def per_class(self, client: int | None = None) -> Any:
+        """Precision, recall, F1 and number of test rows per class, of a client or of all clients together.
+
+        A frame with the columns `class`, `precision`, `recall`, `f1` and `support`.
+        """
+        return make_frame(list(class_rows(*self._pooled(client))))
+
+    def _pooled(self, client: int | None) -> tuple[list[int], list[int], Sequence[str]]:
+        """True labels, predicted classes and names of the classes."""
+        tested = [self._test_rows(k) for k in (self.clients if client is None else [client])]
+        labels, predicted = ([number for one in tested for number in one[column]] for column in (0, 1))
+        return labels, predicted, self._class_names(tested)
+
+    def _class_names(self, tested: Sequence[_TestRows]) -> Sequence[str]:
+        """The names of the classes, or their numbers if the folder does not have the names."""
+        most = max((number for one in tested for number in (*one.label, *one.predicted)), default=-1)
+        return self.classes or [str(number) for number in range(most + 1)]
+
+    def _test_rows(self, client: int) -> _TestRows:
+        if client not in self.clients:
+            known = ", ".join(map(str, self.clients))
+            raise RangeError(f"the run has no evaluated client {client}: its evaluated clients are {known}.")
+        kept = self._kept(client)
+        if not kept:
+            raise NoModelError(
+                f"{self.folder or 'the run'} has no test predictions of client {client}: a real site keeps them, the state was "
+                f"deleted, or a former version wrote the run."
+            )
+        return _TestRows(*(kept[name].tolist() for name in _TestRows._fields))
+
+    def _kept(self, client: int) -> dict[str, Tensor]:
+        """The tensors of a client's predictions; empty if they were not kept."""
+        t = self.per_client()[client].selected_round
+        if self.folder is not None:
+            return Checkpoint(self.folder / "state", read_only=True).tested(client, t)
+        assert self._live is not None, "a run without a folder is of this process"
+        return self._live[1].checkpoint.tested(client, t)
+
+    # ---- tables ------------------------------------------------------------------------------------------------------
+
+    def frame(self) -> Any:
+        """All metrics: one row per round, client, view, split and metric, with the columns of `COLUMNS`.
+
+        A pandas DataFrame if pandas is installed, otherwise a list of dicts.
+        """
+        return make_frame(self._tidy())
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """The rows of `frame` as CSV. With `path`, write them to a file, too."""
+        return _write(csv_of(self._tidy(), COLUMNS), path)
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """The accuracy per client as a Markdown table. With `path`, write it to a file, too."""
+        return _write(markdown_of([self._table()], [self._accuracy_is]), path)
+
+    def to_latex(self, path: str | Path | None = None) -> str:
+        """The accuracy per client as a LaTeX table (package booktabs). With `path`, write it to a file, too."""
+        return _write(f"{self._table().to_latex()}% {self._accuracy_is}\n", path)
+
+    def curve(self, view: str | None = None, ax: Axes | None = None) -> Axes:
+        """Draw test and validation accuracy over rounds, mean over clients. Default: the headline view, on new axes."""
+        view = view or self.views[0]
+        if view not in self.views:
+            raise UnknownNameError(f"{self.method} has no view '{view}': it has {' and '.join(self.views)}.")
+        axes = _new_axes() if ax is None else ax
+        for split, style in (("test", "-"), ("val", ":")):
+            values = {one["round"] + 1: _mean(one, view, split) for one in self.history}
+            known = {rounds: value for rounds, value in values.items() if value is not None}
+            if known:
+                axes.plot(list(known), list(known.values()), style, label=f"{self.method}, {split}")
+        axes.set_xlabel("rounds")
+        axes.set_ylabel(f"accuracy, mean over clients, {view_text(view)}")
+        axes.legend()
+        return axes
+
+    def __repr__(self) -> str:
+        return f"Result of {self.method} on {self.data}\n" + "\n".join(
+            f"  {name:9} {text}" for name, text in self._about().items()
+        )
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows: the facts, and the table per client."""
+        facts = "<br>\n".join(f"{name}: {html.escape(text)}" for name, text in self._about().items())
+        title = html.escape(f"{self.method} on {self.data}")
+        return f"<p><b>{title}</b><br>\n{facts}</p>\n{self._table(MOST_ROWS).to_html()}"
+
+    def _about(self) -> dict[str, str]:
+        from pluribus.terminal import format_bytes
+
+        moved = (f"{format_bytes(self.bytes[way])} {way}" for way in ("up", "down"))
+        return {
+            "clients": str(len(self.clients)),
+            "rounds": str(self.rounds),
+            "seed": str(self.seed),
+            "accuracy": f"{_number(self.accuracy)} ({self._accuracy_is})",
+            "bytes": ", ".join(moved),
+            "seconds": f"{self.seconds:.1f}",
+            "folder": str(self.folder),
+        }
+
+    def _tidy(self) -> list[dict[str, Any]]:
+        return list(tidy_rows(self.history, {k: one.model for k, one in self.clients.items()}))
+
+    def _table(self, most: int | None = None) -> Table:
+        """Accuracy per client, of `most` clients, and over clients."""
+        from pluribus.terminal import join_classes
+
+        chosen, has_classes = self.per_client(), any(one.classes for one in self.clients.values())
+        columns = ("client", "model", *(["classes"] if has_classes else []), "train", self.method)
+        rows = []
+        for k, one in list(self.clients.items())[:most]:
+            classes = [join_classes(one.classes)] if has_classes else []
+            accuracy = _number(chosen[k].selected.get("test"))
+            rows.append([one.label, one.model, *classes, str(one.train), accuracy])
+        empty = [""] * (len(columns) - 2)
+        if most is not None and len(self.clients) > most:
+            rows.append([f"and {len(self.clients) - most} more", *empty, ""])
+        over = self.summary[self.views[0]]["selected"].get("test", {})
+        rows += [[name, *empty, _number(over.get(name))] for name in ("mean", "weighted", "worst", "best")]
+        return Table(columns, [[Cell(text) for text in row] for row in rows])
 
     def table(self, *others: Result, view: View | None = None) -> None:
         """Print accuracy per client, beside that of other runs on the same data.
@@ -169,8 +379,9 @@ class Result:
             "rounds": max(0, len(self.history) - self.warmup),
             "warmup": self.warmup,
             "accuracy": self.accuracy,
-            "accuracy_is": f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}",
+            "accuracy_is": self._accuracy_is,
             "summary": self.summary,
+            "classes": list(self.classes),
             "clients": self._rows(),
             "bytes": self.bytes,
             "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
@@ -179,6 +390,37 @@ class Result:
             "warnings": self.warnings,
             "torch": torch.__version__,
         }
+
+
+class _TestRows(NamedTuple):
+    """A client's test rows: the true classes, the predicted ones, and the numbers of the rows in the data set."""
+
+    label: list[int]
+    predicted: list[int]
+    row: list[int]
+
+
+def _write(text: str, path: str | Path | None) -> str:
+    if path is not None:
+        write_text(Path(path), text)
+    return text
+
+
+def _number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3f}"
+
+
+def _mean(record: Mapping[str, Any], view: str, metric: str) -> float | None:
+    found: float | None = record["mean"].get(view, {}).get(metric, {}).get("mean")
+    return found
+
+
+def _new_axes() -> Axes:
+    try:
+        from matplotlib import pyplot
+    except ImportError:
+        raise PackageError("a curve needs Matplotlib: pip install 'pluribus[report]'.") from None
+    return pyplot.subplots()[1]
 
 
 def _facts(k: int, row: Mapping[str, Any]) -> ClientFacts:

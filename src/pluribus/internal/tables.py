@@ -1,9 +1,12 @@
-"""Tables of results, printed on a terminal or written as Markdown or LaTeX."""
+"""Tables of results, printed on a terminal or written as Markdown, LaTeX, HTML or CSV."""
 
 from __future__ import annotations
 
+import csv
+import html
+import io
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from rich.console import Console
@@ -64,6 +67,13 @@ class Table:
         start = f"\\begin{{tabular}}{{l{'r' * (len(self.columns) - 1)}}}\n\\toprule\n"
         return f"{start}{heading}\\midrule\n{''.join(rows)}\\bottomrule\n\\end{{tabular}}\n"
 
+    def to_html(self) -> str:
+        """Write an HTML table, with the best cells in bold."""
+        heading = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
+        rows = ["".join(f"<td>{text}</td>" for text in row) for row in self._texts(html.escape, "<b>{}</b>")]
+        body = "".join(f"<tr>{row}</tr>\n" for row in rows)
+        return f"<table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+
 
 def print_tables(
     heading: str, tables: Iterable[Table], notes: Iterable[str], console: Console, cautions: Iterable[str] = ()
@@ -93,6 +103,15 @@ def markdown_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterabl
     """Write cautions, tables and notes in Markdown. Cautions and notes are lists."""
     lists = ["".join(f"- {markdown(text)}\n" for text in texts) for texts in (cautions, notes)]
     return "\n".join([*filter(None, lists[:1]), *(table.to_markdown() for table in tables), lists[1]])
+
+
+def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
+    """Write rows as CSV."""
+    text = io.StringIO()
+    writer = csv.DictWriter(text, columns, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return text.getvalue()
 
 
 def cells(texts: Sequence[str], values: Sequence[float | None], best: float | None) -> list[Cell]:

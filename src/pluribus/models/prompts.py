@@ -141,6 +141,16 @@ class Prompting:
         return model
 
 
+def prompting_of(model: nn.Module) -> Prompting | None:
+    """The prompts that were attached to a model; None if it has none."""
+    match getattr(getattr(model, "features", None), "backbone", None):
+        case PromptedTransformer(style=style, number=number):
+            return Prompting(style, number, padding=0)
+        case PaddedImage(prompt_tb=frame):
+            return Prompting("deep", number=0, padding=frame.shape[1] // 2)
+    return None
+
+
 def is_transformer(backbone: nn.Module) -> bool:
     """Whether a backbone is a vision transformer with a class token, judged by timm's names for its parts."""
     _, net = layers_before(backbone)

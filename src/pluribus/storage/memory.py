@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from pluribus.storage.checkpoint import TESTED, without_predictions
 from pluribus.storage.folder import lines_until
 from pluribus.storage.store import Lines, Tensors
 
@@ -43,7 +44,12 @@ class MemoryState:
             self.doubled.add(k)
 
     def selected(self, k: int, t: int) -> Tensors | None:
-        return self._selected.get(k, {}).get(t)
+        measured = self._selected.get(k, {}).get(t)
+        return None if measured is None else without_predictions(measured)
+
+    def tested(self, k: int, t: int) -> Tensors:
+        measured = self._selected.get(k, {}).get(t, {})
+        return {name.removeprefix(TESTED): value for name, value in measured.items() if name.startswith(TESTED)}
 
     def drop_superseded(self, selected: dict[int, int]) -> None:
         for k, t in selected.items():

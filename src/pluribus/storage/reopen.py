@@ -20,6 +20,8 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.client import Client
 from pluribus.errors import (
     CheckpointError,
+    ConflictError,
+    FileAccessError,
     MissingSettingError,
     NoModelError,
     OtherRunError,
@@ -34,6 +36,7 @@ from pluribus.internal.lookup import is_given
 from pluribus.server_half import ServerHalf
 from pluribus.storage.checkpoint import READINGS, put_back
 from pluribus.storage.folder import RunFolder, check_unchanged
+from pluribus.storage.model_file import read_model
 from pluribus.storage.store import RunStore
 
 Round = Literal["selected", "last"]
@@ -42,26 +45,41 @@ OBJECTS = ("data", "models", "partition")  # settings that Python also takes as 
 
 def load_model(
     path: str | Path,
-    client: int,
+    client: int | None = None,
     round: Round = "selected",
     *,
+    model: Any = None,
     data: Any = None,
     models: Any = None,
     partition: Any = None,
 ) -> nn.Module:
-    """Load a client's model in eval mode: the one whose accuracy the run reports, or that of the last checkpoint.
+    """Load a trained model in eval mode.
 
-    A run that was started with objects needs the same `data`, `models` and `partition` again.
+    `path` is a file that `Result.save_model` wrote, or the folder of a run. In a folder, `client` chooses the model: by
+    default the one whose accuracy the run reports, or with `round="last"` that of the last checkpoint. `model` is the
+    builder or module of the model in a file, if its name cannot be looked up. The folder of a run that was started with
+    objects needs the same `data`, `models` and `partition` again.
     """
+    if Path(path).is_file():
+        if client is not None or round != "selected":
+            raise ConflictError(f"{path} is a file with one model: leave out client= and round=.")
+        return read_model(Path(path), model)
+    if not Path(path).is_dir():
+        raise FileAccessError(f"there is no file or folder {path}: give the file of a model, or the folder of a run.")
+    if model is not None:
+        raise ConflictError(f"{path} is a folder, which says how its models are built: leave out model=.")
     with open_run(path, data=data, models=models, partition=partition) as (parts, folder):
-        return copy_model(parts, folder, client, round)
+        if client is None:
+            clients = f"0 to {len(parts.cards) - 1}"
+            raise MissingSettingError(f"{path} has a model for each client: choose one with client=, {clients}.")
+        check_client(path, parts, client)
+        with trained_client(parts, folder, client, round) as found:
+            return copy_model(found)
 
 
-def copy_model(parts: Assembly, store: RunStore, client: int, round: Round) -> nn.Module:
-    """A copy of a client's model in eval mode."""
-    check_client(store.path or "the run", parts, client)
-    with trained_client(parts, store, client, round) as found:
-        return copy.deepcopy(found.model).eval()  # the client may be restored on exit
+def copy_model(client: Client) -> nn.Module:
+    """A copy of a client's model in eval mode. The client may be restored later."""
+    return copy.deepcopy(client.model).eval()
 
 
 def check_round(round: str) -> None:

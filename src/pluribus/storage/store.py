@@ -38,6 +38,9 @@ class StateStore(Protocol):
     def selected(self, k: int, t: int) -> Tensors | None:
         """The state with which a client was evaluated in round t; None if it was not kept."""
 
+    def tested(self, k: int, t: int) -> Tensors:
+        """A client's predictions for its test rows in round t; empty if they were not kept."""
+
     def drop_superseded(self, selected: dict[int, int]) -> None:
         """Delete the models of all rounds but the selected ones."""
 

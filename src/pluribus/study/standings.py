@@ -16,12 +16,12 @@ import torch
 
 from pluribus.evaluate import Metrics, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
+from pluribus.internal.tables import Cell, Table, cells, markdown_of
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, read_lines
 from pluribus.study.significance import LEVEL, Difference, difference, holm
-from pluribus.internal.tables import Cell, Table, cells, markdown_of
 from pluribus.terminal import MOST_APART, format_bytes
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"

@@ -11,13 +11,13 @@ from typing import Any
 from rich.console import Console
 from scipy.stats import t
 
+from pluribus.internal.tables import Cell, Table, markdown_of, print_tables
 from pluribus.internal.views import AFTER, views_text
 from pluribus.study import standings
 from pluribus.study.reproduce.measures import has_view, measure
 from pluribus.study.reproduce.paper import PaperRow, PaperTable, Printed
 from pluribus.study.reproduce.summary import Finished, decisive
 from pluribus.study.significance import LEVEL
-from pluribus.internal.tables import Cell, Table, markdown_of, print_tables
 
 
 @dataclass(frozen=True)

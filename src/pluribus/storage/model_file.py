@@ -1,0 +1,130 @@
+"""A file with one trained model: its tensors, and the facts that build it again without its run, data and method."""
+
+from __future__ import annotations
+
+import json
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from pluribus import draws
+from pluribus.errors import DamagedFileError, MismatchError, UnknownNameError, UserCodeError
+from pluribus.models import TwoPartModel, build
+from pluribus.models.probe import Shape, output_width
+from pluribus.models.prompts import Prompting, prompting_of
+from pluribus.models.two_part import projection
+from pluribus.storage.files import write_tensors
+
+Builder = Callable[[Shape], nn.Module]
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What builds a model again, and where it comes from."""
+
+    model: str
+    shape: Shape
+    classes: int
+    names: tuple[str, ...]
+    """Names of the classes, by number."""
+    width: int | None
+    projector: str
+    method: str
+    view: str
+    client: int
+    round: int
+    pluribus: str
+    """The version that wrote the file."""
+    prompting: dict[str, Any] | None = None
+
+    def build(self, builder: Builder | None = None) -> nn.Module:
+        """A new model of this architecture. `builder` replaces the one of its name."""
+        with draws.seeded("load model"):  # the caller's random numbers do not change
+            model = self._build_named() if builder is None else self._build_with(builder)
+        if self.prompting is not None:
+            Prompting(**self.prompting).attach(model, self.shape)
+        return model
+
+    def _build_named(self) -> TwoPartModel:
+        how = {"shape": self.shape, "classes": self.classes, "width": self.width, "projector": self.projector}
+        return build(self.model, **how)  # type: ignore[arg-type]
+
+    def _build_with(self, builder: Builder) -> TwoPartModel:
+        made = builder(self.shape)
+        if isinstance(made, TwoPartModel):
+            return made
+        native = output_width(made, self.shape)
+        width = native if self.projector == "none" else self.width or native
+        features = nn.Sequential(OrderedDict(backbone=made, projector=projection(self.projector, native, width)))
+        return TwoPartModel(features, nn.Linear(width, self.classes), width)
+
+    def to_metadata(self) -> dict[str, str]:
+        return {name: json.dumps(value) for name, value in asdict(self).items()}
+
+    @classmethod
+    def of_metadata(cls, metadata: Mapping[str, str]) -> ModelFacts:
+        read = {one.name: json.loads(metadata[one.name]) for one in fields(cls)}
+        channels, height, width = (int(size) for size in read["shape"])
+        return cls(**read | {"shape": (channels, height, width), "names": tuple(read["names"])})
+
+
+def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPartModel) -> None:
+    """Write a model. `skeleton` is a new one of its architecture, on the meta device: refuse a model that differs."""
+    if (prompting := prompting_of(model)) is not None:
+        facts = replace(facts, prompting=asdict(prompting))
+        with torch.device("meta"):
+            prompting.attach(skeleton, facts.shape)
+    tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
+    if changed := _differing(skeleton.state_dict(), tensors):
+        raise MismatchError(
+            f"the model of client {facts.client} cannot be saved in a file: method '{facts.method}' changed the "
+            f"architecture '{facts.model}' ('{changed[0]}' differs). Use result.model({facts.client})."
+        )
+    write_tensors(path, tensors, facts.to_metadata())
+
+
+def read_model(path: Path, builder: Builder | None = None) -> nn.Module:
+    """Read a model, in eval mode."""
+    facts, tensors = _read(path)
+    try:
+        model = facts.build(builder)
+    except (UnknownNameError, UserCodeError) as error:
+        raise type(error)(
+            f"{path} has a model '{facts.model}' that cannot be built here: {str(error).rstrip('.')}. "
+            f"Give its builder: load_model(path, model=...)."
+        ) from error
+    if wrong := _differing(model.state_dict(), tensors):
+        raise MismatchError(
+            f"the tensors in {path} do not fit a model '{facts.model}': '{wrong[0]}' is missing on one side or has "
+            f"another shape. Give the builder that made it: load_model(path, model=...)."
+        )
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            metadata = file.metadata() or {}
+            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError) as error:
+        raise DamagedFileError(f"{path} cannot be read as safetensors ({error}).") from error
+    if "pluribus" not in metadata:
+        raise DamagedFileError(f"{path} does not say how its model is built: write it with result.save_model.")
+    try:
+        return ModelFacts.of_metadata(metadata), tensors
+    except (KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} does not say how its model is built ({error!r}).") from error
+
+
+def _differing(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> list[str]:
+    """Names of tensors that only one side has, or that differ in shape."""
+    names = [*one, *(name for name in other if name not in one)]
+    shapes = [{n: v.shape for n, v in side.items()} for side in (one, other)]
+    return [name for name in names if shapes[0].get(name) != shapes[1].get(name)]
