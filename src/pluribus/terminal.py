@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
-from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
 
@@ -27,6 +28,48 @@ if TYPE_CHECKING:
 
 
 WARMUP = "warm-up"  # shown in the column of the accuracy
+NOTEBOOK_WIDTH = 100  # characters
+NOTEBOOK_SECONDS = 0.1  # between two updates in a notebook
+
+
+def make_bar(*columns: ProgressColumn, console: Console, disable: bool = False) -> Bar:
+    """A live bar with these columns, for a terminal or a notebook."""
+    kind = NotebookBar if console.is_jupyter else Bar
+    return kind(*columns, console=console, disable=disable)
+
+
+class NotebookBar(Bar):
+    """A bar as text in the output of a notebook's cell. A bar of rich needs ipywidgets there."""
+
+    _handle: Any = None  # of the text in the cell
+    _updated = 0.0
+
+    def start(self) -> None:
+        from IPython.display import display  # type: ignore[import-not-found]
+
+        if self._handle is None and not self.disable:
+            self._handle = display(self._text(), raw=True, display_id=True)
+
+    def stop(self) -> None:
+        self._show()
+
+    def refresh(self) -> None:
+        if self.get_time() - self._updated >= NOTEBOOK_SECONDS:
+            self._show()
+
+    def _show(self) -> None:
+        if self._handle is not None:
+            self._handle.update(self._text(), raw=True)
+            self._updated = self.get_time()
+
+    def update(self, *task: Any, **fields: Any) -> None:
+        super().update(*task, **fields)
+        self.refresh()
+
+    def _text(self) -> dict[str, str]:
+        text = io.StringIO()
+        Console(file=text, width=NOTEBOOK_WIDTH, force_jupyter=False).print(self.get_renderable())
+        return {"text/plain": text.getvalue().rstrip()}
 
 
 class Progress:
@@ -34,7 +77,7 @@ class Progress:
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
-        self.bar = Bar(
+        self.bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
@@ -122,7 +165,7 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
     for k, one in facts.items():
         accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
-        classes = [escape(_join_classes(one.classes))] if has_classes else []
+        classes = [escape(join_classes(one.classes))] if has_classes else []
         table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
     table.add_section()
     empty = [""] * (len(columns) - 1)
@@ -178,7 +221,8 @@ def _cells(values: Sequence[float | None], alike: bool = True) -> list[str]:
     return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
 
 
-def _join_classes(names: Sequence[str], most: int = 24) -> str:
+def join_classes(names: Sequence[str], most: int = 24) -> str:
+    """The names of classes, or how many there are if the names take more than `most` characters."""
     text = " ".join(names)
     return text if len(text) <= most else f"{len(names)} classes"
 

@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
-from rich.progress import Progress as Bar
 
 from pluribus.experiment import Experiment
-from pluribus.study.parallel import Progress
 from pluribus.internal.tables import print_tables
+from pluribus.study.parallel import Progress
+from pluribus.terminal import make_bar
 
 if TYPE_CHECKING:
     from pluribus.study.standings import Comparison
@@ -23,7 +23,7 @@ class Board:
     """One live progress line per run, on standard error."""
 
     def __init__(self, experiments: Sequence[Experiment], shown: bool = True, console: Console | None = None) -> None:
-        self._bar = Bar(
+        self._bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
