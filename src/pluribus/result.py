@@ -256,8 +256,8 @@ class Result:
         kept = self._kept(client)
         if not kept:
             raise NoModelError(
-                f"{self.folder or 'the run'} has no test predictions of client {client}: a real site keeps them, the state was "
-                f"deleted, or a former version wrote the run."
+                f"{self.folder} has no test predictions of client {client}: real sites and former versions keep none, "
+                f"or the files in state/selected were deleted."
             )
         return _TestRows(*(kept[name].tolist() for name in _TestRows._fields))
 

@@ -187,6 +187,15 @@ def test_a_site_predicts_from_its_state_folder_alone(method: str) -> None:
         assert predictions == pluribus.predict(folder / str(k) / "run", x)
 
 
+def test_predictions_for_test_rows_are_not_kept_of_sites() -> None:
+    _, result, folder = sites("fedgh")
+    with refused(NoModelError, "client 0", result.folder):
+        result.predictions(0)
+    files = [path for path in folder.rglob("*.safetensors") if "selected" in path.name]
+    assert len(files) == len(NAMES)
+    assert not [name for path in files for name in load(path.read_bytes()) if "test/" in name]
+
+
 def test_many_images_are_taken_in_batches_as_evaluation_takes_them() -> None:
     result = simulated("fedgh")
     parts = parts_of(result)
