@@ -22,9 +22,8 @@ from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, fi
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.evaluate import Metrics, rule_of, score
 from pluribus.internal.steps import SWEEP_BATCH
-from pluribus.internal.tables import csv_of
+from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
-from pluribus.storage.files import write_text
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 
@@ -109,7 +108,7 @@ def _check_labels(labels: Tensor, images: int, classes: int) -> None:
 
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
     """Write predictions to a CSV file, one line each."""
-    write_text(path, csv_of(map(asdict, predictions), ["file", "label", "number", "score"]))
+    write_to(path, csv_of([asdict(one) for one in predictions]))
 
 
 def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:

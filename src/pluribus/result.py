@@ -27,10 +27,10 @@ from pluribus.evaluate import (
 )
 from pluribus.internal.frames import make_frame
 from pluribus.internal.ledger import Ledger
-from pluribus.internal.tables import Cell, Table, csv_of, markdown_of
+from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import View, view_text
 from pluribus.storage.checkpoint import Checkpoint
-from pluribus.storage.files import read_json, read_lines, write_text
+from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RESULT
 
 if TYPE_CHECKING:
@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
     from pluribus.storage.store import RunStore
 
-COLUMNS = ("round", "client", "model", "view", "split", "metric", "value")  # of a frame
 MOST_ROWS = 20  # clients in a table of a notebook
 
 
@@ -272,7 +271,7 @@ class Result:
     # ---- tables ------------------------------------------------------------------------------------------------------
 
     def frame(self) -> Any:
-        """All metrics: one row per round, client, view, split and metric, with the columns of `COLUMNS`.
+        """All metrics, with the columns `round`, `client`, `model`, `view`, `split`, `metric` and `value`.
 
         A pandas DataFrame if pandas is installed, otherwise a list of dicts.
         """
@@ -280,15 +279,15 @@ class Result:
 
     def to_csv(self, path: str | Path | None = None) -> str:
         """The rows of `frame` as CSV. With `path`, write them to a file, too."""
-        return _write(csv_of(self._tidy(), COLUMNS), path)
+        return write_to(path, csv_of(self._tidy()))
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """The accuracy per client as a Markdown table. With `path`, write it to a file, too."""
-        return _write(markdown_of([self._table()], [self._accuracy_is]), path)
+        return write_to(path, markdown_of([self._table()], [self._accuracy_is]))
 
     def to_latex(self, path: str | Path | None = None) -> str:
         """The accuracy per client as a LaTeX table (package booktabs). With `path`, write it to a file, too."""
-        return _write(f"{self._table().to_latex()}% {self._accuracy_is}\n", path)
+        return write_to(path, latex_of([self._table()], [self._accuracy_is]))
 
     def curve(self, view: str | None = None, ax: Axes | None = None) -> Axes:
         """Draw test and validation accuracy over rounds, mean over clients. Default: the headline view, on new axes."""
@@ -398,12 +397,6 @@ class _TestRows(NamedTuple):
     label: list[int]
     predicted: list[int]
     row: list[int]
-
-
-def _write(text: str, path: str | Path | None) -> str:
-    if path is not None:
-        write_text(Path(path), text)
-    return text
 
 
 def _number(value: float | None) -> str:

@@ -33,9 +33,11 @@ from pluribus.errors import (
 from pluribus.evaluate import class_rows, confusion_rows, tidy_rows
 from pluribus.internal import frames
 from pluribus.internal.frames import make_frame
-from pluribus.result import COLUMNS, MOST_ROWS, Result
+from pluribus.result import MOST_ROWS, Result
 from pluribus.storage.folder import RunFolder
 from refusals import refused
+
+COLUMNS = ("round", "client", "model", "view", "split", "metric", "value")
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ def test_markdown_by_the_letter() -> None:
 
 def test_html_by_the_letter() -> None:
     assert TABLE.to_html() == (
-        "<table>\n<thead><tr><th>method</th><th>mean</th><th>95 % interval</th></tr></thead>\n<tbody>\n"
-        "<tr><td>my_method|x</td><td><b>0.900 ± 0.010</b></td><td>-0.010 to +0.020</td></tr>\n"
-        "<tr><td>[b]local</td><td>0.800 ± 0.100</td><td>&lt;0.001</td></tr>\n"
-        "</tbody>\n</table>\n"
+        "<table><thead><tr><th>method</th><th>mean</th><th>95 % interval</th></tr></thead><tbody>"
+        "<tr><td>my_method|x</td><td><b>0.900 ± 0.010</b></td><td>-0.010 to +0.020</td></tr>"
+        "<tr><td>[b]local</td><td>0.800 ± 0.100</td><td>&lt;0.001</td></tr>"
+        "</tbody></table>"
     )
 
 

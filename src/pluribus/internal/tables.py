@@ -1,4 +1,4 @@
-"""Tables of results, printed on a terminal or written as Markdown, LaTeX, HTML or CSV."""
+"""Tables of results, printed on a terminal or written as Markdown, LaTeX or HTML."""
 
 from __future__ import annotations
 
@@ -8,11 +8,15 @@ import io
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table as RichTable
+
+from pluribus.storage.files import write_text
 
 _LATEX = {
     **{character: f"\\{character}" for character in "$&%#_{}"},
@@ -69,10 +73,10 @@ class Table:
 
     def to_html(self) -> str:
         """Write an HTML table, with the best cells in bold."""
+        rows = self._texts(html.escape, "<b>{}</b>")
         heading = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
-        rows = ["".join(f"<td>{text}</td>" for text in row) for row in self._texts(html.escape, "<b>{}</b>")]
-        body = "".join(f"<tr>{row}</tr>\n" for row in rows)
-        return f"<table>\n<thead><tr>{heading}</tr></thead>\n<tbody>\n{body}</tbody>\n</table>\n"
+        body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}</tr>" for row in rows)
+        return f"<table><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table>"
 
 
 def print_tables(
@@ -105,13 +109,26 @@ def markdown_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterabl
     return "\n".join([*filter(None, lists[:1]), *(table.to_markdown() for table in tables), lists[1]])
 
 
-def csv_of(rows: Iterable[Mapping[str, object]], columns: Sequence[str]) -> str:
-    """Write rows as CSV."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, columns, lineterminator="\n")
+def latex_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterable[str] = ()) -> str:
+    """Write tables for LaTeX. Cautions and notes are comments."""
+    comments = ["".join(f"% {text}\n" for text in texts) for texts in (cautions, notes)]
+    return comments[0] + "\n".join([*(table.to_latex() for table in tables), comments[1]])
+
+
+def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:
+    """Write rows as CSV, with a column for every name in any of them."""
+    columns, text = dict.fromkeys(name for row in rows for name in row), io.StringIO()
+    writer = csv.DictWriter(text, list(columns), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
     return text.getvalue()
+
+
+def write_to(path: str | Path | None, text: str) -> str:
+    """Return a text, and write it to a file if there is a path."""
+    if path is not None:
+        write_text(Path(path), text)
+    return text
 
 
 def cells(texts: Sequence[str], values: Sequence[float | None], best: float | None) -> list[Cell]:
