@@ -86,13 +86,20 @@ def predict(
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
     """Accuracy and loss of a trained client on new images, as bytes in the shape that its model takes."""
-    images, labels = torch.as_tensor(x), torch.as_tensor(y)
+    images, labels = _to_tensor(x, "images"), _to_tensor(y, "labels")
     _check(images, client.task.shape)
     _check_labels(labels, len(images), client.task.classes)
     store = Store(images, labels.to(torch.int64), client.device, client.local.channels_last)
     data = Data(store, torch.arange(len(images), device=client.device))
     correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
     return {"accuracy": correct / samples, "loss": loss / samples}
+
+
+def _to_tensor(value: Any, what: str) -> Tensor:
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise DataError(f"the {what} must be an array or a tensor of numbers ({error}).") from error
 
 
 def _check_labels(labels: Tensor, images: int, classes: int) -> None:

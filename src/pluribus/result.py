@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
     from pluribus.storage.store import RunStore
 
-MOST_ROWS = 20  # clients in a table of a notebook
+MOST_ROWS = 20  # clients that a notebook or a sentence shows
 
 
 @dataclass(frozen=True)
@@ -250,7 +250,8 @@ class Result:
 
     def _test_rows(self, client: int) -> _TestRows:
         if client not in self.clients:
-            known = ", ".join(map(str, self.clients))
+            more = ", ..." if len(self.clients) > MOST_ROWS else ""
+            known = ", ".join(map(str, list(self.clients)[:MOST_ROWS])) + more
             raise RangeError(f"the run has no evaluated client {client}: its evaluated clients are {known}.")
         kept = self._kept(client)
         if not kept:
@@ -321,7 +322,7 @@ class Result:
 
         moved = (f"{format_bytes(self.bytes[way])} {way}" for way in ("up", "down"))
         return {
-            "clients": str(len(self.clients)),
+            "clients": f"{len(self.clients)} evaluated",
             "rounds": str(self.rounds),
             "seed": str(self.seed),
             "accuracy": f"{_number(self.accuracy)} ({self._accuracy_is})",

@@ -330,6 +330,8 @@ def test_rows_that_do_not_fit_are_a_sentence(fedgh: Result) -> None:
         (x, y.astype(np.float64), DataError, ["3 integers", "float64"]),
         (x, y + 10, DataError, ["0..9", "10"]),
         (x, y - 1, DataError, ["0..9", "-1"]),
+        (x, ["cat", "dog", "cat"], DataError, ["labels", "numbers"]),
+        (x.astype(object), y, DataError, ["images", "numbers"]),
         (x[:0], y[:0], MissingDataError, ["no images"]),
     ]:
         with refused(kind, *facts):
