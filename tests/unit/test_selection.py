@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
 
 import pluribus
-from conftest import few_digits, new_folder, run_tiny, tiny
+from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import assert_same
 from pluribus.cli import main
+from pluribus.engines.engine import Engine
 from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
 from pluribus.report.numbers import read_runs
@@ -22,6 +24,7 @@ from pluribus.report.plots import per_client
 from pluribus.storage import checkpoint
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
+from pluribus.storage.selection import Selections
 from processes import start
 from refusals import refused
 
@@ -61,6 +64,16 @@ def test_with_little_memory_models_are_saved_between_groups_of_clients(monkeypat
     cramped = run_tiny("fedgh", **how)
     assert_same(roomy, cramped)
     assert len(written) - at_commits > at_commits  # also between commits, and what is superseded by the next one
+
+
+def test_predictions_count_as_memory_too(tmp_path: Path) -> None:
+    """Each copy has 12 bytes per test row besides the weights, so that two copies exceed the weights of two models."""
+    parts = assemble_tiny("local", models="mlp-64")
+    weights, rows = parts.cards.nbytes(0), parts.data.test_samples(0) + parts.data.test_samples(1)
+    for room, first in ((2 * weights, [0]), (2 * weights + 12 * rows, [0, 1])):
+        engine = cast(Engine, SimpleNamespace(room=room, take_selected=dict))
+        selections = Selections(parts.cards, parts.data, engine, Checkpoint(tmp_path))
+        assert next(iter(selections.groups(range(4)))) == first
 
 
 def test_older_files_go_with_the_commit_that_no_longer_needs_them(tmp_path: Path) -> None:

@@ -52,8 +52,7 @@ class ModelFacts:
         return model
 
     def _build_named(self) -> TwoPartModel:
-        how = {"shape": self.shape, "classes": self.classes, "width": self.width, "projector": self.projector}
-        return build(self.model, **how)  # type: ignore[arg-type]
+        return build(self.model, shape=self.shape, classes=self.classes, width=self.width, projector=self.projector)
 
     def _build_with(self, builder: Builder) -> TwoPartModel:
         made = builder(self.shape)
