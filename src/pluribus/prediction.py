@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.data.federated import Data, Store
+from pluribus.data.given import take_rows
 from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.evaluate import Metrics, rule_of, score
@@ -85,32 +86,15 @@ def predict(
 
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
-    """Accuracy and loss of a trained client on new images, as bytes in the shape that its model takes."""
-    images, labels = _to_tensor(x, "images"), _to_tensor(y, "labels")
-    _check(images, client.task.shape)
-    _check_labels(labels, len(images), client.task.classes)
-    store = Store(images, labels.to(torch.int64), client.device, client.local.channels_last)
+    """Accuracy and loss of a trained client on new rows, in the form of its training data."""
+    images, labels = take_rows(x, y, client.task.names)
+    if not len(images):
+        raise MissingDataError("no images were given.")
+    _check(images, client)
+    store = Store(images, labels, client.device, client.local.channels_last)
     data = Data(store, torch.arange(len(images), device=client.device))
     correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
     return {"accuracy": correct / samples, "loss": loss / samples}
-
-
-def _to_tensor(value: Any, what: str) -> Tensor:
-    try:
-        return torch.as_tensor(value)
-    except (TypeError, ValueError, RuntimeError) as error:
-        raise DataError(f"the {what} must be an array or a tensor of numbers ({error}).") from error
-
-
-def _check_labels(labels: Tensor, images: int, classes: int) -> None:
-    if images == 0:
-        raise MissingDataError("no images were given.")
-    if labels.dtype.is_floating_point or labels.dtype == torch.bool or tuple(labels.shape) != (images,):
-        given = f"{str(labels.dtype).removeprefix('torch.')} {tuple(labels.shape)}"
-        raise DataError(f"the labels must be {images} integers, one per image; they are {given}.")
-    low, high = int(labels.min()), int(labels.max())
-    if low < 0 or high >= classes:
-        raise DataError(f"the labels must be in 0..{classes - 1}, but range from {low} to {high}.")
 
 
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:

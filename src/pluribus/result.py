@@ -169,14 +169,16 @@ class Result:
         with self._trained(client, round) as (parts, trained):
             task, name = parts.task, trained.card.model
             made_of = name, task.shape, task.classes, task.names, task.width, task.projector
-            facts = ModelFacts(*made_of, self.method, self.views[0], client, trained.round, __version__)
+            facts = ModelFacts(
+                *made_of, self.method, self.views[0], client, trained.round, __version__, split=task.split
+            )
             write_model(Path(path), trained.model, facts, task.shape_of(name))
 
     def evaluate(self, x: Any, y: Any, client: int | None = None) -> Metrics | dict[int, Metrics]:
         """Accuracy and loss of a client's selected model on other rows, by the method's own rule.
 
-        `x` has images as bytes, (N, channels, height, width) in the shape of the run's data, and `y` has class numbers.
-        Both are arrays or tensors. Without a client, evaluate all of them: client -> metrics.
+        `x` and `y` are arrays or tensors in the form of the run's data. Without a client, evaluate all of them:
+        client -> metrics.
         """
         from pluribus.prediction import measure_on
         from pluribus.storage.reopen import check_client, trained_client
@@ -256,8 +258,8 @@ class Result:
         kept = self._kept(client)
         if not kept:
             raise NoModelError(
-                f"{self.folder} has no test predictions of client {client}: real sites and former versions keep none, "
-                f"or the files in state/selected were deleted."
+                f"{self.folder or 'the run'} has no test predictions of client {client}: real sites and old versions "
+                f"keep none, or the files in state/selected were deleted."
             )
         return _TestRows(*(kept[name].tolist() for name in _TestRows._fields))
 
@@ -328,7 +330,7 @@ class Result:
             "accuracy": f"{_number(self.accuracy)} ({self._accuracy_is})",
             "bytes": ", ".join(moved),
             "seconds": f"{self.seconds:.1f}",
-            "folder": str(self.folder),
+            "folder": str(self.folder or "none: the run is in memory"),
         }
 
     def _tidy(self) -> list[dict[str, Any]]:

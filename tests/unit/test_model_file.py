@@ -107,6 +107,7 @@ def test_the_facts_in_the_file(saved: tuple[Result, Path]) -> None:
         "round": result.per_client()[1].selected_round,
         "pluribus": pluribus.__version__,
         "prompting": None,
+        "split": None,
     }
 
 

@@ -326,12 +326,12 @@ def test_rows_that_do_not_fit_are_a_sentence(fedgh: Result) -> None:
     for images, labels, kind, facts in [
         (x.astype(np.float32), y, DataError, ["float32 3 x 1 x 8 x 8"]),
         (x[:, :, :5], y, DataError, ["1 x 8 x 8", "3 x 1 x 5 x 8"]),
-        (x, y[:2], DataError, ["3 integers", "(2,)"]),
-        (x, y.astype(np.float64), DataError, ["3 integers", "float64"]),
-        (x, y + 10, DataError, ["0..9", "10"]),
-        (x, y - 1, DataError, ["0..9", "-1"]),
-        (x, ["cat", "dog", "cat"], DataError, ["labels", "numbers"]),
-        (x.astype(object), y, DataError, ["images", "numbers"]),
+        (x, y[:2], DataError, ["3 rows", "2 labels"]),
+        (x, y.astype(np.float64), DataError, ["y ", "float64"]),
+        (x, y + 10, DataError, ["label 10", "8, 9"]),
+        (x, y - 1, DataError, ["label -1", "8, 9"]),
+        (x, ["cat", "dog", "cat"], DataError, ["y ", "numbers"]),
+        (x.astype(object), y, DataError, ["x ", "numbers"]),
         (x[:0], y[:0], MissingDataError, ["no images"]),
     ]:
         with refused(kind, *facts):

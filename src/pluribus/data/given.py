@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -61,6 +61,20 @@ def from_arrays(x: Any, y: Any, classes: tuple[str, ...] | None = None, name: st
         found, inverse = np.unique(numbers.numpy(), return_inverse=True)
         classes, numbers = tuple(map(str, found.tolist())), torch.from_numpy(inverse)
     return Dataset(name, images, numbers, classes, notes=tuple(notes))
+
+
+def take_rows(x: Any, y: Any, classes: Sequence[str]) -> tuple[Tensor, Tensor]:
+    """Images and class numbers of other rows of a data set. Labels are names of its classes, or their numbers."""
+    images, labels = _images(_to_tensor(x, "x"), []), _labels(_to_tensor(y, "y"))
+    if len(images) != len(labels):
+        raise DataError(f"x has {len(images)} rows, but y has {len(labels)} labels.")
+    number = {name: at for at, name in enumerate(classes)}
+    found = labels.tolist()
+    if all(str(label) in number for label in set(found)):
+        return images, torch.tensor([number[str(label)] for label in found], dtype=torch.int64)
+    if wrong := [label for label in found if not 0 <= label < len(classes)]:
+        raise DataError(f"y has the label {wrong[0]}, but the classes are {', '.join(classes)}.")
+    return images, labels
 
 
 def _to_tensor(value: Any, name: str) -> Tensor:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
@@ -15,13 +14,10 @@ from torch import Tensor, nn
 
 from pluribus import draws
 from pluribus.errors import DamagedFileError, MismatchError, UnknownNameError, UserCodeError
-from pluribus.models import TwoPartModel, build
-from pluribus.models.probe import Shape, output_width
+from pluribus.models import OwnModel, TwoPartModel, build
+from pluribus.models.probe import Shape
 from pluribus.models.prompts import Prompting, prompting_of
-from pluribus.models.two_part import projection
 from pluribus.storage.files import write_tensors
-
-Builder = Callable[[Shape], nn.Module]
 
 
 @dataclass(frozen=True)
@@ -43,25 +39,18 @@ class ModelFacts:
     """The version that wrote the file."""
     prompting: dict[str, Any] | None = None
 
-    def build(self, builder: Builder | None = None) -> nn.Module:
-        """A new model of this architecture. `builder` replaces the one of its name."""
+    split: str | None = None
+    """The layer where a user's classifier is split."""
+
+    def build(self, own: Any = None) -> nn.Module:
+        """A new model of this architecture. `own` is a builder or module that replaces the one of its name."""
+        how: dict[str, Any] = {"shape": self.shape, "classes": self.classes, "width": self.width}
+        how |= {"projector": self.projector, "split": self.split}
         with draws.seeded("load model"):  # the caller's random numbers do not change
-            model = self._build_named() if builder is None else self._build_with(builder)
+            model = build(self.model if own is None else OwnModel(self.model, own), **how)
         if self.prompting is not None:
             Prompting(**self.prompting).attach(model, self.shape)
         return model
-
-    def _build_named(self) -> TwoPartModel:
-        return build(self.model, shape=self.shape, classes=self.classes, width=self.width, projector=self.projector)
-
-    def _build_with(self, builder: Builder) -> TwoPartModel:
-        made = builder(self.shape)
-        if isinstance(made, TwoPartModel):
-            return made
-        native = output_width(made, self.shape)
-        width = native if self.projector == "none" else self.width or native
-        features = nn.Sequential(OrderedDict(backbone=made, projector=projection(self.projector, native, width)))
-        return TwoPartModel(features, nn.Linear(width, self.classes), width)
 
     def to_metadata(self) -> dict[str, str]:
         return {name: json.dumps(value) for name, value in asdict(self).items()}
@@ -88,11 +77,11 @@ def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPa
     write_tensors(path, tensors, facts.to_metadata())
 
 
-def read_model(path: Path, builder: Builder | None = None) -> nn.Module:
+def read_model(path: Path, own: Any = None) -> nn.Module:
     """Read a model, in eval mode."""
     facts, tensors = _read(path)
     try:
-        model = facts.build(builder)
+        model = facts.build(own)
     except (UnknownNameError, UserCodeError) as error:
         raise type(error)(
             f"{path} has a model '{facts.model}' that cannot be built here: {str(error).rstrip('.')}. "
