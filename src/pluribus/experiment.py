@@ -278,9 +278,11 @@ def experiment(
         written["hyper"] = {}  # those of another method
     if shadowed := [key for key in _field_names(cls) if key in known_settings()]:
         raise UserCodeError(f"{name} has a hyper-parameter '{shadowed[0]}', which is the name of a setting. Rename it.")
+    names = [*known_settings(), *_field_names(cls)]
+    check_names(cls.defaults, names, f"setting in {cls.__name__}.defaults:", f"pluribus run {name} --help")
     hyper = written.pop("hyper", {}) | settings.pop("hyper", {})
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
-    check_names(settings, [*known_settings(), *_field_names(cls)], "setting", f"pluribus run {name} --help")
+    check_names(settings, names, "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
     if "partition" in given:
         given["partition"] = take_partition(given["partition"])

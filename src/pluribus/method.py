@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import pkgutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
@@ -20,7 +20,10 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
 from pluribus.internal.blame import at
+from pluribus.internal.fields import check_fields
+from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
+from pluribus.internal.registry import check_free
 from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
@@ -47,6 +50,9 @@ class Exchange(NamedTuple):
     down: str | None = "download"
     work: str = "local_update"
     merge: str | None = "aggregate"
+
+
+PARAMETERS = {"down": ("server", "client"), "work": ("client",), "merge": ("server", "uploads")}  # of an Exchange
 
 
 class Functions(NamedTuple):
@@ -242,12 +248,10 @@ M = TypeVar("M", bound=type[Method])
 
 
 def register(name: str) -> Callable[[M], M]:
-    """Register a method by a name, for the command line, `pluribus.run` and the conformance tests."""
+    """Register a method by a name. A class that is defined again, as in a cell of a notebook, replaces itself."""
 
     def add(cls: M) -> M:
-        known = _registry.get(name, cls)
-        if (known.__module__, known.__qualname__) != (cls.__module__, cls.__qualname__):  # equal: a reloaded module
-            raise UserCodeError(f"method '{name}' is registered already. Choose another name.")
+        check_free("method", name, _registry.get(name), cls)
         _registry[name] = cls
         return cls
 
@@ -267,12 +271,73 @@ def find(name: str) -> type[Method]:
     """Find a method by its name or its dotted path (`package.module.Class`)."""
     known = methods()
     if name in known:
+        check_class(known[name])
         return known[name]
     if "." not in name:
         raise unknown("method", name, known, "pluribus list methods")
     found = import_dotted(name, "method")
     if not (isinstance(found, type) and issubclass(found, Method)):
         raise UserCodeError(f"'{name}' is not a Method: derive the class from pluribus.Method or pluribus.PeerMethod.")
+    check_class(found)
+    return found
+
+
+_checked = set[type[Method]]()
+
+
+def check_class(cls: type[Method]) -> None:
+    """Refuse a class with a mistake that would otherwise be ignored, or would fail in the middle of a run."""
+    if cls in _checked:
+        return
+    base = PeerMethod if issubclass(cls, PeerMethod) else Method
+    check_fields(cls, base)
+    _check_attributes(cls)
+    hooks = _functions_of_exchanges(cls) | hooks_of(base)
+    check_hooks(cls, base, hooks)
+    for owner, name, _ in unused_names(cls, base):
+        if name in hooks_of(PeerMethod) and name not in hooks:
+            raise UserCodeError(f"{owner.__name__}.{name} is never called. Derive the class from pluribus.PeerMethod.")
+    for name in (*(["enrol"] if cls.enrols else []), *(["teach", "learn"] if base is PeerMethod else [])):
+        if getattr(cls, name) is getattr(base, name):
+            raise UserCodeError(f"{cls.__name__} has no function {name}(self, {', '.join(hooks[name])}). Write it.")
+    _checked.add(cls)
+
+
+def _check_attributes(cls: type[Method]) -> None:
+    """Refuse a class attribute of another type, such as a text in place of a tuple of texts."""
+    fits = {
+        "paper": (isinstance(cls.paper, str), "text"),
+        "up": (isinstance(cls.up, str), "text"),
+        "down": (isinstance(cls.down, str), "text"),
+        "enrols": (isinstance(cls.enrols, bool), "True or False"),
+        "defaults": (isinstance(cls.defaults, Mapping), "a dict of settings"),
+        "needs": (_holds(cls.needs, Set, Need), "a set of needs, such as frozenset({Need.SAME_WIDTH})"),
+        "views": (cls.views and _holds(cls.views, tuple, str), "a tuple of names, such as ('after',)"),
+        "exchanges": (cls.exchanges and _holds(cls.exchanges, tuple, Exchange), "a tuple, such as (Exchange(),)"),
+    }
+    for name, (fitting, wanted) in fits.items():
+        if not fitting:
+            raise UserCodeError(f"{cls.__name__}.{name} must be {wanted}, not {getattr(cls, name)!r}.")
+
+
+def _holds(values: object, kind: Any, item: type) -> bool:
+    return isinstance(values, kind) and all(isinstance(one, item) for one in values)
+
+
+def _functions_of_exchanges(cls: type[Method]) -> dict[str, tuple[str, ...]]:
+    """The functions that the exchanges name, with their parameters. A function that does not exist is refused."""
+    found = {}
+    for exchange in cls.exchanges:
+        for way, parameters in PARAMETERS.items():
+            name = getattr(exchange, way)
+            if name is None and way != "work":
+                continue
+            if not callable(getattr(cls, str(name), None)):
+                raise UserCodeError(
+                    f"{cls.__name__}.exchanges names {name!r}, but {cls.__name__} has no such function. Write "
+                    f"{way}={name!r} as a function of ({', '.join(('self', *parameters))}), or correct the name."
+                )
+            found[name] = parameters
     return found
 
 

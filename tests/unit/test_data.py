@@ -129,8 +129,10 @@ class TestNames:
 
         assert load("my-set", seed=5).name == "small"
         assert asked == {"seed": 5}
-        with refused(UserCodeError, "'my-set'", "registered"):
-            register_data("my-set", "again")(mine)
+        register_data("my-set", "again")(mine)
+        assert entries()["my-set"].about == "again"
+        with refused(UserCodeError, "'my-set'", "registered", "test_data"):
+            register_data("my-set", "of another function")(small)
 
     def test_a_users_own_function(self, tmp_path, monkeypatch):
         (tmp_path / "own_loaders.py").write_text(

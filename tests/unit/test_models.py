@@ -311,7 +311,7 @@ def test_images_that_do_not_fit(name, shape, facts, device):
 
 
 def test_a_name_is_registered_once_and_without_separators():
-    with refused(UserCodeError, "'cnn4'", "registered"):
+    with refused(UserCodeError, "'cnn4'", "built in"):
         register_model("cnn4", "another")(lambda shape: nn.Flatten())
     for name in ("my.net", "a,b"):
         with refused(UserCodeError, f"'{name}'", "dot", "comma"):
@@ -325,6 +325,19 @@ def test_registered_models_are_built_and_listed(monkeypatch):
     assert entries()["flat"].about == "pixels"
     assert build("flat", shape=DIGITS, classes=3).width == 64
     assert assign("flat", 1) == ("flat",)
+
+
+def test_a_model_that_is_registered_again_is_measured_again(monkeypatch):
+    monkeypatch.setattr(zoo, "_entries", entries())
+    for width in (8, 16):  # the same cell of a notebook, changed
+
+        @register_model("again", "of a cell")
+        def backbone(shape, width=width):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, width))
+
+        assert build("again", shape=DIGITS, classes=3).width == width
+    with refused(UserCodeError, "'again'", "test_models"):
+        register_model("again", "of another function")(lambda shape: nn.Flatten())
 
 
 OWN_MODELS = """

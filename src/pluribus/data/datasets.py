@@ -44,6 +44,7 @@ from pluribus.errors import (
 )
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted
+from pluribus.internal.registry import check_free
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
@@ -70,11 +71,14 @@ _entries: dict[str, DataEntry] = {}
 
 
 def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
-    """Register a function that returns a Dataset. It may take the arguments `image_size` and `seed`."""
+    """Register a function that returns a Dataset. It may take the arguments `image_size` and `seed`.
+
+    A function that is defined again, as in a cell of a notebook, replaces itself.
+    """
 
     def add(loader: Loader) -> Loader:
-        if _normalize_name(name) in _entries:
-            raise UserCodeError(f"data set '{name}' is already registered: choose another name.")
+        known = _entries.get(_normalize_name(name))
+        check_free("data set", name, known and known.load, loader)
         _entries[_normalize_name(name)] = DataEntry(about, loader)
         return loader
 

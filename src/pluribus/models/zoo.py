@@ -15,6 +15,7 @@ from torch import nn
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted
+from pluribus.internal.registry import check_free
 from pluribus.models.own import Made, Model, OwnModel, cut, find_cut, make
 from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width, shape_text
@@ -57,13 +58,16 @@ _native_widths: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # 
 def register_model(
     name: str, about: str, *, head: HeadKind = "linear", origin: Origin | None = None
 ) -> Callable[[_B], _B]:
-    """Register a builder of backbones, with one line about it for `pluribus list models`."""
+    """Register a builder of backbones, with one line about it for `pluribus list models`.
+
+    A builder that is defined again, as in a cell of a notebook, replaces itself.
+    """
 
     def register(builder: _B) -> _B:
         if "." in name or "," in name:
             raise UserCodeError(f"model name '{name}' must not contain a dot (own builders) or a comma (lists).")
-        if name in _entries:
-            raise UserCodeError(f"model '{name}' is already registered. Choose another name.")
+        known = _entries.get(name)
+        check_free("model", name, known and known.builder, builder)
         _entries[name] = ModelEntry(name, about, builder, head, origin)
         return builder
 
