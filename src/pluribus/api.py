@@ -12,7 +12,7 @@ from typing import Any, Unpack
 from pluribus.assembly import Assembly, assemble
 from pluribus.errors import FileAccessError, HostLostError, MissingSettingError, NotFiniteError, WorkerError
 from pluribus.experiment import Experiment, experiment
-from pluribus.federation import Federation, Observer
+from pluribus.federation import Federation, Observer, check_observers
 from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.keywords import Settings
 from pluribus.method import Method
@@ -119,6 +119,7 @@ def _note_memory(parts: Assembly) -> list[str]:
 
 def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
     """All observers. The progress bar is last, because it shows the warnings of the others."""
+    check_observers(observers)
     return [*observers, *make_trackers(track), *([Progress()] if progress else [])]
 
 

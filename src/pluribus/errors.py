@@ -87,7 +87,7 @@ class WeightsError(ConfigError):
 
 
 class UserCodeError(ConfigError):
-    """A method, model or data function of the user cannot be imported, or breaks its contract."""
+    """A method, model, data function or observer of the user cannot be imported, or breaks its contract."""
 
 
 class PackageError(ConfigError):
@@ -182,7 +182,7 @@ class UnfinishedError(PluribusError):
 
 # Names of our settings in other tools and papers.
 _NAMES_ELSEWHERE = {
-    "method": "algorithm algo strategy",
+    "method": "algorithm algo alg strategy",
     "data": "dataset data_set",
     "models": "model arch architecture",
     "clients": "num_clients n_clients num_parties",
@@ -206,7 +206,7 @@ _NAMES_ELSEWHERE = {
     "workers": "num_workers n_workers",
     "jobs": "n_jobs",
     "trials": "num_trials",
-    "out": "output output_dir outdir save_dir",
+    "out": "output output_dir outdir save_dir folder",
 }
 OTHER_NAMES = {other: ours for ours, others in _NAMES_ELSEWHERE.items() for other in others.split()}
 

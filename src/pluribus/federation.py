@@ -15,9 +15,11 @@ from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for
 from pluribus.engines.engine import Engine
+from pluribus.errors import FormatError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
+from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.lookup import GIVEN
 from pluribus.message import Message
@@ -33,11 +35,39 @@ CHECKPOINT_SHARE = 0.05  # most of the run time that automatic checkpoints may t
 
 
 class Observer(Protocol):
-    """Watches a run: a progress bar, a tracker. An observer that is a context manager is exited after every run."""
+    """Watches a run: a progress bar, a tracker. An observer has any of these functions; derive from this class to get
+    the others. An observer that is a context manager is exited after every run."""
 
-    def start(self, federation: Federation) -> None: ...
-    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None: ...
-    def finish(self, result: Result) -> None: ...
+    # type checkers take a function without a `return` for one that every subclass must write
+
+    def start(self, federation: Federation) -> None:
+        """Before the first round. Called again if the run restarts from a checkpoint."""
+        return
+
+    def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
+        """After every round, when it is saved."""
+        return
+
+    def finish(self, result: Result) -> None:
+        """After the last round."""
+        return
+
+
+def check_observers(observers: Iterable[object]) -> None:
+    """Refuse an observer that would miss what it should see."""
+    if not isinstance(observers, Iterable):
+        raise FormatError(f"observers must be a list, not {observers!r}. Write observers=[...].")
+    hooks = hooks_of(Observer)
+    for one in observers:
+        if isinstance(one, type):
+            raise UserCodeError(f"observer {one.__name__} is a class. Make an object of it: {one.__name__}().")
+        check_hooks(type(one), Observer, hooks)
+        owners = [*classes_below(type(one), Observer), one]
+        if not any(name in getattr(owner, "__dict__", {}) for owner in owners for name in hooks):
+            raise UserCodeError(
+                f"observer {one!r} has no function {' or '.join(hooks)}. Derive its class from pluribus.Observer, and "
+                f"write at least one of them."
+            )
 
 
 class Federation:
@@ -94,8 +124,7 @@ class Federation:
             return self._run()
 
     def _run(self) -> Result:
-        for observer in self.observers:
-            observer.start(self)
+        self._tell("start", self)
         rounds = self.parts.task.rounds
         for t in range(len(self.history), rounds):
             with at(f"round {t}"):
@@ -104,13 +133,17 @@ class Federation:
             self.folder.append(record, self.ledger.flush())
             self._unsaved += record["seconds"]
             self._save(t, last=t == rounds - 1)
-            for observer in self.observers:
-                observer.round(record, self.ledger)
+            self._tell("round", record, self.ledger)
         result = self.result()
         self.folder.write_result(result.to_json())
-        for observer in self.observers:
-            observer.finish(result)
+        self._tell("finish", result)
         return result
+
+    def _tell(self, hook: str, *about: Any) -> None:
+        """Call a function of every observer that has it."""
+        for observer in self.observers:
+            if hasattr(observer, hook):
+                getattr(observer, hook)(*about)
 
     def _round(self, t: int) -> dict[str, Any]:
         self.clock, self._steps = Clock(), Counter()

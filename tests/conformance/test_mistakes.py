@@ -115,6 +115,10 @@ class Aggregat(Method):
     def aggregat(self, server: Server, updates: Mapping[int, Message]) -> None: ...
 
 
+class BelowFedGH(FedGH):
+    def aggregat(self, server: Server, uploads: Mapping[int, Message]) -> None: ...
+
+
 class LocalUpdate(Method):
     def localUpdate(self, client: Client) -> Message:
         return Message({})
@@ -194,6 +198,7 @@ MISTAKES: dict[type[Method], tuple[str, ...]] = {
     EnrolsWithNothing: ("EnrolsWithNothing", "enrol(self, client)"),
     Teacher: ("Teacher", "learn(self, client, inbox)"),
     Aggregat: ("Aggregat.aggregat ", "aggregate(self, server, uploads)"),
+    BelowFedGH: ("BelowFedGH.aggregat ", "aggregate(self, server, uploads)"),
     LocalUpdate: ("LocalUpdate.localUpdate", "local_update(self, client)"),
     OnReceive: ("OnReceive.on_receive", "receive(self, client, down)"),
     Losses: ("Losses.losses", "loss(self, client, batch)"),
@@ -275,6 +280,9 @@ class Allowed(Hints, Abstract):
 
     def aggregation(self, data: Data) -> None:
         """Neither a hook nor used here; it has other parameters than aggregate."""
+
+    def received(self, client: Client, down: Message) -> None:
+        """Beside receive, so it is no misspelling."""
 
     def receive(self, *everything: Any) -> None: ...
 

@@ -20,14 +20,22 @@ import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny, tiny
 from kit import assert_same, timeless
 from pluribus.engines.serial import Serial
-from pluribus.errors import ConflictError, HostLostError, NotFiniteError, RangeError, UnknownNameError
+from pluribus.errors import (
+    ConflictError,
+    FormatError,
+    HostLostError,
+    NotFiniteError,
+    RangeError,
+    UnknownNameError,
+    UserCodeError,
+)
 from pluribus.experiment import experiment
 from pluribus.internal.batches import batch_sizes
 from pluribus.methods.fedgh import FedGH
 from pluribus.request import Work
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
-from refusals import assert_facts, refused
+from refusals import Kind, assert_facts, refused
 
 Models = str | list[str] | dict[int, str] | Callable[[int], str]
 
@@ -253,6 +261,63 @@ def test_observers_see_everything_in_order() -> None:
     watcher = Watcher()
     result = pluribus.run("local", progress=False, observers=[watcher], out=new_folder(), **tiny())
     assert watcher.seen == ["start", 0, 1, result]
+
+
+def test_an_observer_has_any_of_its_functions() -> None:
+    class Rounds:
+        """No base class, and one function."""
+
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def round(self, record: Any, ledger: Any, times: int = 1) -> None:
+            self.seen.append(times * record["round"])
+
+    class Last(pluribus.Observer):
+        def finish(self, result: Result) -> None:
+            self.result = result
+
+    rounds, last = Rounds(), Last()
+    observers: Any = [rounds, last]
+    result = pluribus.run("local", progress=False, observers=observers, out=new_folder(), **tiny())
+    assert rounds.seen == [0, 1]
+    assert last.result is result
+
+
+class OnRound:
+    def on_round(self, record: Any, ledger: Any) -> None: ...
+
+
+class Rounds(pluribus.Observer):
+    def start(self, federation: Any) -> None: ...
+
+    def rounds(self, record: Any) -> None: ...
+
+
+class Idle(pluribus.Observer):
+    def work(self) -> None: ...
+
+
+class OneArgument:
+    def round(self, record: Any) -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("observers", "kind", "facts"),
+    [
+        ([OnRound()], UserCodeError, ("OnRound.on_round", "round(self, record, ledger)")),
+        ([Rounds()], UserCodeError, ("Rounds.rounds", "round(self, record, ledger)")),
+        ([Idle()], UserCodeError, ("Idle", "start", "round", "finish", "pluribus.Observer")),
+        ([OneArgument()], UserCodeError, ("OneArgument.round(self, record", "round(self, record, ledger)")),
+        ([print], UserCodeError, ("print", "start", "round", "finish")),
+        ([Watcher], UserCodeError, ("Watcher()",)),
+        (Watcher(), FormatError, ("observers=[...]",)),
+    ],
+)
+def test_an_observer_that_would_see_nothing_is_refused(observers: Any, kind: Kind, facts: Any, tmp_path: Path) -> None:
+    with refused(kind, *facts):
+        pluribus.run("local", observers=observers, out=tmp_path / "run", **tiny())
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_progress_bar_ends_with_its_run(capsys: pytest.CaptureFixture[str]) -> None:

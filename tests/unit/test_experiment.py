@@ -201,6 +201,7 @@ def test_hyper_parameters_stay_with_their_method(tmp_path: Path) -> None:
         ({"client": 4}, "client", ["clients"]),
         ({"serverlr": 4}, "serverlr", ["server_lr"]),
         ({"learning_rate": 0.1}, "learning_rate", ["lr"]),
+        ({"folder": "runs/a"}, "folder", ["out"]),
         ({"num_clients": 4}, "num_clients", ["clients"]),
         ({"Rounds": 4}, "Rounds", ["rounds"]),
         ({"xyz": 4}, "xyz", []),

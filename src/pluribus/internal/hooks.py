@@ -36,8 +36,10 @@ def check_hooks(cls: type, base: type, hooks: Hooks) -> None:
         for name in vars(one).keys() & hooks.keys():
             _check_hook(one, name, hooks[name])
     for owner, name, value in unused_names(cls, base):
-        meant = _find_meant(name, value, hooks) if inspect.isfunction(_unwrap(value)) and name not in hooks else None
-        if meant is not None:
+        if name in hooks or not inspect.isfunction(_unwrap(value)):
+            continue
+        meant = _find_meant(name, value, hooks)
+        if meant is not None and meant not in vars(owner):  # a class that has the hook too did not misspell it
             raise UserCodeError(
                 f"{owner.__name__}.{name} is never called. Did you mean {meant}? Rename it to "
                 f"{_call(meant, hooks[meant])}, or to _{name} if it is a helper of your own."

@@ -86,7 +86,7 @@ def _traceback_path(out: str) -> Path:
     return Path(f"{out}.error.txt")
 
 
-class _Reporter:
+class _Reporter(Observer):
     """Observer that reports the progress of a run."""
 
     def __init__(self, report: Callable[[Progress], None]) -> None:
@@ -99,9 +99,6 @@ class _Reporter:
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         accuracy = record["mean"].get(self._view, {}).get("test", {}).get("mean")
         self._report(Progress(record["round"] + 1, accuracy))
-
-    def finish(self, result: Result) -> None:
-        """Nothing to report: the caller of the run knows."""
 
 
 def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str, str]:
