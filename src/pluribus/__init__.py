@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
     from pluribus.experiment import Experiment
+    from pluribus.federation import Observer
     from pluribus.internal.keywords import Settings
+    from pluribus.listing import list_data, list_groups, list_methods, list_models, list_partitions
     from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
     from pluribus.method import Exchange, Method, Need, PeerMethod, register
     from pluribus.models import TwoPartModel, register_model
@@ -41,7 +43,9 @@ _HOMES = {
     "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
     "experiment": ("Experiment",),
+    "federation": ("Observer",),
     "internal.keywords": ("Settings",),
+    "listing": ("list_data", "list_groups", "list_methods", "list_models", "list_partitions"),
     "message": ("Dim", "Field", "Inbox", "Message", "Rows", "Wire", "schema_of"),
     "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
     "models": ("TwoPartModel", "register_model"),
@@ -64,10 +68,11 @@ _FORMER = {"Split": "TwoPartModel"}
 # fmt: off
 __all__ = [
     "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
-    "Field", "Inbox", "Message", "Method", "Need", "Opt", "PeerMethod", "PluribusError", "Prediction", "Result",
-    "Rows", "Rule", "Server", "Settings", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data", "compare",
-    "load_model", "load_result", "predict", "register", "register_data", "register_model", "register_partition",
-    "resume", "run", "schema_of", "setting", "tune", "write_report",
+    "Field", "Inbox", "Message", "Method", "Need", "Observer", "Opt", "PeerMethod", "PluribusError", "Prediction",
+    "Result", "Rows", "Rule", "Server", "Settings", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data",
+    "compare", "list_data", "list_groups", "list_methods", "list_models", "list_partitions", "load_model",
+    "load_result", "predict", "register", "register_data", "register_model", "register_partition", "resume", "run",
+    "schema_of", "setting", "tune", "write_report",
 ]
 # fmt: on
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from fnmatch import fnmatchcase
 from functools import cache
 from typing import TYPE_CHECKING, Any
 
@@ -12,31 +13,71 @@ from rich.markup import escape
 from rich.table import Column, Table
 
 from pluribus.errors import ConfigError
+from pluribus.settings import check_names, convert_fields
 
 if TYPE_CHECKING:
     from pluribus.data import Dataset
+    from pluribus.method import Need
+
+    Needs = Need | str | Iterable[Need | str]
 
 Row = dict[str, Any]
 
+TASK = ("data", "models", "rounds", "training")  # groups of settings that describe a task
 
-def method_rows(settings: Mapping[str, Any]) -> list[Row]:
-    """One row per registered method, with its traffic on its default task or on the task of the settings."""
+
+def list_methods(pattern: str = "*", *, needs: Needs | None = None, **task: Any) -> list[Row]:
+    """The methods whose name matches a pattern, such as `"fed*"`, one dict each.
+
+    `needs` keeps the methods that need all of this, such as `Need.PUBLIC_DATA` or `"public-data"`; `"nothing"` keeps
+    those without needs. Bytes are the most per client and round, on the method's default task or on the one of these
+    settings: `list_methods(data="cifar10", models="htfe8")`. `refused` says why a method cannot run on it.
+    """
     from pluribus.data import load
-    from pluribus.method import methods
+    from pluribus.experiment import SETTINGS, Experiment
+    from pluribus.method import find, methods
 
+    check_names(task, [name for group in TASK for name in SETTINGS[group]], "setting", "pluribus list methods --help")
+    task, wanted = convert_fields(Experiment, task), None if needs is None else _parse_needs(needs)
     load_once = cache(load)  # methods share a few data sets, and some are slow to load
+    known = {name: find(name) for name in methods() if _matches(name, pattern)}
     return [
         {
             "name": name,
-            "about": (cls.__doc__ or "").strip().splitlines()[0],
+            "about": (cls.__doc__ or "").strip().partition("\n")[0],
             "up": cls.up,
             "down": cls.down,
             "needs": ", ".join(sorted(need.value for need in cls.needs)) or "nothing",
             "paper": cls.paper,
-            **_traffic(name, settings, load_once),
+            **_traffic(name, task, load_once),
         }
-        for name, cls in methods().items()
+        for name, cls in known.items()
+        if wanted is None or (wanted <= cls.needs if wanted else not cls.needs)
     ]
+
+
+def _matches(name: str, pattern: str) -> bool:
+    return fnmatchcase(name.lower(), pattern.lower())
+
+
+def need_names() -> dict[str, Need]:
+    """What methods may need, by name: `public-data` is Need.PUBLIC_DATA."""
+    from pluribus.method import Need
+
+    return {need.name.lower().replace("_", "-"): need for need in Need}
+
+
+def _parse_needs(needs: Needs) -> set[Need]:
+    """A need, names with commas between them, or several of these. No need: nothing."""
+    from pluribus.method import Need
+
+    if isinstance(needs, Need):
+        return {needs}
+    if isinstance(needs, str):
+        words = [word.strip().lower().replace("_", "-") for word in needs.split(",")]
+        check_names(words, [*need_names(), "nothing"], "need", "pluribus list methods --help")
+        return {need_names()[word] for word in words if word != "nothing"}
+    return {need for one in needs for need in _parse_needs(one)}
 
 
 def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Dataset]) -> Row:
@@ -53,36 +94,46 @@ def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Datas
     return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
 
 
-def _models() -> list[Row]:
+def list_models(pattern: str = "*") -> list[Row]:
+    """The models whose name matches a pattern, such as `"resnet*"`, one dict each.
+
+    >>> [row["name"] for row in list_models("mlp-*")]
+    ['mlp-64', 'mlp-128-64']
+    """
     from pluribus.models import entries
 
-    return [{"name": name, "about": entry.about} for name, entry in entries().items()]
+    return [{"name": name, "about": entry.about} for name, entry in entries().items() if _matches(name, pattern)]
 
 
-def _groups() -> list[Row]:
+def list_groups(pattern: str = "*") -> list[Row]:
+    """The groups of models whose name matches a pattern, one dict each."""
     from pluribus.models import GROUPS
 
     return [
         {"name": name, "about": group.about, "width": group.width or "own", "models": ", ".join(group.models)}
         for name, group in GROUPS.items()
+        if _matches(name, pattern)
     ]
 
 
-def _data() -> list[Row]:
+def list_data(pattern: str = "*") -> list[Row]:
+    """The data sets whose name matches a pattern, one dict each."""
     from pluribus.data import entries
 
-    return [{"name": name, "about": entry.about} for name, entry in entries().items()]
+    return [{"name": name, "about": entry.about} for name, entry in entries().items() if _matches(name, pattern)]
 
 
-def _partitions() -> list[Row]:
+def list_partitions(pattern: str = "*") -> list[Row]:
+    """The partitions whose name matches a pattern, one dict each."""
     from pluribus.data import PARTITIONS
 
-    auto = {"name": "auto", "about": "domain if the data set has domains, otherwise dirichlet"}
-    return [*({"name": name, "about": entry.about} for name, entry in PARTITIONS.items()), auto]
+    about = {name: kind.about for name, kind in PARTITIONS.items()}
+    about["auto"] = "domain if the data set has domains, otherwise dirichlet"
+    return [{"name": name, "about": text} for name, text in about.items() if _matches(name, pattern)]
 
 
-LISTS: dict[str, Callable[[], list[Row]]]
-LISTS = {"models": _models, "groups": _groups, "data": _data, "partitions": _partitions}
+LISTS: dict[str, Callable[[str], list[Row]]]
+LISTS = {"models": list_models, "groups": list_groups, "data": list_data, "partitions": list_partitions}
 
 
 def print_list(rows: list[Row]) -> None:

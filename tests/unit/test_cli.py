@@ -39,9 +39,9 @@ from pluribus.errors import (
 )
 from pluribus.experiment import Experiment
 from pluribus.listing import LISTS
-from pluribus.method import methods
+from pluribus.method import Need, methods
 from processes import start
-from refusals import assert_facts
+from refusals import assert_facts, refused
 from terminal import Terminal, python
 
 SMALL = ["--data", few_digits(), "--clients", "4", "--rounds", "2", "--device", "cpu"]
@@ -465,6 +465,31 @@ def test_lists_as_text_and_as_json(terminal: Terminal, what: str) -> None:
         assert row["name"] in answer.out
         assert row["about"]
     assert terminal("list", "--help").code == 0
+    assert rows == getattr(pluribus, f"list_{what}")()
+
+
+def test_lists_take_a_pattern(terminal: Terminal) -> None:
+    """One function answers both ways."""
+    rows = pluribus.list_models("ResNet1?")
+    assert [row["name"] for row in rows] == ["resnet10", "resnet18"]
+    assert terminal("list", "models", "ResNet1?", "--json").json["models"] == rows
+    pattern = "fed[gp][hr]*"
+    rows = pluribus.list_methods(pattern, needs=[Need.SAME_WIDTH, "same-head"])
+    assert [row["name"] for row in rows] == ["fedgh"]
+    assert terminal("list", "methods", pattern, "--needs", "same-width,same_head", "--json").json["methods"] == rows
+    assert [row["name"] for row in pluribus.list_methods("f[md]*", needs=())] == ["fd", "fml"]
+    assert pluribus.list_data("no*") == []
+    terminal.refused("list", "data", "no*").check(UnknownNameError, "'no*'", "pluribus list data")
+    terminal.refused("list", "methods", "no*").check(UnknownNameError, "'no*'", "pluribus list methods")
+
+
+def test_what_lists_cannot_be_asked() -> None:
+    with refused(UnknownNameError, "'publik-data'", "'public-data'"):
+        pluribus.list_methods(needs="publik-data")
+    with refused(UnknownNameError, "'learning_rate'", "'lr'"):
+        pluribus.list_methods(learning_rate=0.1)
+    with refused(RangeError, "clients", 0):
+        pluribus.list_methods(clients=0)
 
 
 # ---- flags -----------------------------------------------------------------------------------------------------------

@@ -180,9 +180,9 @@ def _tree(groups: dict[str, list[Any]]) -> type:
     return dataclasses.make_dataclass("Run", fields)
 
 
-def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tuple[str, bool]:
-    """Parse the only argument of a command, and whether it answers in JSON."""
-    usage = f"pluribus {command} {word} [--json]"
+def parse_words(command: str, usage: str, about: str, args: list[str], most: int = 1) -> tuple[list[str], bool]:
+    """Parse the arguments of a command without other flags, and whether it answers in JSON."""
+    usage = f"pluribus {command} {usage} [--json]"
     if "-h" in args or "--help" in args:
         print(f"usage: {usage}\n\n{about}")
         sys.exit(0)
@@ -190,7 +190,8 @@ def parse_one_word(command: str, word: str, about: str, args: list[str]) -> tupl
     for flag in flags:
         if flag != "--json":
             raise unknown("flag", flag, ["--json", "--help"], f"pluribus {command} --help")
-    if len(words) != 1:
+    if not 1 <= len(words) <= most:
         kind = FormatError if words else MissingSettingError
-        raise kind(f"the command takes 1 argument, not {len(words)}: {usage}.")
-    return words[0], bool(flags)
+        takes = "1 argument" if most == 1 else f"1 to {most} arguments"
+        raise kind(f"the command takes {takes}, not {len(words)}: {usage}.")
+    return words, bool(flags)

@@ -6,9 +6,9 @@ import dataclasses
 import sys
 from typing import Any, get_type_hints
 
-from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_one_word, word
+from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, word
 from pluribus.cli.greeter import print_answer
-from pluribus.errors import unknown
+from pluribus.errors import UnknownNameError, unknown
 from pluribus.settings import flag_name
 
 ABOUT_DATA = """\
@@ -23,6 +23,19 @@ The exit status is 0 if it can be read, and 2 if not.
 """
 
 
+ABOUT_LISTS = """\
+Lists what you can choose from. PATTERN selects names:
+
+  pluribus list models                  all models
+  pluribus list models 'resnet*'        models whose name begins with resnet
+  pluribus list methods --help          the flags of this list
+"""
+ABOUT_METHODS = """\
+Lists every method, what it sends and how many bytes: on its own default task, or on the given one. A PATTERN after
+`methods` selects names: pluribus list methods 'fed*'.
+"""
+
+
 def show_list(args: list[str]) -> None:
     """pluribus list: list methods, models, groups, data or partitions."""
     from pluribus.listing import LISTS, print_list
@@ -30,28 +43,36 @@ def show_list(args: list[str]) -> None:
     if args[:1] == ["methods"]:
         return _list_methods(args[1:])
     lists = ["methods", *LISTS]
-    what, as_json = parse_one_word("list", f"{{{','.join(lists)}}}", "Lists what you can choose from.", args)
+    words, as_json = parse_words("list", f"{{{','.join(lists)}}} [PATTERN]", ABOUT_LISTS, args, most=2)
+    what, pattern = (*words, "*")[:2]
     if what not in LISTS:
         raise unknown("list", what, lists, "pluribus list --help")
-    rows = LISTS[what]()
+    rows = LISTS[what](pattern)
+    _check_any(rows, what, pattern)
     print_answer(as_json, lambda: {what: rows}, lambda: print_list(rows))
 
 
 def _list_methods(args: list[str]) -> None:
     from pluribus.experiment import SETTINGS, Experiment
-    from pluribus.listing import method_rows, print_methods
+    from pluribus.listing import TASK, list_methods, need_names, print_methods
 
+    pattern, args = (args[0], args[1:]) if args and not args[0].startswith("-") else ("*", args)
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
-    task = ("data", "models", "rounds", "training")
-    groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in task}
-    groups["output"] = [flag(*JSON)]
-    about = "Lists every method, what it sends and how many bytes: on its own default task, or on the given one."
-    parsed = parse_groups(groups, "pluribus list methods", about, args)
-    settings = {k: v for group in task for k, v in vars(getattr(parsed, group)).items() if v is not None}
-    rows = method_rows(settings)
+    groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in TASK}
+    needs = f"Only methods that need all of these, comma-separated: {', '.join(need_names())}. Or nothing."
+    groups["output"] = [flag("needs", str | None, None, needs), flag(*JSON)]
+    parsed = parse_groups(groups, "pluribus list methods", ABOUT_METHODS, args)
+    settings = {k: v for group in TASK for k, v in vars(getattr(parsed, group)).items() if v is not None}
+    rows = list_methods(pattern, needs=parsed.output.needs, **settings)
+    _check_any(rows, "methods", pattern)
     given = " ".join(f"{flag_name(name)} {value}" for name, value in settings.items())
     heading = f"with {given}" if given else "each on its default task"
     print_answer(parsed.output.json, lambda: {"methods": rows}, lambda: print_methods(rows, heading))
+
+
+def _check_any(rows: list[Any], what: str, pattern: str) -> None:
+    if not rows:
+        raise UnknownNameError(f"no {what} match '{pattern}'. pluribus list {what} shows all.")
 
 
 def data(args: list[str]) -> None:

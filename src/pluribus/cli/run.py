@@ -75,7 +75,7 @@ def resume(args: list[str]) -> None:
 
     about = "Continue a stopped run from its last checkpoint. A finished run shows its table again."
     track, args = flags.take_flag(args, "--track")
-    path, as_json = flags.parse_one_word("resume", "FOLDER [--track NAMES]", about, args)
+    (path,), as_json = flags.parse_words("resume", "FOLDER [--track NAMES]", about, args)
     console = Console(stderr=as_json)
     greeter = Greeter(console)
     with resumable(greeter):
