@@ -246,6 +246,9 @@ class Abstract(Method):
 
     name: ClassVar[str] = "abstract"
 
+    def merge(self, uploads: Mapping[int, Message]) -> None:
+        """Only a subclass names it in its exchanges, and writes it again."""
+
     def losses(self, client: Client, batch: Batch) -> Tensor:
         """Almost a hook, but it has its use."""
         raise NotImplementedError
@@ -276,7 +279,7 @@ class Allowed(Hints, Abstract):
     def local_updates(self, client: Client) -> Message:
         return Message({})
 
-    def merge(self, server: Server, sent: Mapping[int, Message]) -> None: ...
+    def merge(self, server: Server, sent: Mapping[int, Message]) -> None: ...  # type: ignore[override]
 
     def aggregation(self, data: Data) -> None:
         """Neither a hook nor used here; it has other parameters than aggregate."""

@@ -32,9 +32,9 @@ def classes_below(cls: type, base: type) -> list[type]:
 
 def check_hooks(cls: type, base: type, hooks: Hooks) -> None:
     """Refuse a hook that cannot be called as the library calls it, and a function whose name is almost a hook."""
-    for one in classes_below(cls, base):
-        for name in vars(one).keys() & hooks.keys():
-            _check_hook(one, name, hooks[name])
+    for name, parameters in hooks.items():
+        if owner := next((one for one in classes_below(cls, base) if name in vars(one)), None):
+            _check_hook(owner, name, parameters)
     for owner, name, value in unused_names(cls, base):
         if name in hooks or not inspect.isfunction(_unwrap(value)):
             continue
@@ -100,14 +100,14 @@ def _positional(function: Any) -> tuple[str, ...]:
 
 
 def _find_meant(name: str, function: Any, hooks: Hooks) -> str | None:
-    """The hook that a name is almost."""
-    letters, parameters = _letters(name.lower().removeprefix("on_")), _positional(function)
+    """The hook that a name is almost, if there is one: the most similar."""
+    letters, parameters, found = _letters(name.lower().removeprefix("on_")), _positional(function), list[Any]()
     for hook, wanted in hooks.items():
         likeness = difflib.SequenceMatcher(None, letters, _letters(hook)).ratio()
         alike = len(parameters) == len(wanted) and (not wanted or {*parameters} & {*wanted})
-        if likeness >= ALMOST or (likeness >= SIMILAR and alike):
-            return hook
-    return None
+        if likeness >= (SIMILAR if alike else ALMOST):
+            found.append((likeness, hook))
+    return max(found)[1] if found else None
 
 
 def _letters(name: str) -> str:
