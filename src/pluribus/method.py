@@ -251,7 +251,8 @@ def register(name: str) -> Callable[[M], M]:
     """Register a method by a name. A class that is defined again, as in a cell of a notebook, replaces itself."""
 
     def add(cls: M) -> M:
-        check_free("method", name, _registry.get(name), cls)
+        known = _registry if cls.__module__.startswith("pluribus.") else methods()  # the built-in names come first
+        check_free("method", name, known.get(name), cls)
         _registry[name] = cls
         return cls
 

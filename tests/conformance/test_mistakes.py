@@ -23,8 +23,8 @@ from pluribus.method import Exchange, Method, Need, PeerMethod, check_class, fin
 from pluribus.methods.fedgh import FedGH
 from pluribus.server import Server
 from pluribus.task import Card
-from refusals import refused
-from terminal import Terminal
+from refusals import assert_facts, refused
+from terminal import Terminal, python
 
 FROZEN = "@dataclass(frozen=True)"
 
@@ -349,3 +349,9 @@ def test_other_code_may_not(first: str) -> None:
     with refused(UserCodeError, f"'{first}'", "built in" if first == "fedgh" else "my_file.Mine", "another name"):
         register(first)(defined_in("__main__"))
     assert find(first) is before
+
+
+def test_a_built_in_name_is_taken_before_it_is_first_used() -> None:
+    """Built-in methods are imported late. A user's class must not be there first."""
+    program = "import pluribus; pluribus.register('fedgh')(type('Mine', (pluribus.Method,), {}))"
+    assert_facts(python("-c", program).err, "'fedgh'", "built in")
