@@ -28,6 +28,7 @@ from pluribus.data.partition import (
 from pluribus.errors import FormatError, PartitionError, RangeError, UserCodeError, unknown
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import dotted_path, given_name, import_dotted, object_name
+from pluribus.internal.registry import check_free
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -76,8 +77,8 @@ def register_partition(name: str, about: str, *, disjoint: bool = True) -> Calla
     """
 
     def add(function: F) -> F:
-        if name in BUILT_IN:
-            raise UserCodeError(f"partition '{name}' is part of Pluribus. Choose another name.")
+        known = PARTITIONS.get(name)
+        check_free("partition", name, known and known.function, function)
         PARTITIONS[name] = PartitionKind(function, about, disjoint)
         return function
 
