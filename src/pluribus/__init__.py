@@ -32,7 +32,10 @@ if TYPE_CHECKING:
     from pluribus.storage.reopen import load_model
     from pluribus.study.bench import Bench, bench
     from pluribus.study.compare import compare
+    from pluribus.study.definition import Study
+    from pluribus.study.merged import StudyResult
     from pluribus.study.standings import Comparison
+    from pluribus.study.study import study
     from pluribus.study.tune import Tuned, tune
     from pluribus.task import Card, Task
 
@@ -58,7 +61,10 @@ _HOMES = {
     "storage.reopen": ("load_model",),
     "study.bench": ("Bench", "bench"),
     "study.compare": ("compare",),
+    "study.definition": ("Study",),
+    "study.merged": ("StudyResult",),
     "study.standings": ("Comparison",),
+    "study.study": ("study",),
     "study.tune": ("Tuned", "tune"),
     "task": ("Card", "Task"),
 }
@@ -69,10 +75,10 @@ _FORMER = {"Split": "TwoPartModel"}
 __all__ = [
     "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
     "Field", "Inbox", "Message", "Method", "Need", "Observer", "Opt", "PeerMethod", "PluribusError", "Prediction",
-    "Result", "Rows", "Rule", "Server", "Settings", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check_data",
-    "compare", "list_data", "list_groups", "list_methods", "list_models", "list_partitions", "load_model",
-    "load_result", "predict", "register", "register_data", "register_model", "register_partition", "resume", "run",
-    "schema_of", "setting", "tune", "write_report",
+    "Result", "Rows", "Rule", "Server", "Settings", "Study", "StudyResult", "Task", "Tuned", "TwoPartModel", "Wire",
+    "bench", "check_data", "compare", "list_data", "list_groups", "list_methods", "list_models", "list_partitions",
+    "load_model", "load_result", "predict", "register", "register_data", "register_model", "register_partition",
+    "resume", "run", "schema_of", "setting", "study", "tune", "write_report",
 ]
 # fmt: on
 

@@ -176,6 +176,12 @@ class Experiment:
         """The name of the data set for a person."""
         return name_data(self.data).removeprefix(GIVEN)
 
+    def objects(self) -> dict[str, Any]:
+        """The settings that a folder cannot name: they were given as objects."""
+        own: dict[str, Any] = {} if isinstance(self.data, str) else {"data": self.data}
+        own |= {} if isinstance(self.partition, str) else {"partition": self.partition}
+        return own | ({"models": self.models} if own_models(self.models) else {})
+
     def check_portable(self, remedy: str) -> None:
         """Refuse objects that cannot be sent to another process."""
         own = [self.partition, self.data, *own_models(self.models).values()]
@@ -314,14 +320,18 @@ def known_settings() -> list[str]:
     return [f.name for f in dataclasses.fields(Experiment)]
 
 
-def from_toml(path: Path) -> dict[str, Any]:
-    """Read settings from a TOML file. Unknown names are refused."""
-    written = read_toml(path)
-    check_names(written, known_settings(), f"setting in {path}:", "pluribus run --help")
+def from_toml(path: Path, besides: Container[str] = ()) -> dict[str, Any]:
+    """Read settings from a TOML file. Unknown names are refused. `besides` are names that another reader knows."""
+    return read_settings({name: value for name, value in read_toml(path).items() if name not in besides}, str(path))
+
+
+def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
+    """Settings from the content of a TOML file. Unknown names are refused."""
+    check_names(written, known_settings(), f"setting in {where}:", "pluribus run --help")
     models = written.get("models")
     if isinstance(models, dict):
-        if stray := [key for key in models if not key.isdecimal()]:
-            raise FormatError(f"[models] in {path} maps client numbers to models, but '{stray[0]}' is not a number.")
+        if stray := [key for key in models if not str(key).isdecimal()]:
+            raise FormatError(f"[models] in {where} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)
 

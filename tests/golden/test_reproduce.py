@@ -105,7 +105,7 @@ def test_every_figure_of_the_paper_has_one_of_ours(name: str) -> None:
     ],
 )
 def test_figures_are_those_of_the_paper(name: str, row: str, figures: tuple[str, ...]) -> None:
-    (found,) = [one for one in paper.find(name).rows if one.name == row]
+    (found,) = [one for one in paper.find(name).rows if one.label == row]
     assert tuple(printed.text for printed in found.figures.values()) == figures
 
 
@@ -119,8 +119,8 @@ def test_the_papers_accuracy_is_the_mean_of_its_parts() -> None:
     for part in ("", "-alpha5", "-alpha15"):
         for row in (one for one in paper.find(f"fedh2l-table2{part}").rows if one.figures):
             acc, bwt, fwt = (printed.value or 0.0 for printed in row.figures.values())
-            apart = misprinted.get((part, row.name.removesuffix(" (pre-trained)")), 0.01)
-            assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.name
+            apart = misprinted.get((part, row.label.removesuffix(" (pre-trained)")), 0.01)
+            assert acc == pytest.approx((bwt + 3 * fwt) / 4, abs=apart), row.label
 
 
 # ---- figures by hand -------------------------------------------------------------------------------------------------
@@ -226,7 +226,7 @@ def test_rows_run_and_stand_beside_the_paper(folder: Path) -> None:
     assert accuracy.difference == pytest.approx(accuracy.ours.mean - 50)
     assert found.pairs["Standalone"]["CO"].ours.mean == 0
     assert found.heading == "A small table   2 rounds"
-    assert [one.method for one in found.differences] == ["FedProto"]
+    assert [one.label for one in found.differences] == ["FedProto"]
     assert "A small table" not in found.to_markdown()
     assert "| FedProto | 1 |" in found.to_markdown()
 
@@ -275,14 +275,14 @@ def test_a_column_of_ours_alone_has_no_paper_beside_it(folder: Path) -> None:
 
 
 def test_a_table_without_figures_of_a_paper_names_no_paper(folder: Path) -> None:
-    rows = {row.name: {"method": row.method, "settings": row.settings} for row in tiny_table().rows}
+    rows = {row.label: {"method": row.method, "settings": row.settings} for row in tiny_table().rows}
     table = tiny_table(rows=rows)
     found = load_table(table, folder)
     assert isinstance(found, Beside)
     figures, *_ = found.tables
     assert figures.columns == ("", "seeds", "Acc", "CO", "Rounds")
     assert [row[0].text for row in figures.rows] == ["Standalone", "FedProto"]
-    assert [one.method for one in found.differences] == ["FedProto"]
+    assert [one.label for one in found.differences] == ["FedProto"]
     assert found.heading == "A small table   2 rounds"
     assert replace(found, rounds=1).heading == "A small table   1 of 2 rounds"
     assert "paper" not in found.to_markdown()
@@ -398,7 +398,7 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
     table = paper.find(name)
     found, alone = load_table(table, RESULTS), load_table(table, RESULTS / f"{name}.json")
     assert found.pairs == alone.pairs
-    assert list(found.runs) == [row.name for row in table.rows if row.name not in UNMEASURED.get(name, [])]
+    assert list(found.runs) == [row.label for row in table.rows if row.label not in UNMEASURED.get(name, [])]
     assert sum(map(len, found.runs.values())) == len(summary.read(RESULTS / f"{name}.json"))
     for row, runs in found.runs.items():
         assert len(runs) >= least_seeds(name, row)
@@ -409,7 +409,7 @@ def test_committed_results_are_of_the_table_as_it_is(name: str) -> None:
             told = one.run.result["summary"][one.run.view]["selected"]["test"]["mean"]
             assert sum(clients) / len(clients) == pytest.approx(told, abs=1e-5)
     for one in found.differences:
-        views = {finished.run.result["summary"].keys() >= {"after"} for finished in found.runs[one.method]}
+        views = {finished.run.result["summary"].keys() >= {"after"} for finished in found.runs[one.label]}
         assert (one.verdict == "different views") == (views == {False})
 
 

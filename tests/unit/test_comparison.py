@@ -39,8 +39,11 @@ from pluribus.internal.batches import batch_sizes
 from pluribus.method import Method
 from pluribus.storage.files import read_json
 from pluribus.storage.folder import RunFolder
-from pluribus.study.compare import common_settings, compare, default_jobs, name_of_any, trainable_parameters
+from pluribus.study.compare import compare
+from pluribus.study.grid import default_jobs
 from pluribus.study.parallel import Progress, run_all
+from pluribus.study.plan import common_settings, trainable_parameters
+from pluribus.study.rows import name_of_any
 from pluribus.study.standings import ACCURACIES, Comparison, Run
 from processes import start
 from refusals import assert_facts, refused
@@ -247,12 +250,12 @@ def test_rounds_without_an_evaluation_reach_nothing_but_their_bytes_count() -> N
 def test_differences_by_hand() -> None:
     """0.6, 0.5, 0.4, 0.3: the mean is 0.45, and of 16 ways to set four signs two are as far from 0."""
     (one,) = comparison({"weak": WEAK, "strong": STRONG}, "weak").differences
-    assert (one.method, one.difference.pairs, one.difference.seeds) == ("strong", 4, 2)
+    assert (one.label, one.difference.pairs, one.difference.seeds) == ("strong", 4, 2)
     assert one.difference.mean == pytest.approx(0.45)
     assert one.p == one.difference.p == pytest.approx(2 / 16)
     assert one.verdict == "no difference shown"  # four pairs cannot show more
     (other,) = comparison({"weak": WEAK, "strong": STRONG}, "strong").differences
-    assert (other.method, other.difference.mean) == ("weak", -one.difference.mean)
+    assert (other.label, other.difference.mean) == ("weak", -one.difference.mean)
     assert other.p == one.p
 
 
@@ -266,7 +269,7 @@ def test_several_methods_are_corrected_for() -> None:
     together = comparison(runs, "base")
     assert [(one.difference.p, one.p) for one in together.differences] == [(2 / 64, 4 / 64)] * 2
     assert {one.verdict for one in together.differences} == {"no difference shown"}
-    assert any("corrected for 2 methods" in note for note in together.notes)
+    assert any("corrected for 2 rows" in note for note in together.notes)
 
 
 def test_a_client_that_only_one_method_measured_makes_no_pair() -> None:
@@ -354,7 +357,7 @@ def test_only_equal_views_are_tested_against_each_other(wanted: str, verdicts: l
 
 def test_every_view_is_a_column_and_none_is_the_best_of_different_ones() -> None:
     accuracy, views, *_ = viewed("after").tables
-    assert views.columns == ("method", "shown above", "after", "before", "head")
+    assert views.columns == ("row", "shown above", "after", "before", "head")
     assert [[cell.text for cell in row] for row in views.rows] == [
         ["alone", "after", "0.735", "-", "-"],
         ["global", "after", "0.835", "0.235", "-"],
@@ -444,7 +447,7 @@ def test_equal_steps_give_more_rounds_to_those_who_take_fewer() -> None:
     own = {"fedrep": {"head_epochs": 2}, "fedmd": {"pretrain_public": 0, "pretrain_private": 3, "digest_steps": 0}}
     settings = {"own": own, "public_fraction": 0.1, "equal_steps": True, "seeds": 2, "out": (out := new_folder())}
     told = compare_tiny("local", "fedrep", "fedmd", **settings)
-    assert {row.method: row.rounds for row in told.rows} == {"local": 6, "fedrep": 2, "fedmd": 3}
+    assert {row.label: row.rounds for row in told.rows} == {"local": 6, "fedrep": 2, "fedmd": 3}
     assert [run.result["rounds"] for run in told.runs["local"]] == [6, 6]
     assert len({row.steps for row in told.rows}) == 1
     assert not any(one.unequal for one in told.differences)
@@ -509,7 +512,7 @@ def test_the_folder_has_the_numbers_too(found: Comparison) -> None:
 
 def test_a_baseline_and_a_target_of_ones_own(found: Comparison) -> None:
     told = compare_tiny(*found.runs, out=str(found.folder), baseline="fedgh", target=0.99)
-    assert [one.method for one in told.differences] == ["local", "fedproto"]
+    assert [one.label for one in told.differences] == ["local", "fedproto"]
     assert {row.reached for row in told.rows} == {0}
     mirrored = compare_tiny(*found.runs, out=str(found.folder)).differences[0]
     assert told.differences[0].difference.mean == -mirrored.difference.mean
@@ -713,7 +716,7 @@ def test_the_command_prints_saves_and_writes(terminal: Terminal, tmp_path: Path)
     assert told["hyper"]["fedgh"] | {"server_lr": 0.5, "server_step": "client"} == told["hyper"]["fedgh"]
     assert (told["seeds"], told["methods"]) == ([5, 6], ["local", "fedgh"])
     assert (tmp_path / "a.md").read_text().startswith("| method | mean |")
-    assert (tmp_path / "a.csv").read_text().startswith("method,mean,mean_std,")
+    assert (tmp_path / "a.csv").read_text().startswith("label,method,mean,mean_std,")
     assert (tmp_path / "a.tex").read_text().startswith("\\begin{tabular}{lrrrr}\n\\toprule\n")
     same = terminal(*argv, "--set", "fedgh.server_lr=0.5", "--set", "fedgh.server-step=client", "--json")
     assert (same.err, same.json) == ("", told)

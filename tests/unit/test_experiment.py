@@ -21,7 +21,8 @@ from pluribus.method import Method, Need, methods
 from pluribus.methods.fedgh import FedGH
 from pluribus.settings import flag_name
 from pluribus.storage.toml import to_toml
-from pluribus.study.compare import describe_methods
+from pluribus.study.plan import describe_rows
+from pluribus.study.rows import to_rows
 from refusals import Kind, refused
 
 
@@ -124,9 +125,9 @@ def test_the_command_line_shows_which_of_them_holds(capsys: pytest.CaptureFixtur
 def test_a_comparison_and_another_method_beside_have_them_too(tmp_path: Path) -> None:
     own = "test_experiment.Embedded"
     for settings, expected in (({}, 10), ({"data": "digits"}, 0.1), ({"models": "mlp-64"}, 0.1)):
-        assert describe_methods(["local", own], None, {}, settings)[own].build_method().rate == expected
-    assert describe_methods([own], None, {own: {"rate": 4.0}}, {})[own].build_method().rate == 4
-    assert describe_methods([Embedded()], None, {}, {})[own].build_method().rate == 0.1
+        assert describe_rows(to_rows(["local", own]), None, {}, settings)[own].build_method().rate == expected
+    assert describe_rows(to_rows([own]), None, {own: {"rate": 4.0}}, {})[own].build_method().rate == 4
+    assert describe_rows(to_rows([Embedded()]), None, {}, {})[own].build_method().rate == 0.1
     out, small = tmp_path / "run", ["--rounds", "1", "--clients", "2", "--threads", "1", "--json"]
     for named, expected in (([], 10), (["--models", "mlp-64"], 0.1)):
         folder = out.with_name(f"run-{expected}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shlex
 import shutil
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,9 @@ SMALL = ["--data", few_digits(), "--clients", "3", "--rounds", "1", "--device", 
 SPACE = "lr=1e-3:1e-1:log,server_lr=0.01:1"
 
 
-def tune_tiny(*methods: Any, **settings: Any) -> list[Tuned]:
+def tune_tiny(*methods: Any, rows: Any = None, **settings: Any) -> list[Tuned]:
     settings = {"out": new_folder(), "space": SPACE, "trials": 3, "models": "mlp-64", "rounds": 1} | settings
-    return tune(methods, progress=False, **tiny(**settings))
+    return tune(rows or methods, progress=False, **tiny(**settings))
 
 
 def test_every_method_has_the_same_budget_and_its_own_space() -> None:
@@ -37,6 +38,21 @@ def test_every_method_has_the_same_budget_and_its_own_space() -> None:
         assert 1e-3 <= trial["settings"]["lr"] <= 1e-1
         assert 0.01 <= trial["settings"]["server_lr"] <= 1
     assert len({trial["settings"]["lr"] for trial in fedgh.trials}) == 3
+
+
+def test_rows_have_labels_and_leave_nothing_on_disk_without_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    rows = {"class": "fedgh", "client": ("fedgh", {"server_step": "client"})}
+    found = tune_tiny(rows=rows, out=None, trials=1)
+    assert [(one.label, one.method, one.file) for one in found] == [("class", "fedgh", None), ("client", "fedgh", None)]
+    assert "--server-step client" in found[1].command
+    assert list(tmp_path.iterdir()) == []
+    kept = tune_tiny(rows=rows, out=tmp_path / "kept", trials=1)
+    assert [one.trials for one in kept] == [one.trials for one in found]
+    assert kept[1].file == tmp_path / "kept" / "client" / "best.toml"
 
 
 def test_validation_data_decides() -> None:

@@ -18,6 +18,7 @@ from pluribus.cli.report import predict, report, watch
 from pluribus.cli.reproduce import reproduce
 from pluribus.cli.run import bench, resume, run
 from pluribus.cli.sites import join, keys, serve
+from pluribus.cli.study import study
 from pluribus.errors import PluribusError, speaking_flags, unknown
 
 USAGE = """\
@@ -26,6 +27,7 @@ Pluribus: heterogeneous federated learning.
   pluribus run METHOD [flags]      run a federation
   pluribus resume FOLDER           continue a stopped run
   pluribus compare METHOD... [..]  compare methods over several seeds
+  pluribus study FILE [flags]      compare rows over axes, from a file
   pluribus tune METHOD... [flags]  search settings on validation data
   pluribus reproduce [NAME] [..]   run a paper's table, ours beside the paper's
   pluribus predict PATH IMAGES     classify images with a trained model
@@ -44,7 +46,7 @@ Pluribus: heterogeneous federated learning.
 For example: pluribus run fedgh --clients 10 --rounds 50
 """
 
-NAMED = (run, resume, compare, tune, reproduce, predict, report, watch, bench, data, keys, serve, join)
+NAMED = (run, resume, compare, study, tune, reproduce, predict, report, watch, bench, data, keys, serve, join)
 COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 
 

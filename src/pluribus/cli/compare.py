@@ -13,6 +13,7 @@ from pluribus.cli.flags import (
     CONFIG,
     JSON,
     ONE_BY_ONE,
+    TRACK,
     explanations,
     flag,
     flags_of,
@@ -25,20 +26,25 @@ from pluribus.cli.greeter import print_answer
 from pluribus.errors import FormatError, UnfinishedError
 
 if TYPE_CHECKING:
+    from pluribus.study.rows import Row
     from pluribus.study.tune import Tuned
 
 ABOUT_COMPARE = """\
 Compares methods on the same data, partition, models and initial weights, over several seeds.
 
   pluribus compare local fedgh fedproto --clients 10 --seeds 3
+  pluribus compare local --row slow=fedgh:server_lr=0.01 --row fast=fedgh:server_lr=0.1
+
+A --row is a method with settings of its own under a label: LABEL=METHOD[:NAME=VALUE,...]. The label names it in tables
+and folders. A file (--config) has [rows.LABEL] with method and settings.
 
 Flags and their defaults hold for all methods. If a method has another default for a training setting and you do not
 give the flag, a line above the tables says so, and the method gets no verdict. --set fedgh.server_lr=0.02 is for one
-method: it sets a hyper-parameter or a training setting.
+method or label: it sets a hyper-parameter or a training setting.
 
 All methods are evaluated in one --view, and only equal views are tested against each other.
 
---out is a folder with a run folder per method and seed. The same command with the same --out continues: finished runs
+--out is a folder with a run folder per row and seed. The same command with the same --out continues: finished runs
 are read, stopped runs are resumed. Every run has one CPU thread unless you set --threads, so that no metric but seconds
 depends on --jobs.
 
@@ -61,10 +67,10 @@ with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
 def compare(args: list[str]) -> None:
     """pluribus compare: compare methods over several seeds."""
     from pluribus.internal.views import ABOUT, AFTER, View
-    from pluribus.storage.files import check_writable, write_text
+    from pluribus.storage.files import check_writable
     from pluribus.study.compare import compare
 
-    baseline = "Method that the others are compared with."
+    baseline = "Method or label that the others are compared with."
     target = "Report rounds and bytes until the mean test accuracy reaches this."
     asked = [
         flag("seeds", int, 3, "Number of seeds."),
@@ -74,6 +80,7 @@ def compare(args: list[str]) -> None:
         flag("view", View, AFTER, ABOUT),
         flag("equal_steps", bool, False, "Run more rounds of some methods, for equal gradient steps per client."),
         ("jobs", word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
+        flag(*TRACK),
     ]
     formats = {"markdown": "Markdown", "csv": "CSV, unrounded", "latex": "LaTeX (booktabs)"}
     files = [flag(kind, str | None, None, f"Write the tables to a file as {name}.") for kind, name in formats.items()]
@@ -88,7 +95,7 @@ def compare(args: list[str]) -> None:
             error.partial.table()
         raise
     for path, kind in paths.items():
-        write_text(path, getattr(found, f"to_{kind}")())
+        getattr(found, f"to_{kind}")(path)
     print_answer(flat["json"], found.to_json, found.table)
 
 
@@ -115,24 +122,28 @@ def _print_tuned(found: Sequence[Tuned]) -> None:
         for caution in one.cautions:
             print(caution)
         what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
-        print(f"{one.method}  {one.accuracy:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
+        print(f"{one.label}  {one.accuracy:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
 
 
 def _parse_for_all(
     command: str, about: str, args: list[str], asked: list[Any], output: list[Any]
-) -> tuple[list[str], dict[str, Any], dict[str, Any]]:
-    """Parse the methods, the settings for all or for one of them, and all flags of a command by name."""
+) -> tuple[list[Any], dict[str, Any], dict[str, Any]]:
+    """Parse the rows, the settings for all or for one of them, and all flags of a command by name."""
     import tyro
 
     from pluribus.experiment import TRAINING
-    from pluribus.study.compare import common_settings
+    from pluribus.study.grid import data_label, new_folder
+    from pluribus.study.plan import common_settings
 
     config, args = take_flag(args, "--config")
     methods = list(itertools.takewhile(lambda word: not word.startswith("-"), args))
     common = common_settings(config)
-    many, one = tyro.conf.UseAppendAction[tuple[str, ...]], "Set a value for one method. May be repeated."
+    many = tyro.conf.UseAppendAction[tuple[str, ...]]
+    row = "A method with settings of its own, under a label. May be repeated."
+    one = "Set a value for one method or label. May be repeated."
     asked = [
         *asked,
+        ("row", word(many, "LABEL=METHOD[:NAME=VALUE,...]", row, "(default: none)"), ()),
         ("set", word(many, "METHOD.NAME=VALUE", one, "(default: none)"), ()),
         ("out", word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"), None),
     ]
@@ -143,7 +154,9 @@ def _parse_for_all(
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
     usual = {"data", "models"} - given_names(args)  # not named: the hyper-parameters for the embedded ones hold
     settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
-    return methods, settings | {"config": config, "own": _parse_set(flat["set"]), "out": flat["out"]}, flat
+    out = flat["out"] or new_folder(command, data_label(flat["data"]))
+    rows = [*methods, *map(_parse_row, flat["row"])]
+    return rows, settings | {"config": config, "own": _parse_set(flat["set"]), "out": out}, flat
 
 
 def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
@@ -171,9 +184,26 @@ def _parse_set(settings: Sequence[str]) -> dict[str, dict[str, Any]]:
         method, dot, name = where.rpartition(".")
         if not (equals and dot):
             raise FormatError(f"--set takes METHOD.NAME=VALUE, such as fedgh.server_lr=0.02, not '{text}'.")
-        try:
-            read = tomllib.loads(f"value = {value}")["value"]
-        except tomllib.TOMLDecodeError:
-            read = value  # a word, which TOML would need in quotes
-        own.setdefault(method, {})[name.replace("-", "_")] = read
+        own.setdefault(method, {})[name.replace("-", "_")] = _parse_value(value)
     return own
+
+
+def _parse_row(text: str) -> Row:
+    """Parse `--row client=fedgh:server_step=client,server_lr=0.1`."""
+    from pluribus.study.rows import Row
+
+    label, equals, rest = text.partition("=")
+    method, colon, settings = rest.partition(":")
+    pairs = [part.partition("=") for part in settings.split(",")] if colon else []
+    if not (equals and method) or not all(name and between for name, between, _ in pairs):
+        wanted = "LABEL=METHOD or LABEL=METHOD:NAME=VALUE,NAME=VALUE, such as fast=fedgh:server_lr=0.1"
+        raise FormatError(f"--row takes {wanted}, not '{text}'.")
+    return Row(label, method, {name.strip().replace("-", "_"): _parse_value(value) for name, _, value in pairs})
+
+
+def _parse_value(text: str) -> Any:
+    """A value as in TOML, or a word, which TOML would need in quotes."""
+    try:
+        return tomllib.loads(f"value = {text}")["value"]
+    except tomllib.TOMLDecodeError:
+        return text

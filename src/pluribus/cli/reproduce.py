@@ -70,7 +70,7 @@ def _list_tables(as_json: bool) -> None:
 
     rows = [
         {"name": one.name, "about": one.title, "data": one.data, "needs": one.needs}
-        | {"rows": ", ".join(row.name for row in one.rows)}
+        | {"rows": ", ".join(row.label for row in one.rows)}
         for one in map(find, names())
     ]
     print_answer(as_json, lambda: {"tables": rows}, lambda: print_list(rows))

@@ -54,6 +54,18 @@ class Table:
             table.add_row(*row)
         console.print(table)
 
+    def split(self, width: int) -> list[Table]:
+        """Tables that fit a width, with some of the columns each. The first column is in all of them."""
+        widths = [
+            max(len(column), *(len(row[i].text) for row in self.rows)) + 2 for i, column in enumerate(self.columns)
+        ]
+        parts: list[list[int]] = [[0]]
+        for number in range(1, len(widths)):
+            if len(parts[-1]) > 1 and sum(widths[i] for i in parts[-1]) + widths[number] > width:
+                parts.append([0])
+            parts[-1].append(number)
+        return [Table(tuple(self.columns[i] for i in p), [[row[i] for i in p] for row in self.rows]) for p in parts]
+
     def _texts(self, escape: Callable[[str], str], best: str) -> list[list[str]]:
         """The escaped texts of all rows. `best` is the format of the best cells."""
         return [[best.format(escape(one.text)) if one.best else escape(one.text) for one in row] for row in self.rows]

@@ -22,7 +22,9 @@ if TYPE_CHECKING:
 class Board:
     """One live progress line per run, on standard error."""
 
-    def __init__(self, experiments: Sequence[Experiment], shown: bool = True, console: Console | None = None) -> None:
+    def __init__(
+        self, experiments: Sequence[Experiment], folder: Path, shown: bool = True, console: Console | None = None
+    ) -> None:
         self._bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
@@ -34,12 +36,13 @@ class Board:
         )
         self._tasks: dict[str, TaskID] = {}
         paths = [Path(one.out or "") for one in experiments]
-        width = max(len(path.name) for path in paths)
-        for one, path in zip(experiments, paths, strict=True):
+        names = [str(path.relative_to(folder)) for path in paths]
+        for one, path, name in zip(experiments, paths, names, strict=True):
             state = "already done" if (path / "result.json").exists() else "waiting"
-            name, rounds = escape(path.name.ljust(width)), one.all_rounds()
+            rounds = one.all_rounds()
             done = rounds if state != "waiting" else 0
-            task = self._bar.add_task(name, total=rounds, completed=done, accuracy="", state=state)
+            padded = escape(name.ljust(max(map(len, names))))
+            task = self._bar.add_task(padded, total=rounds, completed=done, accuracy="", state=state)
             self._tasks[one.out or ""] = task
 
     def __enter__(self) -> Board:
@@ -68,4 +71,5 @@ def print_comparison(found: Comparison, console: Console | None = None) -> None:
     rounds = str(least) if least == most else f"{least} to {most}"
     what = f"compare {', '.join(found.runs)}   {one.data_name}   {one.clients} clients   {rounds} rounds   {which}"
     print_tables(what, found.tables, found.notes, console, found.cautions)
-    console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)
+    if found.folder is not None:
+        console.print(f"\n Saved {found.folder}", markup=False, soft_wrap=True)

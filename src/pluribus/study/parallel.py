@@ -12,6 +12,7 @@ import signal
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -55,34 +56,44 @@ class Watcher(Protocol):
         """A run has finished or failed."""
 
 
-def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
-    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder."""
-    return _one_by_one(experiments, watcher) if jobs <= 1 else _side_by_side(experiments, jobs, watcher)
+def run_all(
+    experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str] = ()
+) -> dict[str, str]:
+    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder.
+
+    `track` names the trackers of each run.
+    """
+    if jobs <= 1:
+        return _one_by_one(experiments, watcher, track)
+    return _side_by_side(experiments, jobs, watcher, track)
 
 
-def run_or_resume(described: Experiment, progress: bool, observers: Sequence[Observer] = ()) -> Result:
+def run_or_resume(
+    described: Experiment, progress: bool, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
+) -> Result:
     """Run an experiment, or resume it if its folder holds a run."""
     if (Path(described.out or "") / "config.toml").exists():
-        return resume(described.out or "", progress=progress, observers=observers)
-    return run(described, progress=progress, observers=observers)
+        again = described.objects()
+        return resume(described.out or "", progress=progress, observers=observers, track=track, **again)
+    return run(described, progress=progress, observers=observers, track=track)
 
 
-def _finish_run(described: Experiment, report: Callable[[Progress], None]) -> None:
-    _traceback_path(described.out or "").unlink(missing_ok=True)
-    run_or_resume(described, progress=False, observers=[_Reporter(report)])
+def _finish_run(described: Experiment, report: Callable[[Progress], None], track: str | Sequence[str]) -> None:
+    traceback_path(described.out or "").unlink(missing_ok=True)
+    run_or_resume(described, progress=False, observers=[_Reporter(report)], track=track)
 
 
 def _explain(out: str, error: BaseException) -> str:
     """Say why a run failed. The traceback of an unexpected error is written beside the run folder."""
     if isinstance(error, PluribusError):
         return error.sentence
-    path = _traceback_path(out)
     with contextlib.suppress(OSError):  # for example a full disk
-        write_text(path, "".join(traceback.format_exception(error)))
-    return f"{sentence_of(error)}. The traceback is in {path}."
+        write_text(traceback_path(out), "".join(traceback.format_exception(error)))
+    return f"{sentence_of(error)}."
 
 
-def _traceback_path(out: str) -> Path:
+def traceback_path(out: str) -> Path:
+    """The file of the traceback of a run that failed unexpectedly."""
     return Path(f"{out}.error.txt")
 
 
@@ -101,19 +112,22 @@ class _Reporter(Observer):
         self._report(Progress(record["round"] + 1, accuracy))
 
 
-def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher) -> dict[str, str]:
+def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: str | Sequence[str]) -> dict[str, str]:
     failed: dict[str, str] = {}
     for described in experiments:
         out = described.out or ""
         try:
-            _finish_run(described, lambda progress, out=out: watcher.update(out, progress))  # type: ignore[misc]
+            report = partial(watcher.update, out)
+            _finish_run(described, report, track)
         except FAILURES as error:
             failed[out] = _explain(out, error)
         watcher.finish(out, failed=out in failed)
     return failed
 
 
-def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher) -> dict[str, str]:
+def _side_by_side(
+    experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str]
+) -> dict[str, str]:
     for described in experiments:
         described.check_portable("set --jobs 1")
     experiments = list(map(_share_data, experiments))
@@ -123,7 +137,7 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
         while waiting or running:
             while waiting and len(running) < jobs:
                 described = waiting.pop(0)
-                connection, process = _start(context, described)
+                connection, process = _start(context, described, track)
                 running[connection] = described.out or "", process
             for ready in wait(list(running)):
                 assert isinstance(ready, Connection)
@@ -145,9 +159,11 @@ def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher
     return failed
 
 
-def _start(context: ForkServerContext | SpawnContext, described: Experiment) -> tuple[Connection, BaseProcess]:
+def _start(
+    context: ForkServerContext | SpawnContext, described: Experiment, track: str | Sequence[str]
+) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
-    args = theirs, described, _data(described)
+    args = theirs, described, _data(described), track
     # not a daemon, because a daemon may not start worker processes
     process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
     with without_interrupts():
@@ -188,13 +204,13 @@ def _receive(connection: Connection, process: BaseProcess) -> Progress | str | N
     return f"its process ({process.pid}) {how}."
 
 
-def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset]) -> None:
+def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset], track: str | Sequence[str]) -> None:
     """Run one experiment in a process. The process exits if its parent has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         try:
             with load_once(data):
-                _finish_run(described, connection.send)
+                _finish_run(described, connection.send, track)
             failure = None
         except FAILURES as error:
             failure = _explain(described.out or "", error)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import statistics
 from collections import Counter
 from collections.abc import Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from pluribus.evaluate import Metrics, choose, is_loss, over_clients, selection_text
+from pluribus.evaluate import Chosen, Metrics, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
-from pluribus.internal.tables import Cell, Table, cells, markdown_of
+from pluribus.internal.frames import make_frame
+from pluribus.internal.tables import Cell, Table, cells, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, read_lines
+from pluribus.study.figure import draw_rounds, save
 from pluribus.study.significance import LEVEL, Difference, difference, holm
+from pluribus.study.tidy import tidy
 from pluribus.terminal import MOST_APART, format_bytes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 DIFFERENT_VIEWS, OWN_DEFAULT, NOT_KEPT = "different views", "own default differs", "not kept"
 """Why two rows are not tested against each other: their views differ, a training default of a method was replaced
@@ -42,7 +46,7 @@ class Run:
 
     method: str
     seed: int
-    folder: Path
+    folder: Path | None  # None: the run was not kept
     result: dict[str, Any]
     history: list[dict[str, Any]]
     wanted: str = "own"  # the requested view
@@ -94,6 +98,15 @@ class Run:
             return None
         return {k: accuracy for k, one in each.items() if (accuracy := one.get("test")) is not None}
 
+    @property
+    def curve(self) -> list[tuple[int, float]]:
+        """The evaluated rounds, and the mean test accuracy over clients in each."""
+        return [(one["round"], one["mean"][self.view]["test"]["mean"]) for one in self.history if one["mean"]]
+
+    def chosen(self, view: str) -> dict[int, Chosen]:
+        """Last and selected metrics of every evaluated client in a view."""
+        return choose(self.history, view)
+
     def _each(self, view: str, moment: str) -> Mapping[int, Metrics] | None:
         """The metrics of every client, or None if they were not kept."""
         clients = {int(k): client for k, client in self.result["clients"].items()}
@@ -141,9 +154,10 @@ class Spread:
 
 
 @dataclass(frozen=True)
-class Row:
-    """The results of a method. Bytes, seconds, and rounds and bytes to the target are means over seeds."""
+class Standing:
+    """The results of a row. Bytes, seconds, and rounds and bytes to the target are means over seeds."""
 
+    label: str
     method: str
     view: str  # the view of the accuracies
     accuracies: dict[str, Spread]
@@ -161,13 +175,13 @@ class Row:
 
 @dataclass(frozen=True)
 class Compared:
-    """A method compared with the baseline. Without a test, `difference` and `p` are None."""
+    """A row compared with the baseline. Without a test, `difference` and `p` are None."""
 
-    method: str
+    label: str
     difference: Difference | None
-    p: float | None  # P-value after Holm's correction for all tested methods
+    p: float | None  # P-value after Holm's correction for all tested rows
     why: str = ""  # short reason why there is no test
-    steps: tuple[float, float] | None = None  # gradient steps per client of the method and of the baseline
+    steps: tuple[float, float] | None = None  # gradient steps per client of the row and of the baseline
 
     @property
     def unequal(self) -> bool:
@@ -190,7 +204,7 @@ class Compared:
         if one is not None and self.p is not None:
             p = "<0.001" if self.p < 0.001 else f"{self.p:.3f}"
             texts = [f"{one.mean:+.3f}", f"{one.low:+.3f} to {one.high:+.3f}", p]
-        return tuple(map(Cell, (self.method, *texts, self.marked)))
+        return tuple(map(Cell, (self.label, *texts, self.marked)))
 
     def to_json(self) -> dict[str, Any]:
         """Plain values by name. Without a test they are None."""
@@ -203,9 +217,9 @@ class Compared:
 def compare_with_baseline(
     runs: Mapping[str, Sequence[Run]], baseline: str, untested: Mapping[str, str] = {}
 ) -> list[Compared]:
-    """Compare every other method with the baseline, over the seeds that both have. Skip methods without such a seed.
+    """Compare every other row with the baseline, over the seeds that both have. Skip rows without such a seed.
 
-    `untested` holds the methods that are not tested, and the reasons.
+    `untested` holds the rows that are not tested, and the reasons.
     """
     base, why, tested = runs[baseline], dict[str, str](), dict[str, Difference]()
     for name, mine in runs.items():
@@ -240,7 +254,7 @@ def _steps_of_both(runs: Sequence[Run], baseline: Sequence[Run]) -> tuple[float,
 
 def note_steps(differences: Sequence[Compared], baseline: str, remedy: str = "") -> Iterator[str]:
     """A note that explains the mark † in verdicts."""
-    marked = [(one.method, *one.steps) for one in differences if one.steps and one.marked != one.verdict]
+    marked = [(one.label, *one.steps) for one in differences if one.steps and one.marked != one.verdict]
     if marked:
         each = ", ".join(f"{name} {mine:,.0f} ({_times(mine, base)})" for name, mine, base in marked)
         base = marked[0][2]
@@ -333,46 +347,49 @@ def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
     return columns
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Comparison:
-    """Results of several methods over the same seeds, and which differences are more than noise.
+    """Results of several rows over the same seeds, and which differences are more than noise.
 
     >>> import pluribus                                                     # doctest: +SKIP
     >>> found = pluribus.compare(["local", "fedgh"], clients=8, seeds=3)    # doctest: +SKIP
-    >>> found.table(), found.to_latex(), found.runs["fedgh"][0].folder      # doctest: +SKIP
+    >>> found.table(), found.to_latex("table.tex"), found.frame()           # doctest: +SKIP
+    >>> found.plot("curves.png")                                            # doctest: +SKIP
     """
 
     experiments: Mapping[str, Experiment]
-    """Experiment of the first seed, by method."""
+    """Experiment of the first seed, by label."""
     runs: Mapping[str, tuple[Run, ...]]
-    """Runs in the order of seeds, by method."""
+    """Runs in the order of seeds, by label."""
     baseline: str
     target: float
     parameters: Mapping[str, float]
-    folder: Path
+    folder: Path | None
+    """Folder of the runs. None: they were not kept."""
     view: str = AFTER
     """The requested view."""
     equal_steps: bool = False
     """Whether the rounds were chosen so that all methods take the same number of gradient steps."""
     overruled: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By method, its training defaults that were replaced although the user set no other value."""
+    """By label, training defaults of the method that were replaced although the user set no other value."""
     left_out: tuple[str, ...] = ()
-    """Methods with a failed run."""
+    """Rows with a failed run."""
 
     @cached_property
-    def rows(self) -> list[Row]:
-        return [self._row(method, runs) for method, runs in self.runs.items()]
+    def rows(self) -> list[Standing]:
+        return [self._row(label, runs) for label, runs in self.runs.items()]
 
-    def _row(self, method: str, runs: Sequence[Run]) -> Row:
+    def _row(self, label: str, runs: Sequence[Run]) -> Standing:
         reached = [found for run in runs if (found := run.reached(self.target))]
         all_reached = len(reached) == len(runs)
         rounds, traffic = map(statistics.fmean, zip(*reached, strict=True)) if all_reached else (None, None)
-        return Row(
-            method=method,
+        return Standing(
+            label=label,
+            method=self.experiments[label].method,
             view=runs[0].view,
             by_view=Spread.by_view(runs),
             accuracies=_spreads(runs),
-            rounds=self.experiments[method].rounds,
+            rounds=self.experiments[label].rounds,
             steps=mean_steps(runs),
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
             down=statistics.fmean(run.result["bytes"]["down"] for run in runs),
@@ -380,7 +397,7 @@ class Comparison:
             bytes_to_target=traffic,
             reached=len(reached),
             seconds=statistics.fmean(run.result["seconds"] for run in runs),
-            parameters=self.parameters[method],
+            parameters=self.parameters[label],
         )
 
     @cached_property
@@ -393,12 +410,17 @@ class Comparison:
     @property
     def tables(self) -> list[Table]:
         """Tables of accuracy, views (if there are several), cost, rounds and bytes to the target, and differences."""
-        views = view_tables(("method", "shown above"), self.runs)
+        views = view_tables((self.what, "shown above"), self.runs)
         differences = [differences_table(self.baseline, self.differences)] if self.differences else []
         return [self._accuracy(), *views, self._cost(), self._to_target(), *differences]
 
     @property
-    def _one_view(self) -> bool:
+    def what(self) -> str:
+        """What the first column names: methods, or rows if a label is not the name of its method."""
+        return "method" if all(label == one.method for label, one in self.experiments.items()) else "row"
+
+    @property
+    def one_view(self) -> bool:
         """Whether all rows have the same view. If not, none of them is the best."""
         return len({row.view for row in self.rows}) == 1
 
@@ -406,53 +428,65 @@ class Comparison:
         columns = []
         for spreads in ([row.accuracies[name] for row in self.rows] for name in ACCURACIES):
             means = [spread.mean for spread in spreads]
-            columns.append(cells([*map(str, spreads)], means, max(means) if self._one_view else None))
-        return self._table(("method", *ACCURACIES.values()), columns)
+            columns.append(cells([*map(str, spreads)], means, max(means) if self.one_view else None))
+        return self._table((self.what, *ACCURACIES.values()), columns)
 
     def _cost(self) -> Table:
         rows = []
         for row in self.rows:
             steps, parameters = _format(row.steps, "{:,.0f}".format), f"{row.parameters:,.0f}"
-            texts = row.method, steps, format_bytes(row.up), format_bytes(row.down), f"{row.seconds:.1f}", parameters
+            texts = row.label, steps, format_bytes(row.up), format_bytes(row.down), f"{row.seconds:.1f}", parameters
             rows.append([Cell(text) for text in texts])
-        return Table(("method", "steps", "up", "down", "seconds", "parameters"), rows)
+        return Table((self.what, "steps", "up", "down", "seconds", "parameters"), rows)
 
     def _to_target(self) -> Table:
         rounds, traffic = [row.rounds_to_target for row in self.rows], [row.bytes_to_target for row in self.rows]
         columns = [
-            cells([_format(value, text) for value in values], values, _best(min, values) if self._one_view else None)
+            cells([_format(value, text) for value in values], values, _best(min, values) if self.one_view else None)
             for values, text in ((rounds, _rounds), (traffic, format_bytes))
         ]
-        return self._table(("method", f"rounds to {self.target:.3f}", "bytes to it"), columns)
+        return self._table((self.what, f"rounds to {self.target:.3f}", "bytes to it"), columns)
 
     def _table(self, headings: tuple[str, ...], columns: Sequence[Sequence[Cell]]) -> Table:
-        return Table(headings, list(zip((Cell(row.method) for row in self.rows), *columns, strict=True)))
+        return Table(headings, list(zip((Cell(row.label) for row in self.rows), *columns, strict=True)))
 
     @property
     def cautions(self) -> list[str]:
         """What a reader must know before the results."""
-        missing = f"These methods are left out because their runs failed: {', '.join(self.left_out)}."
+        missing = f"These rows are left out because their runs failed: {', '.join(self.left_out)}."
         return [missing] * bool(self.left_out) + note_defaults(self.overruled, self.experiments, FOR_ONE)
 
     @property
     def notes(self) -> list[str]:
-        return [*self._about_results(), *self._about_training(), *self._about_differences(), *self._warnings()]
+        return [*self._about_results(), *self.about_training(), *self._about_differences(), *self.about_warnings()]
 
     def _about_results(self) -> Iterator[str]:
         seeds = [run.seed for run in next(iter(self.runs.values()))]
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         chosen = selection_note(run for runs in self.runs.values() for run in runs)
+        yield from self.about_rows()
         yield f"mean, weighted, worst: test accuracy over clients, {chosen}, {when}; last round: mean."
-        if len(seeds) > 1:
-            yield f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
-        else:
-            yield f"One seed ({seeds[0]}): other seeds may have other results."
-        if short := [f"{row.method} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]:
+        yield self.about_seeds()
+        if short := [f"{row.label} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]:
             yield f"Not every seed reached {self.target:.3f}: {', '.join(short)}."
 
-    def _about_training(self) -> Iterator[str]:
+    def about_rows(self, without: Container[str] = ()) -> Iterator[str]:
+        """What the labels stand for, if they are not the names of methods. Some settings are said elsewhere."""
+        if self.what == "row":
+            texts = {label: _settings_text(one, without) for label, one in self.experiments.items()}
+            yield f"Rows: {'; '.join(f'{label} is {text}' for label, text in texts.items() if text != label)}."
+
+    def about_seeds(self) -> str:
+        """What ± means."""
+        seeds = [run.seed for run in next(iter(self.runs.values()))]
+        if len(seeds) > 1:
+            return f"±: standard deviation over {len(seeds)} seeds ({seeds[0]} to {seeds[-1]})."
+        return f"One seed ({seeds[0]}): other seeds may have other results."
+
+    def about_training(self) -> Iterator[str]:
+        """Notes about training that differs between rows."""
         if self.equal_steps:
-            rounds = ", ".join(f"{row.method} {row.rounds}" for row in self.rows)
+            rounds = ", ".join(f"{row.label} {row.rounds}" for row in self.rows)
             taken = sorted(row.steps or 0 for row in self.rows)
             yield f"Equal steps: {taken[0]:,.0f} to {taken[-1]:,.0f} gradient steps per client. Rounds: {rounds}."
         for name in TRAINING:
@@ -467,49 +501,82 @@ class Comparison:
         tested = [one.difference for one in self.differences if one.difference is not None]
         if not tested:
             return
-        yield f"Differences are per client and seed, {tested[0].pairs} pairs. {how_tested(self.differences, 'methods')}"
+        how = how_tested(self.differences, f"{self.what}s")
+        yield f"Differences are per client and seed, {tested[0].pairs} pairs. {how}"
         remedy = "" if self.equal_steps else " --equal-steps gives every row the same number."
         yield from note_steps(self.differences, self.baseline, remedy)
         seeds = len(next(iter(self.runs.values())))
         if seeds < ENOUGH_SEEDS:
             yield note_few_seeds(seeds)
 
-    def _warnings(self) -> Iterator[str]:
+    def about_warnings(self) -> Iterator[str]:
+        """The warnings of all runs, each once."""
         by_text: dict[str, list[str]] = {}
-        for run in (run for runs in self.runs.values() for run in runs):
+        for label, run in ((label, run) for label, runs in self.runs.items() for run in runs):
             for text in run.result["warnings"]:
-                by_text.setdefault(text, []).append(run.folder.name)
-        for text, folders in by_text.items():
-            yield f"{folders[0]}{f' and {len(folders) - 1} more' if len(folders) > 1 else ''}: {text}"
+                by_text.setdefault(text, []).append(f"{label}-{run.seed}")
+        for text, names in by_text.items():
+            yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
     def table(self) -> None:
         from pluribus.study.board import print_comparison
 
         print_comparison(self)
 
-    def to_markdown(self) -> str:
-        return markdown_of(self.tables, self.notes, self.cautions)
+    def __repr__(self) -> str:
+        rows = (f"{row.label:{max(map(len, self.runs))}}  {row.accuracies['mean']}" for row in self.rows)
+        return "\n".join([f"Comparison of {self._about}, mean test accuracy", *rows])
 
-    def to_latex(self) -> str:
-        """Write the tables for LaTeX with the package booktabs. The notes are comments."""
-        cautions, notes = ("".join(f"% {text}\n" for text in texts) for texts in (self.cautions, self.notes))
-        return cautions + "\n".join([*(table.to_latex() for table in self.tables), notes])
+    def _repr_html_(self) -> str:
+        """The table of accuracies and the differences, for notebooks."""
+        shown = [self._accuracy(), *([differences_table(self.baseline, self.differences)] if self.differences else [])]
+        return "".join(table.to_html() for table in shown)
 
-    def to_csv(self) -> str:
-        """Write one row per method with all metrics, unrounded."""
-        against = {one.method: one for one in self.differences}
+    @property
+    def _about(self) -> str:
+        seeds = len(next(iter(self.runs.values())))
+        return f"{len(self.runs)} {self.what}s over {seeds} seed{'s' if seeds > 1 else ''}"
+
+    def frame(self, rounds: bool = False) -> Any:
+        """Tidy rows: label, seed, round, client, view, split, metric and value.
+
+        They are of the round that each client selects, or of every evaluated round. The frame is a pandas DataFrame,
+        or a list of dicts if pandas is not installed.
+        """
+        return make_frame(list(tidy(self.runs, rounds)))
+
+    def plot(self, path: str | Path | None = None, ax: Axes | None = None) -> Axes:
+        """Draw mean test accuracy over rounds with a band of one standard deviation over seeds. Needs matplotlib."""
+        axes = draw_rounds(self.runs, ax)
+        if path is not None:
+            save(axes, path)
+        return axes
+
+    def to_markdown(self, path: str | Path | None = None) -> str:
+        """The tables in Markdown, also written to a file if there is a path."""
+        return write_to(path, markdown_of(self.tables, self.notes, self.cautions))
+
+    def to_latex(self, path: str | Path | None = None) -> str:
+        """The tables for LaTeX with the package booktabs, also written to a file. The notes are comments."""
+        return write_to(path, latex_of(self.tables, self.notes, self.cautions))
+
+    def to_csv(self, path: str | Path | None = None) -> str:
+        """One line per row with all metrics, unrounded, also written to a file if there is a path."""
+        return write_to(path, csv_of(self.lines(self.differences)))
+
+    def lines(self, differences: Sequence[Compared]) -> list[dict[str, Any]]:
+        """All metrics of each row by name, and its difference from the baseline."""
+        against = {one.label: one for one in differences}
         views = dict.fromkeys(view for row in self.rows for view in row.by_view)
-        rows = [_flat(row, views, against.get(row.method)) for row in self.rows]
-        columns, text = dict.fromkeys(name for row in rows for name in row), io.StringIO()
-        writer = csv.DictWriter(text, list(columns), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)
-        return text.getvalue()
+        return [_flat(row, views, against.get(row.label)) for row in self.rows]
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self, differences: Sequence[Compared] | None = None) -> dict[str, Any]:
+        """Plain values. `differences` replace those that are corrected for this comparison alone."""
         one = next(iter(self.experiments.values()))
+        shown = self.differences if differences is None else differences
         return {
-            "methods": list(self.runs),
+            "labels": list(self.runs),
+            "methods": [one.method for one in self.experiments.values()],
             "seeds": [run.seed for run in next(iter(self.runs.values()))],
             "data": one.data_name,
             "clients": one.clients,
@@ -519,15 +586,18 @@ class Comparison:
             "baseline": self.baseline,
             "target": self.target,
             "rows": [asdict(row) for row in self.rows],
-            "differences": [{"method": one.method, **one.to_json()} for one in self.differences],
+            "differences": [self._difference_to_json(one) for one in shown],
             "training": {m: {name: getattr(e, name) for name in TRAINING} for m, e in self.experiments.items()},
             "hyper": {m: hyperparameters(e.build_method()) for m, e in self.experiments.items()},
             "cautions": self.cautions,
             "notes": self.notes,
-            "folder": str(self.folder),
-            "runs": {method: [str(run.folder) for run in runs] for method, runs in self.runs.items()},
+            "folder": _text(self.folder),
+            "runs": {label: [_text(run.folder) for run in runs] for label, runs in self.runs.items()},
             "torch": torch.__version__,
         }
+
+    def _difference_to_json(self, one: Compared) -> dict[str, Any]:
+        return {"label": one.label, "method": self.experiments[one.label].method, **one.to_json()}
 
 
 def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
@@ -549,10 +619,21 @@ def _rounds(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _flat(row: Row, views: Iterable[str], against: Compared | None) -> dict[str, Any]:
+def _settings_text(described: Experiment, without: Container[str]) -> str:
+    """A method, and its hyper-parameters that are not the defaults."""
+    usual = hyperparameters(find(described.method)())
+    found = hyperparameters(described.build_method())
+    return ", ".join([described.method, *(f"{k}={v}" for k, v in found.items() if v != usual[k] and k not in without)])
+
+
+def _text(folder: Path | None) -> str | None:
+    return None if folder is None else str(folder)
+
+
+def _flat(row: Standing, views: Iterable[str], against: Compared | None) -> dict[str, Any]:
     metrics = asdict(row)
     spreads, by_view = metrics.pop("accuracies"), metrics.pop("by_view")
-    flat = {"method": metrics.pop("method")}
+    flat = {name: metrics.pop(name) for name in ("label", "method")}
     for name, spread in {**spreads, **{view: by_view.get(view) for view in views}}.items():
         flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}
     flat |= metrics

@@ -1,8 +1,8 @@
 """A fair search for settings: all methods get the same number of trials and rounds, and validation data decides.
 
-OUT/METHOD/trial-3/        one ordinary run folder per trial
-OUT/METHOD/trials.jsonl    the settings and result of every trial
-OUT/METHOD/best.toml       the best settings, for pluribus run --config
+OUT/LABEL/trial-3/        one ordinary run folder per trial
+OUT/LABEL/trials.jsonl    the settings and result of every trial
+OUT/LABEL/best.toml       the best settings, for pluribus run --config
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import date
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
 
@@ -25,17 +24,11 @@ from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
 from pluribus.settings import convert_fields
 from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
-from pluribus.storage.folder import free
 from pluribus.storage.toml import to_toml
-from pluribus.study.compare import (
-    AnyMethod,
-    check_counts,
-    describe_methods,
-    find_overridden_defaults,
-    make_folder,
-    name_of_any,
-)
+from pluribus.study.grid import check_counts, folder_of_runs, make_folder
 from pluribus.study.parallel import run_or_resume
+from pluribus.study.plan import describe_rows, find_overridden_defaults, read_rows
+from pluribus.study.rows import AnyRows, to_rows
 from pluribus.study.standings import FOR_ONE, note_defaults
 
 if TYPE_CHECKING:
@@ -80,6 +73,7 @@ class Range:
 class Tuned:
     """The best of a method's trials."""
 
+    label: str
     method: str
     accuracy: float
     """Validation accuracy: the mean over clients, each in the round that it selects."""
@@ -88,13 +82,14 @@ class Tuned:
     settings: dict[str, Any]
     """The best value of every setting that was searched."""
     command: str
-    file: Path
+    file: Path | None
+    """The best settings, for pluribus run --config. None: the search was not kept."""
     trials: list[dict[str, Any]]
     cautions: list[str]
     """Defaults of the method that were replaced and not searched."""
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"file": str(self.file)}
+        return asdict(self) | {"file": None if self.file is None else str(self.file)}
 
 
 def parse_space(text: str) -> dict[str, Range]:
@@ -114,7 +109,7 @@ def parse_space(text: str) -> dict[str, Range]:
 
 @load_once()
 def tune(
-    methods: Sequence[AnyMethod],
+    methods: AnyRows = (),
     *,
     space: str = SPACE,
     trials: int = 20,
@@ -128,6 +123,9 @@ def tune(
 ) -> list[Tuned]:
     """Search for the best settings of each method on validation data, with `trials` trials per method.
 
+    `methods` are names, classes or instances, or labels with methods and settings as in `pluribus.compare`. Without
+    `out`, nothing is left on disk.
+
     A name in `space` is a training setting, which is searched for every method, or a hyper-parameter, which is searched
     for the methods that have it. The seed and the earlier trials determine the next trial, so a stopped search resumes
     with the same trials. `view` is the model that is evaluated: `after` local training, `before` it, or each method's
@@ -137,21 +135,23 @@ def tune(
     check_guarded()
     check_counts(trials=trials)
     check_view(view)
-    described = describe_methods(methods, config, own or {}, {**settings, "seed": seed})
+    rows = [*to_rows(methods), *read_rows(config)]
+    described = describe_rows(rows, config, own or {}, {**settings, "seed": seed})
     ranges = _ranges(parse_space(space), described)
-    first = described[name_of_any(methods[0])]
+    first = next(iter(described.values()))
     if not first.val_fraction:
         raise errors.RangeError("a search needs validation data: --val-fraction must be above 0.")
-    folder = Path(out) if out else free(Path("runs") / f"{date.today().isoformat()}-tune-{Path(first.data).stem}")
     for one in described.values():
         assemble(one)  # a mistake in a later method must show before the first search
-    for name, one in described.items():
-        _check_search(folder / name, one, space, view)
-    overridden = find_overridden_defaults(described, config, own or {}, [*settings, *parse_space(space)])
-    return [
-        _search(folder / name, one, ranges[name], trials, view, overridden.get(name, {}), progress)
-        for name, one in described.items()
-    ]
+    overridden = find_overridden_defaults(rows, described, config, own or {}, [*settings, *parse_space(space)])
+    with folder_of_runs(out) as folder:
+        for label, one in described.items():
+            _check_search(folder / label, one, space, view)
+        found = [
+            _search(folder / label, one, ranges[label], trials, view, overridden.get(label, {}), progress)
+            for label, one in described.items()
+        ]
+    return [replace(one, file=None) for one in found] if out is None else found
 
 
 def _need_optuna() -> None:
@@ -206,9 +206,10 @@ def _search(
     found = _apply(described, best["settings"])
     file = folder / "best.toml"
     write_text(file, to_toml(found.settings()))
-    cautions = note_defaults({found.method: overridden}, {found.method: found}, FOR_ONE)
+    label = folder.name
+    cautions = note_defaults({label: overridden}, {label: found}, FOR_ONE)
     command = shlex.join(["pluribus", "run", found.method, *flags(found)])
-    return Tuned(found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
+    return Tuned(label, found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
 
 
 def _propose(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

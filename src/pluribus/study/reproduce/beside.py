@@ -68,7 +68,7 @@ class Beside:
         cls, table: PaperTable, rows: Iterable[PaperRow], found: Sequence[Finished], rounds: int | None, view: str
     ) -> Beside:
         """Select the runs of some rows with this number of rounds. None: the largest number found."""
-        by_row = {row.name: of_row(table, row, found) for row in rows}
+        by_row = {row.label: of_row(table, row, found) for row in rows}
         rounds = rounds or max((one.rounds for runs in by_row.values() for one in runs), default=table.rounds)
         runs = {name: tuple(one for one in runs if one.rounds == rounds) for name, runs in by_row.items()}
         return cls(table, rounds, {name: some for name, some in runs.items() if some}, view)
@@ -76,11 +76,11 @@ class Beside:
     @cached_property
     def pairs(self) -> dict[str, dict[str, Pair]]:
         """Our result and the paper's number, by row and column."""
-        return {row.name: dict(self._pairs(row)) for row in self.table.rows if row.name in self.runs}
+        return {row.label: dict(self._pairs(row)) for row in self.table.rows if row.label in self.runs}
 
     def _pairs(self, row: PaperRow) -> Iterator[tuple[str, Pair]]:
         for column, name in self.table.figures.items():
-            values = [measure(name, one) for one in self.runs[row.name]]
+            values = [measure(name, one) for one in self.runs[row.label]]
             known = [value for value in values if value is not None]
             if len(known) == len(values):  # if a seed never reached a target, there is no mean
                 printed = row.figures.get(column, Printed("-"))
@@ -145,7 +145,7 @@ class Beside:
         yield f"Ours: {columns}." if self.table.printed else f"{columns}."
         yield f"±: standard deviation over seeds.{self._about_paper()}"
         yield from self._about_views()
-        if missing := [row.name for row in self.table.rows if row.name not in self.runs]:
+        if missing := [row.label for row in self.table.rows if row.label not in self.runs]:
             yield f"Not measured: {', '.join(missing)}."
         if where := {f"{one.device}, torch {one.run.result['torch']}" for runs in self.runs.values() for one in runs}:
             yield f"Ran on {'; '.join(sorted(where))}."
@@ -174,7 +174,7 @@ class Beside:
         yield from standings.note_steps(self.differences, self.table.baseline)
         if any(one.why == standings.DIFFERENT_VIEWS for one in self.differences):
             yield standings.SAID_OF_VIEWS
-        if missing := ", ".join(one.method for one in self.differences if one.why == standings.NOT_KEPT):
+        if missing := ", ".join(one.label for one in self.differences if one.why == standings.NOT_KEPT):
             yield f"Not kept: results per client in this view, of {missing} or of the baseline."
         seeds = [one.difference.seeds for one in self.differences if one.difference]
         if seeds and min(seeds) < standings.ENOUGH_SEEDS:
@@ -195,7 +195,7 @@ class Beside:
             "paper_rounds": self.table.rounds,
             "view": self.view,
             "rows": [self._row_to_json(name) for name in self.pairs],
-            "differences": [{"row": one.method, **one.to_json()} for one in self.differences],
+            "differences": [{"row": one.label, **one.to_json()} for one in self.differences],
             "notes": self.notes,
         }
 

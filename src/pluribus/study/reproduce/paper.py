@@ -12,9 +12,11 @@ from dataclasses import dataclass, field
 from importlib import resources
 from typing import Any
 
-from pluribus.errors import UnknownNameError, unknown
+from pluribus.errors import unknown
 from pluribus.experiment import Experiment, experiment
 from pluribus.storage.toml import read_toml
+from pluribus.study.definition import Study
+from pluribus.study.rows import Row, choose_rows
 
 LOOK = "pluribus reproduce"
 
@@ -32,29 +34,22 @@ class Printed:
 
 
 @dataclass(frozen=True)
-class PaperRow:
-    """A row of a table."""
+class PaperRow(Row):
+    """A row of a table: its label is the name in the paper."""
 
-    name: str  # the name in the paper
-    figures: Mapping[str, Printed]  # printed numbers by column
-    method: str = ""
-    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of this row alone
+    figures: Mapping[str, Printed] = field(default_factory=dict)  # printed numbers by column
 
 
-@dataclass(frozen=True)
-class PaperTable:
-    """A table of a paper."""
+@dataclass(frozen=True, kw_only=True)
+class PaperTable(Study):
+    """A table of a paper: a study whose printed figures are known."""
 
     name: str
-    title: str
     paper: str
     rows: tuple[PaperRow, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
     """Our metric (see `measures.py`) for every column of the paper, and for columns that only we have."""
-    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of all rows
-    seeds: int = 3
     paper_runs: int = 1  # number of runs that the paper's numbers are the mean of
-    baseline: str = ""  # the row that the others are tested against
     needs: str = ""  # data and hardware that it needs, and its measured time
     notes: tuple[str, ...] = ()
 
@@ -78,12 +73,7 @@ class PaperTable:
 
     def chosen(self, only: Iterable[str] = ()) -> tuple[PaperRow, ...]:
         """Rows by name, in any case. Without names, all rows."""
-        by_name = {row.name.lower(): row for row in self.rows}
-        for name in only:
-            if name.lower() not in by_name:
-                raise unknown(f"row of {self.name}", name, [row.name for row in self.rows], LOOK)
-        wanted = [name.lower() for name in only] or by_name
-        return tuple(row for name, row in by_name.items() if name in wanted)
+        return choose_rows(self.rows, only, self.name, LOOK)
 
     def experiment(self, row: PaperRow, **settings: Any) -> Experiment:
         """The experiment of a row. `settings` override those of the table."""
@@ -106,15 +96,12 @@ def find(name: str) -> PaperTable:
 
 
 def _parse_row(
-    name: str, method: str = "", settings: Mapping[str, Any] = {}, paper: Mapping[str, str] = {}
+    label: str, method: str = "", settings: Mapping[str, Any] = {}, paper: Mapping[str, str] = {}
 ) -> PaperRow:
-    return PaperRow(name, {column: Printed(text) for column, text in paper.items()}, method, settings)
+    return PaperRow(label, method, settings, {column: Printed(text) for column, text in paper.items()})
 
 
 def parse(name: str, written: Mapping[str, Any]) -> PaperTable:
     """Build a table from the contents of its file."""
     rows = tuple(_parse_row(row, **entry) for row, entry in written["rows"].items())
-    table = PaperTable(name=name, **{**written, "rows": rows, "notes": tuple(written.get("notes", ()))})
-    if table.baseline and table.baseline not in [row.name for row in rows]:
-        raise UnknownNameError(f"the baseline of {name}, {table.baseline}, is not one of its rows.")
-    return table
+    return PaperTable(name=name, **{**written, "rows": rows, "notes": tuple(written.get("notes", ()))})

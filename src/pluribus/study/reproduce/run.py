@@ -17,7 +17,7 @@ from pluribus.internal.views import AFTER, View, check_view
 from pluribus.processes import check_guarded
 from pluribus.storage.files import check_writable
 from pluribus.study.bench import device_name
-from pluribus.study.compare import check_counts, check_settings, default_jobs, finish_runs
+from pluribus.study.grid import check_counts, check_settings, finish_runs
 from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside, of_row
 from pluribus.study.reproduce.measures import targets
@@ -91,7 +91,7 @@ def _run(
     for one in grid:
         check_settings(one)
     device = _check(grid)
-    finish_runs(grid, folder, jobs or default_jobs(grid[0]), progress)
+    finish_runs(grid, folder, jobs, progress)
     return {summary.key(one): summary.collect(one, reach, device) for one in grid}
 
 
