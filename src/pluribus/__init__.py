@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from pluribus.api import load_result, resume, run
     from pluribus.client import Batch, Client
+    from pluribus.conformance.check import check
+    from pluribus.conformance.report import CheckReport
     from pluribus.data import Dataset, register_data, register_partition
     from pluribus.data.check import DataCheck, check_data
     from pluribus.errors import PluribusError
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 _HOMES = {
     "api": ("load_result", "resume", "run"),
     "client": ("Batch", "Client"),
+    "conformance.check": ("check",),
+    "conformance.report": ("CheckReport",),
     "data": ("Dataset", "register_data", "register_partition"),
     "data.check": ("DataCheck", "check_data"),
     "errors": ("PluribusError",),
@@ -73,12 +77,13 @@ _FORMER = {"Split": "TwoPartModel"}
 
 # fmt: off
 __all__ = [
-    "Batch", "Bench", "Card", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange", "Experiment",
-    "Field", "Inbox", "Message", "Method", "Need", "Observer", "Opt", "PeerMethod", "PluribusError", "Prediction",
-    "Result", "Rows", "Rule", "Server", "Settings", "Study", "StudyResult", "Task", "Tuned", "TwoPartModel", "Wire",
-    "bench", "check_data", "compare", "list_data", "list_groups", "list_methods", "list_models", "list_partitions",
-    "load_model", "load_result", "predict", "register", "register_data", "register_model", "register_partition",
-    "resume", "run", "schema_of", "setting", "study", "tune", "write_report",
+    "Batch", "Bench", "Card", "CheckReport", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange",
+    "Experiment", "Field", "Inbox", "Message", "Method", "Need", "Observer", "Opt", "PeerMethod", "PluribusError",
+    "Prediction", "Result", "Rows", "Rule", "Server", "Settings", "Study", "StudyResult", "Task", "Tuned",
+    "TwoPartModel", "Wire", "bench", "check", "check_data", "compare", "list_data", "list_groups", "list_methods",
+    "list_models", "list_partitions", "load_model", "load_result", "predict", "register", "register_data",
+    "register_model", "register_partition", "resume", "run", "schema_of", "setting", "study", "tune",
+    "write_report",
 ]
 # fmt: on
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
@@ -12,12 +13,14 @@ from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, ProgressColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Column, Table
+from rich.text import Text
 
 from pluribus.evaluate import headline
 from pluribus.internal.views import AFTER, View, choose_view
 
 if TYPE_CHECKING:
     from pluribus.assembly import Assembly
+    from pluribus.conformance.report import Status
     from pluribus.data.check import DataCheck
     from pluribus.data.folders import ImageLabels
     from pluribus.federation import Federation
@@ -45,10 +48,9 @@ class NotebookBar(Bar):
     _updated = 0.0
 
     def start(self) -> None:
-        from IPython.display import display  # type: ignore[import-not-found]
-
         if self._handle is None and not self.disable:
-            self._handle = display(self._text(), raw=True, display_id=True)
+            display: Any = import_module("IPython.display")
+            self._handle = display.display(self._text(), raw=True, display_id=True)
 
     def stop(self) -> None:
         self._show()
@@ -233,6 +235,19 @@ def print_predictions(predictions: Sequence[Prediction], console: Console | None
     for one in predictions:
         table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
     (console or Console(highlight=False)).print(table)
+
+
+CHECK_STYLES = {"passed": "green", "failed": "bold red", "skipped": "yellow"}
+
+
+def print_check(target: str, texts: Iterable[tuple[Status, str]], console: Console | None = None) -> None:
+    """Print the lines of a check as they come."""
+    console = console or Console()
+    console.print(f"[bold]{escape(target)}[/]", highlight=False, soft_wrap=True)
+    for status, text in texts:
+        line = Text(text)
+        line.stylize(CHECK_STYLES[status], 1, 9)
+        console.print(line, soft_wrap=True)
 
 
 MOST_COLUMNS = 5  # of a table of counts, without class and sum

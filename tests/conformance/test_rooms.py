@@ -19,7 +19,7 @@ import pluribus
 ROOT = Path(pluribus.__file__).parent
 CONTRACT = ("task", "message", "client", "server", "method", "ops", "optim", "settings")
 BASE = ("errors", "draws")
-OUTSIDE = ("study", "cli", "track", "report", "sites", "terminal")  # what people and real parties see
+OUTSIDE = ("study", "conformance", "cli", "track", "report", "sites", "terminal")  # what people and real parties see
 
 
 @cache

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from test_conformance import every_method, run
+from test_conformance import case_of, every_method
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -20,6 +20,10 @@ from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+
+
+def run(name: str, **settings: Any) -> Result:
+    return case_of(name).but(**settings).run()
 
 
 def as_written(name: str, **settings: Any) -> Result:
@@ -92,9 +96,10 @@ def test_it_repeats():
 
 
 def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
+    case = case_of("fedgh").but(device="cuda", rounds=4, momentum=0.9)
     with pytest.raises(StoppedError):
-        run("fedgh", device="cuda", rounds=4, momentum=0.9, out=tmp_path / "run", observers=[StopAfter(1)])
-    assert_same(pluribus.resume(tmp_path / "run", progress=False), run("fedgh", device="cuda", rounds=4, momentum=0.9))
+        pluribus.run("fedgh", progress=False, out=str(tmp_path / "run"), observers=[StopAfter(1)], **case.settings)
+    assert_same(pluribus.resume(tmp_path / "run", progress=False), case.run())
 
 
 @pytest.mark.parametrize("augment", ["", "crop,flip,erase"])

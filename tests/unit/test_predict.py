@@ -16,12 +16,12 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load, save
-from test_conformance import fitting
 from test_parties import NAMES, RUNS, Direct, agreed, federated, responder_of
 
 import pluribus
 from conftest import new_folder, run_tiny
 from pluribus.assembly import Assembly, assemble
+from pluribus.conformance.cases import Case
 from pluribus.data import Dataset
 from pluribus.data.folders import read_image_folder
 from pluribus.errors import (
@@ -60,7 +60,7 @@ SITES: dict[str, dict[str, Any]] = RUNS | {
 @cache
 def simulated(method: str) -> Result:
     """A run that tests may look at, but not change."""
-    return run_tiny(method, **fitting(method))
+    return Case(method, Path(new_folder())).run()
 
 
 def parts_of(result: Result) -> Assembly:

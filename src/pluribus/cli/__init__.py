@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pluribus
 from pluribus.cli import failures
+from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
 from pluribus.cli.lists import data, show_list
@@ -36,6 +37,7 @@ Pluribus: heterogeneous federated learning.
   pluribus bench METHOD [flags]    measure the speed, and where the time goes
   pluribus list WHAT               list methods, models, data or partitions
   pluribus data check PATH         show what a data set holds
+  pluribus check TARGET [flags]    check a method, a model or a data set
 
   pluribus keys FOLDER [flags]     make certificates and keys for real sites
   pluribus serve METHOD [flags]    start the server of real sites
@@ -46,7 +48,7 @@ Pluribus: heterogeneous federated learning.
 For example: pluribus run fedgh --clients 10 --rounds 50
 """
 
-NAMED = (run, resume, compare, study, tune, reproduce, predict, report, watch, bench, data, keys, serve, join)
+NAMED = (run, resume, compare, study, tune, reproduce, predict, report, watch, bench, data, check, keys, serve, join)
 COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 
 

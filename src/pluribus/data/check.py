@@ -95,7 +95,7 @@ def check_data(path: str | Path) -> DataCheck:
     A layout that cannot be read raises the same error as in a run. Files that cannot be read are all listed.
     """
     folder = find_image_folder(str(path))
-    return _check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
+    return check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
 
 
 def _check_folder(path: str, folder: Path) -> DataCheck:
@@ -132,7 +132,8 @@ def _class_notes(places: Sequence[ImageLabels]) -> list[str]:
     return [] if len(labels) > 1 else [f"all images have one class, {labels.pop()}: a simulation needs two classes."]
 
 
-def _check_dataset(path: str, dataset: Dataset) -> DataCheck:
+def check_dataset(path: str, dataset: Dataset) -> DataCheck:
+    """Check a data set in memory. `path` is its name in the report."""
     channels, height, width = dataset.x.shape[1:]
     rows = len(dataset.y)
     domains = [""] * rows if dataset.domain is None else [dataset.domains[d] for d in dataset.domain.tolist()]
