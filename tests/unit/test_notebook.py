@@ -6,6 +6,7 @@ import builtins
 import io
 import sys
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -78,13 +79,14 @@ def test_fast_rounds_are_not_all_shown_but_the_last_one_is(notebook: Notebook, m
 
 
 def test_a_comparison_shows_a_line_per_run(notebook: Notebook) -> None:
-    experiments = [pluribus.Experiment(method="local", out=new_folder() + f"/{name}") for name in "ab"]
-    with Board(experiments) as board:
+    folder = Path(new_folder())
+    experiments = [pluribus.Experiment(method="local", out=str(folder / name)) for name in "ab"]
+    with Board(experiments, folder) as board:
         board.finish(experiments[1].out or "", failed=True)
     (texts,) = notebook.shown
     assert [line.split()[0] for line in texts[-1].splitlines()] == ["a", "b"]
     assert "failed" in texts[-1].splitlines()[1]
-    with Board(experiments, shown=False):
+    with Board(experiments, folder, shown=False):
         pass
     assert len(notebook.shown) == 1
 
