@@ -160,7 +160,7 @@ def test_what_is_not_declared_never_leaves_the_server(name):
     cls = find(name)
     for function in filter(None, (exchange.down for exchange in cls.exchanges)):
         parts = case_of(name).parts()
-        folder = RunFolder.create(new_folder(), name)
+        folder = RunFolder.create(new_folder())
         leaky = dataclasses.replace(parts, method=leaking(cls, function)(**hyperparameters(parts.method)))
         with refused(SchemaError, "'secret'"):
             Federation(leaky, folder).run()

@@ -1,7 +1,8 @@
 """A user's own models: builders and modules from Python, and where a complete classifier is cut into two parts.
 
-A builder returns a backbone, a complete classifier or a `TwoPartModel`. It gets what it asks for: the number of classes
-as `classes` or `num_classes`, the number of channels as `in_channels`, and the image shape as its first other argument.
+A builder gets what it asks for: the number of classes as `classes` or `num_classes`, the number of channels as
+`in_channels`, and the image shape as its first other argument. It returns a `TwoPartModel`, a classifier or a backbone.
+One that asks for the shape and not for the classes returns a backbone.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ class OwnModel:
 
 
 class Made(NamedTuple):
-    """What a builder returned, and whether it knew the number of classes."""
+    """What a builder returned, and whether that may be a classifier. A builder of the shape alone makes backbones."""
 
     net: nn.Module
-    knew_classes: bool
+    may_classify: bool
 
 
 Model = str | OwnModel
@@ -112,7 +113,7 @@ def make(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classe
     if not isinstance(net, nn.Module):
         each = " To choose a model for each client, give a list." if isinstance(net, str) else ""
         raise UserCodeError(f"model '{name}' must return a torch module, but returned {type(net).__name__}.{each}")
-    return Made(net, any(key in named for key in CLASSES))
+    return Made(net, not (positional or "shape" in named) or any(key in named for key in CLASSES))
 
 
 def _arguments(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[list[Any], dict[str, Any]]:
@@ -166,11 +167,11 @@ def find_cut(source: Any, made: Made, name: str, shape: Shape, classes: int, spl
     known = _cuts.setdefault(source, {})
     key = shape, classes, split
     if key not in known:
-        known[key] = _find_cut(isinstance(source, nn.Module), made, name, shape, classes, split)
+        known[key] = _find_cut(made, name, shape, classes, split)
     return known[key]
 
 
-def _find_cut(is_module: bool, made: Made, name: str, shape: Shape, classes: int, split: str | None) -> Cut:
+def _find_cut(made: Made, name: str, shape: Shape, classes: int, split: str | None) -> Cut:
     wanted = _named_heads(made.net, split)
     output, calls = _run(made.net, shape, wanted)
     if not isinstance(output, Tensor):
@@ -185,8 +186,9 @@ def _find_cut(is_module: bool, made: Made, name: str, shape: Shape, classes: int
     last = calls[-1] if calls and calls[-1].output is output else None
     if wanted:
         return _cut_at(last, wanted[0], name, width, classes)
-    if split == NO_HEAD or last is None or (width != classes and not made.knew_classes):
-        return Cut(None, _note_added(name, width, is_module or last is not None))
+    if split == NO_HEAD or last is None or not made.may_classify:
+        doubtful = made.may_classify or (last is not None and width == classes)
+        return Cut(None, _note_added(name, width) if doubtful else "")
     if width != classes:
         raise MismatchError(
             f"model '{name}' ends in a linear layer with {width} outputs, but the task has {classes} classes. Change "
@@ -217,8 +219,8 @@ def _cut_at(last: _Call | None, path: str, name: str, width: int, classes: int) 
     return Cut(path)
 
 
-def _note_added(name: str, width: int, said: bool) -> str:
-    return f"{_shown(name)} returns {width} numbers, which are its features: a linear head is added." if said else ""
+def _note_added(name: str, width: int) -> str:
+    return f"{_shown(name)} returns {width} numbers, which are taken as features: a linear head is added."
 
 
 def _shown(name: str) -> str:

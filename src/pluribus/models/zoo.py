@@ -157,7 +157,7 @@ def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: 
 def _make(entry: ModelEntry, shape: Shape, classes: int) -> Made:
     if entry.own:
         return make(entry.builder, entry.name, shape, classes)
-    return Made(entry.builder(shape), knew_classes=False)
+    return Made(entry.builder(shape), may_classify=False)
 
 
 def _find(model: Model) -> ModelEntry:
