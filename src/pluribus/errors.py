@@ -30,10 +30,15 @@ class PluribusError(Exception):
         return super().__str__()
 
     def __str__(self) -> str:
-        return self.sentence if _speaks_flags else in_python(self.sentence)
+        return to_words(self.sentence)
 
 
 _speaks_flags = False
+
+
+def to_words(sentence: str) -> str:
+    """A sentence in the words of the interface in use: flags on the command line, arguments in Python."""
+    return sentence if _speaks_flags else in_python(sentence)
 
 
 @contextmanager

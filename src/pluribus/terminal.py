@@ -15,6 +15,7 @@ from rich.progress import Progress as Bar
 from rich.table import Column, Table
 from rich.text import Text
 
+from pluribus.errors import to_words
 from pluribus.evaluate import headline
 from pluribus.internal.views import AFTER, View, choose_view
 
@@ -130,7 +131,7 @@ class Progress:
 
     def _warn(self) -> None:
         for text in self._federation.warnings[self._warned :]:
-            self._console.print(f" [yellow]note[/] {escape(text)}", highlight=False)
+            self._console.print(f" [yellow]note[/] {escape(to_words(text))}", highlight=False)
         self._warned = len(self._federation.warnings)
 
 

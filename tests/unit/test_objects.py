@@ -407,6 +407,17 @@ def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path: Path) -> 
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), whole.model(1).parameters(), strict=True))
 
 
+@pytest.mark.parametrize("setting", ["data", "models", "partition"])
+def test_a_file_does_not_stand_for_an_object(setting: str) -> None:
+    with refused(UnknownNameError, "'given:mine'", "again"):
+        assemble(experiment("local", **plain() | {setting: "given:mine"}))
+
+
+def test_a_note_in_python_names_arguments(capsys: pytest.CaptureFixture[str]) -> None:
+    pluribus.run("fedgh", **plain(models=[Net(), "mlp-64"], rounds=1))
+    assert "width= sets another" in " ".join(capsys.readouterr().err.split())
+
+
 def test_worker_processes_get_what_can_be_pickled() -> None:
     settings = plain(models=[Net(), backbone])
     alone = pluribus.run("local", **settings, progress=False)

@@ -43,7 +43,7 @@ from pluribus.errors import (
     unknown,
 )
 from pluribus.internal.blame import at
-from pluribus.internal.lookup import import_dotted
+from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 
 Arrays = dict[str, np.ndarray]
@@ -162,6 +162,7 @@ def load_shared(name: str | Dataset | Loader, *, image_size: int | None = None, 
 def _find(name: str | Dataset | Loader) -> Loader:
     if not isinstance(name, str):
         return partial(_identity, name) if isinstance(name, Dataset) else name
+    refuse_given("data set", name)
     if entry := _entries.get(_normalize_name(name)):
         return entry.load
     path = Path(name).expanduser()

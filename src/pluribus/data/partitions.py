@@ -27,7 +27,7 @@ from pluribus.data.partition import (
 )
 from pluribus.errors import FormatError, PartitionError, RangeError, UserCodeError, unknown
 from pluribus.internal.blame import at
-from pluribus.internal.lookup import dotted_path, given_name, import_dotted, object_name
+from pluribus.internal.lookup import dotted_path, given_name, import_dotted, object_name, refuse_given
 from pluribus.internal.registry import check_free
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -161,6 +161,7 @@ def find_partition(kind: str | OwnPartition) -> PartitionKind:
     """The kind of a name, a dotted path or an object."""
     if isinstance(kind, OwnPartition):
         return kind.kind
+    refuse_given("partition", kind)
     if kind in PARTITIONS:
         return PARTITIONS[kind]
     if "." not in kind:

@@ -7,7 +7,7 @@ import re
 import sys
 from typing import Any
 
-from pluribus.errors import UserCodeError
+from pluribus.errors import UnknownNameError, UserCodeError
 from pluribus.internal.blame import at
 
 GIVEN = "given:"  # begins the name of an object that was given in Python and that no dotted path leads to
@@ -41,6 +41,12 @@ def object_name(value: object) -> str:
 def given_name(name: str) -> str:
     """The name, in files, of an object that no dotted path leads to."""
     return GIVEN + (re.sub(r"[^\w-]+", "-", name).strip("-") or "object")
+
+
+def refuse_given(kind: str, name: str) -> None:
+    """Refuse the name of an object, which a file has in place of the object itself."""
+    if is_given(name):
+        raise UnknownNameError(f"{kind} '{name}' was an object in Python, which no file can name: give it again.")
 
 
 def is_given(name: object) -> bool:

@@ -14,7 +14,7 @@ from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.internal.blame import at, first_line, own_line
-from pluribus.internal.lookup import import_dotted
+from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 from pluribus.models.own import Made, Model, OwnModel, cut, find_cut, make
 from pluribus.models.pretrained import Origin, fill_weights
@@ -164,6 +164,7 @@ def _find(model: Model) -> ModelEntry:
     """The entry of a registered name, or one made for a dotted path, a model of timm or an object."""
     if isinstance(model, OwnModel):
         return ModelEntry(model.name, "given in Python", model.source, own=True)
+    refuse_given("model", model)
     if model.startswith(TIMM):
         return _timm_entry(model)
     if "." in model:
