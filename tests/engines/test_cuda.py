@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from test_conformance import case_of, every_method
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 import pluribus
+from conftest import new_folder
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.client import Batch, Client
 from pluribus.data.augment import AUGMENTATIONS, Augment
@@ -89,6 +91,29 @@ def test_captured_steps_see_augmented_images_and_public_ones_as_they_are(name):
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)
+
+
+def test_objects_are_captured_too():
+    """Images as numbers, a builder, and a module that is split: as written or recorded, on a torch device."""
+    x, y = torch.rand(240, 1, 8, 8, generator=torch.Generator().manual_seed(0)), torch.arange(240) % 10
+    backbone = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+    with torch.random.fork_rng():
+        whole = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+    objects = {
+        "data": (x, y),
+        "models": [lambda shape: copy.deepcopy(backbone), whole],
+        "partition": torch.arange(240) % 4,
+    }
+    settings = {"rounds": 3, "lr": 0.05, "device": torch.device("cuda"), "progress": False}
+    one, other = (
+        pluribus.run("fedgh", **objects, **settings, capture=capture, stack=False, out=new_folder())
+        for capture in (True, False)
+    )
+    assert reasons(one) == []
+    assert_same(one, other)
+    assert one.model(1).head.weight.device.type == "cpu"
+    stacked = pluribus.run("fedgh", **objects, **settings)
+    assert (stacked.folder, reasons(stacked)) == (None, [])
 
 
 def test_it_repeats():
