@@ -167,9 +167,9 @@ class Asks(Method):
 
 @pytest.mark.parametrize(("method", "why"), [(Peeks, ""), (Dices, "random numbers"), (Asks, "client.card.samples")])
 def test_what_cannot_be_captured_runs_as_written_and_says_why(method, why):
-    settings = {"device": "cuda", "rounds": 3, "clients": 4}
-    first, again = (pluribus.run(method, progress=False, **settings) for _ in range(2))
+    settings = {"device": "cuda", "rounds": 3, "clients": 4, "progress": False}
+    first, again = (pluribus.run(method, out=new_folder(), **settings) for _ in range(2))
     (reason,) = reasons(first)
     assert why in reason
     assert_same(first, again)
-    assert_same(first, pluribus.run(method, progress=False, capture=False, **settings))
+    assert_same(first, pluribus.run(method, out=new_folder(), capture=False, **settings))
