@@ -35,7 +35,7 @@ from pluribus.methods.pfedpg import PFedPG
 from pluribus.models import TwoPartModel, build
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server
-from pluribus.study.tables import Cell, Table, print_tables
+from pluribus.internal.tables import Cell, Table, print_tables
 
 TABLES = Path(__file__).parent / "fedhpl_counts"
 K, M = 1024, 1024**2

@@ -144,7 +144,7 @@ RUNS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", RUNS)
 def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **RUNS[method])
-    simulated = pluribus.run(parts.experiment, progress=False)
+    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     folder = RunFolder.create(new_folder())
     result = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60).run()
@@ -173,7 +173,7 @@ def test_a_server_knows_the_task_of_a_simulation_and_no_rows(method: str, tmp_pa
 def test_the_server_says_which_model_is_the_smallest(method: str, tmp_path: Path) -> None:
     """Clients have cnn-16, mlp-128-64 and mlp-64; no site knows the models of the others."""
     parts, agreement, given = agreed(method, models="cnn-16,mlp-128-64,mlp-64", rounds=1)
-    simulated = pluribus.run(parts.experiment, progress=False)
+    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
     offer = dataclasses.replace(agreement, hyper={**agreement.hyper, "aux_model": None})
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     facts = greet(offer, NAMES, transport, seconds=0)
