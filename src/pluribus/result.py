@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     from pluribus.assembly import Assembly
     from pluribus.client import Client
     from pluribus.experiment import Experiment
-    from pluribus.storage.store import RunStore
+    from pluribus.storage.store import RunStore, StateStore
 
 MOST_ROWS = 20  # clients that a notebook or a sentence shows
 
@@ -265,11 +266,18 @@ class Result:
 
     def _kept(self, client: int) -> dict[str, Tensor]:
         """The tensors of a client's predictions; empty if they were not kept."""
-        t = self.per_client()[client].selected_round
+        return self._state.tested(client, self._selected_rounds[client])
+
+    @cached_property
+    def _selected_rounds(self) -> dict[int, int]:
+        return {k: one.selected_round for k, one in self.per_client().items()}
+
+    @cached_property
+    def _state(self) -> StateStore:
         if self.folder is not None:
-            return Checkpoint(self.folder / "state", read_only=True).tested(client, t)
+            return Checkpoint(self.folder / "state", read_only=True)
         assert self._live is not None, "a run without a folder is of this process"
-        return self._live[1].checkpoint.tested(client, t)
+        return self._live[1].checkpoint
 
     # ---- tables ------------------------------------------------------------------------------------------------------
 
