@@ -6,6 +6,9 @@ import dataclasses
 import math
 import os
 import pickle
+import re
+import shlex
+import sys
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,6 +27,7 @@ from pluribus.method import Method, find, hyperparameters, name_of
 from pluribus.models import assign, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
+from pluribus.storage.folder import DIGEST
 from pluribus.storage.toml import read_toml
 
 SITES = "(sites)"  # `data` of a run whose data is at real sites
@@ -184,18 +188,20 @@ class Experiment:
 
     def check_portable(self, remedy: str) -> None:
         """Refuse objects that cannot be sent to another process."""
-        own = [self.partition, self.data, *own_models(self.models).values()]
-        for one in own:
-            if isinstance(one, str | Dataset):
-                continue
-            source = getattr(one, "source", one)
-            try:
-                pickle.dumps(source)
-            except Exception as error:  # an object may raise anything
-                raise UserCodeError(
-                    f"{getattr(one, 'name', None) or name_data(one)} cannot be sent to another process "
-                    f"({first_line(error)}): define it in a module, or {remedy}."
-                ) from error
+        if why := self.why_not_portable():
+            raise UserCodeError(f"{why}. Put it into a module, or {remedy}.")
+
+    def why_not_portable(self) -> str:
+        """Which object cannot be sent to another process, and why. Empty if all can."""
+        sources: dict[str, Any] = {name: one.source for name, one in own_models(self.models).items()}
+        if isinstance(self.partition, OwnPartition):
+            sources[self.partition.name] = self.partition.source
+        if not isinstance(self.data, str | Dataset):
+            sources[name_data(self.data)] = self.data
+        for name, source in {self.method: find(self.method), **sources}.items():
+            if why := _why_not_portable(source):
+                return f"{name.removeprefix(GIVEN)} cannot be sent to another process: {why}"
+        return ""
 
     def label(self) -> str:
         """Method, data and seed, for the name of a folder. Of a path or dotted path, only the last part is used."""
@@ -222,7 +228,7 @@ class Experiment:
         values = self.settings()
         values |= values.pop("hyper")
         if isinstance(self.data, Dataset):
-            values["data_digest"] = self.data.digest()
+            values[DIGEST] = self.data.digest()
         return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
 
 
@@ -239,6 +245,25 @@ def settings_of_sites() -> list[str]:
 
 def flags(described: Experiment) -> list[str]:
     """The flags of an experiment without its folder: every value that differs from the method's default."""
+    words: list[str] = []
+    for name, value in _changes(described).items():
+        if isinstance(value, bool):
+            words.append(flag_name(name) if value else flag_name(f"no_{name}"))
+        else:
+            words += [flag_name(name), *map(str, value if isinstance(value, tuple) else (value,))]
+    return words
+
+
+def repeat(verb: str, described: Experiment, *words: str) -> str:
+    """The command that repeats an experiment, with further `words`. With objects, it is a call in Python."""
+    if not (objects := described.objects()):
+        return shlex.join(["pluribus", verb, described.method, *flags(described), *words])
+    given = dict.fromkeys(objects, "...") | {k: repr(v) for k, v in _changes(described).items() if k not in objects}
+    return f"pluribus.{verb}({described.method!r}, {', '.join(f'{name}={value}' for name, value in given.items())})"
+
+
+def _changes(described: Experiment) -> dict[str, Any]:
+    """The settings of an experiment, without its folder, that differ from the method's defaults."""
     usual, named, models = experiment(described.method), dict[str, str](), described.models
     if not isinstance(models, str):
         models = ",".join(assign(models, described.clients))  # client i gets name i mod X
@@ -247,17 +272,11 @@ def flags(described: Experiment) -> list[str]:
         named["data"] = name_data(described.data)
     if models != usual.models:  # as naming the models drops those for the embedded models
         named["models"] = models
-    usual, words = experiment(described.method, **named), [word for k, v in named.items() for word in (flag_name(k), v)]
+    usual = experiment(described.method, **named)
     values = described.settings() | {"models": models} | hyperparameters(described.build_method())
     defaults = vars(usual) | hyperparameters(usual.build_method())
-    for name, value in values.items():
-        if name in ("method", "hyper", "out") or value == defaults[name]:
-            continue
-        if isinstance(defaults[name], bool):
-            words.append(flag_name(name) if value else flag_name(f"no_{name}"))
-        else:
-            words += [flag_name(name), *map(str, value if isinstance(value, tuple) else (value,))]
-    return words
+    changed = {name: value for name, value in values.items() if name in defaults and value != defaults[name]}
+    return named | {name: value for name, value in changed.items() if name not in ("method", "hyper", "out")}
 
 
 def experiment(
@@ -334,6 +353,18 @@ def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
             raise FormatError(f"[models] in {where} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)
+
+
+def _why_not_portable(source: Any) -> str:
+    """Why another process cannot get an object. Empty if it can."""
+    home = getattr(source, "__module__", None) or type(source).__module__
+    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
+        return "it is defined in a notebook or a console"
+    try:
+        pickle.dumps(source)
+    except Exception as error:  # an object may raise anything
+        return re.sub(r" at 0x[0-9a-f]+", "", first_line(error))
+    return ""
 
 
 def _is_device(value: Any) -> bool:

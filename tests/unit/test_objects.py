@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from pluribus.errors import (
     UnknownNameError,
     UserCodeError,
 )
-from pluribus.experiment import experiment
+from pluribus.experiment import experiment, repeat
 from pluribus.models import build
 from refusals import refused
 
@@ -398,7 +399,7 @@ def test_a_run_with_objects_is_resumed_with_the_same_objects(tmp_path: Path) -> 
         pluribus.run("fedgh", **settings, out=tmp_path / "part", progress=False, observers=[Watcher(stop_after=1)])
     with refused(MissingSettingError, "data and models and partition", "pluribus.resume"):
         pluribus.resume(tmp_path / "part", progress=False)
-    with refused(OtherRunError, "data_digest"):
+    with refused(OtherRunError, "part ", "other data"):
         pluribus.resume(tmp_path / "part", progress=False, **objects | {"data": (255 - X, Y)})
     pluribus.resume(tmp_path / "part", progress=False, **objects)
     assert outcome(tmp_path / "part") == outcome(tmp_path / "whole")
@@ -423,5 +424,27 @@ def test_worker_processes_get_what_can_be_pickled() -> None:
     alone = pluribus.run("local", **settings, progress=False)
     spread = pluribus.run("local", **settings, workers=2, threads=1, progress=False)
     assert spread.summary == alone.summary
-    with refused(UserCodeError, "given:lambda", "--workers"):
+    with refused(UserCodeError, "lambda ", "--workers"):
         pluribus.run("local", **plain(models=[lambda: Net()]), workers=2, progress=False)
+
+
+def test_what_repeats_a_run_with_objects_is_a_call() -> None:
+    described = experiment("local", **plain(models=[Net()], lr=0.5))
+    assert repeat("run", described) == (
+        "pluribus.run('local', data=..., models=..., clients=4, rounds=2, lr=0.5, device='cpu')"
+    )
+    assert repeat("run", experiment("local", lr=0.5)) == "pluribus run local --lr 0.5"
+    assert len(repr(described)) < 1500
+
+
+def test_a_report_is_about_results_with_a_folder() -> None:
+    memory = pluribus.run("local", **plain(rounds=1), progress=False)
+    with refused(MissingSettingError, "local", "--out"):
+        pluribus.write_report([memory])
+
+
+def test_a_notebook_sends_nothing_of_its_own_to_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
+    own = type("Own", (Net,), {"__module__": "__main__"})
+    with refused(UserCodeError, "Own ", "notebook", "--workers"):
+        assemble(experiment("local", **plain(models=[own()]), workers=2))

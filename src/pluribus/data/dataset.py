@@ -43,6 +43,10 @@ class Dataset:
         if problem := next(self._problems(), None):
             raise DataError(f"data set {self.name}: {problem}.")
 
+    def __repr__(self) -> str:
+        images = " x ".join(map(str, self.x.shape[1:]))
+        return f"Dataset({self.name!r}, {len(self.y)} images of {images}, {len(self.classes)} classes)"
+
     def shared(self) -> Dataset:
         """Copy the data set to memory that other processes can access."""
         columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}

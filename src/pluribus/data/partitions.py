@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -90,7 +90,7 @@ class OwnPartition:
     """A partition that is given as an object: a function, row numbers per client, or a client number per row."""
 
     name: str
-    source: Callable[..., Any] | Parts | np.ndarray
+    source: Callable[..., Any] | Parts | np.ndarray = field(repr=False)
 
     @property
     def clients(self) -> int | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
@@ -31,7 +31,7 @@ class OwnModel:
     """A model that is given as an object: a function or class that builds it, or a module, which is copied."""
 
     name: str
-    source: Callable[..., Any] | nn.Module
+    source: Callable[..., Any] | nn.Module = field(repr=False)
 
 
 class Made(NamedTuple):

@@ -14,21 +14,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from pluribus.errors import PackageError
+from pluribus.errors import MissingSettingError, PackageError
 
 if TYPE_CHECKING:
     from pluribus.report.embeddings import How
+    from pluribus.result import Result
 
 
 def write_report(
-    runs: Iterable[str | Path],
+    runs: Iterable[str | Path | Result],
     out: str | Path = "report.html",
     figures: str | Path | None = None,
     embeddings: How = "pca",
 ) -> list[Path]:
     """Write a page about some runs, and the figures as files if a folder is given. Return the paths of all files.
 
-    `runs` are run folders, or folders that contain run folders.
+    `runs` are run folders, folders that contain run folders, or results of runs that have a folder.
 
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
@@ -37,9 +38,11 @@ def write_report(
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page
     from pluribus.report.plots import sections
+    from pluribus.result import Result
     from pluribus.storage.files import write_text
 
-    read = read_runs([runs] if isinstance(runs, str | Path) else runs)
+    several = [runs] if isinstance(runs, str | Path | Result) else runs
+    read = read_runs([_find_folder(one) if isinstance(one, Result) else one for one in several])
     shown = sections(read, *embed(read, embeddings))
     write_text(Path(out), page(read, shown))
     if figures is None:
@@ -47,6 +50,12 @@ def write_report(
     from pluribus.report.figures import write_figures
 
     return [Path(out), *write_figures(shown, Path(figures))]
+
+
+def _find_folder(result: Result) -> Path:
+    if result.folder is None:
+        raise MissingSettingError(f"the run of {result.method} has no folder to report on: run it with --out.")
+    return result.folder
 
 
 def check_packages(*names: str) -> None:

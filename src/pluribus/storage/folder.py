@@ -25,6 +25,7 @@ from pluribus.storage.files import append_lines, read_json, read_lines, sync, to
 from pluribus.storage.toml import to_toml
 
 RESULT = "result.json"  # of a finished run
+DIGEST = "data_digest"  # of data that were given as an object
 PATHS = ("data", "weights")  # may have moved to another folder; partition.json shows whether the data are the same
 
 
@@ -150,6 +151,8 @@ def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
     before = read_json(path) if path.exists() else {}
     now = json.loads(to_json(decisive))
     changed = [name for name in now if name in before and not _is_same(name, before[name], now[name])]
+    if DIGEST in changed:
+        raise OtherRunError(f"{folder} was started with other data than those that are given now: give the same data.")
     if changed:
         raise OtherRunError(
             f"{' and '.join(_change(name, before[name], now[name]) for name in changed)} when {folder} was started. "

@@ -11,7 +11,6 @@ import contextlib
 import multiprocessing
 import platform
 import resource
-import shlex
 import statistics
 import sys
 from collections.abc import Mapping
@@ -24,7 +23,7 @@ import torch
 
 from pluribus.api import run
 from pluribus.assembly import Assembly
-from pluribus.experiment import Experiment, experiment, flags
+from pluribus.experiment import Experiment, experiment, repeat
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
 from pluribus.internal.keywords import BenchSettings
@@ -117,8 +116,7 @@ class Bench:
     @property
     def command(self) -> str:
         """The command that repeats the measurement."""
-        bare = [] if self.bare_seconds is not None else ["--no-bare"]
-        return shlex.join(["pluribus", "bench", self.experiment.method, *flags(self.experiment), *bare])
+        return repeat("bench", self.experiment, *([] if self.bare_seconds is not None else ["--no-bare"]))
 
     def to_json(self) -> dict[str, Any]:
         return {

@@ -96,7 +96,7 @@ def finish_runs(
     todo = [one for one in grid if not is_finished(one)]
     try:
         with Board(grid, folder, shown=progress) as board:
-            failed = run_all(todo, min(jobs or default_jobs(grid[0]), len(todo)), board, track)
+            failed = run_all(todo, min(jobs or default_jobs(grid), len(todo)), board, track)
     except KeyboardInterrupt as stop:
         if not kept:
             raise
@@ -122,8 +122,14 @@ def is_finished(one: Experiment) -> bool:
     return (Path(one.out or "") / "result.json").exists()
 
 
-def default_jobs(described: Experiment) -> int:
-    """Number of parallel runs: one on a GPU or a cluster, otherwise as many as the cores allow."""
+def default_jobs(grid: Sequence[Experiment]) -> int:
+    """Number of parallel runs: one on a GPU or a cluster, otherwise as many as the cores allow.
+
+    Objects that other processes cannot get, such as those of a notebook's cell, also run one after the other.
+    """
+    described = grid[0]
+    if any(one.why_not_portable() for one in grid):
+        return 1
     on_gpu = str(described.device).startswith("cuda") or (described.device == "auto" and torch.cuda.is_available())
     if on_gpu or described.engine == "ray":
         return 1

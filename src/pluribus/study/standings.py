@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from pluribus.errors import to_words
 from pluribus.evaluate import Chosen, Metrics, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.frames import make_frame
@@ -514,7 +515,7 @@ class Comparison:
         by_text: dict[str, list[str]] = {}
         for label, run in ((label, run) for label, runs in self.runs.items() for run in runs):
             for text in run.result["warnings"]:
-                by_text.setdefault(text, []).append(f"{label}-{run.seed}")
+                by_text.setdefault(to_words(text), []).append(f"{label}-{run.seed}")
         for text, names in by_text.items():
             yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 

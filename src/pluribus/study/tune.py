@@ -7,7 +7,6 @@ OUT/LABEL/best.toml       the best settings, for pluribus run --config
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -17,7 +16,7 @@ from pluribus import errors
 from pluribus.assembly import assemble
 from pluribus.data.datasets import load_once
 from pluribus.draws import number
-from pluribus.experiment import TRAINING, Experiment, flags
+from pluribus.experiment import TRAINING, Experiment, repeat
 from pluribus.internal.keywords import StudySettings
 from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
@@ -208,7 +207,7 @@ def _search(
     write_text(file, to_toml(found.settings()))
     label = folder.name
     cautions = note_defaults({label: overridden}, {label: found}, FOR_ONE)
-    command = shlex.join(["pluribus", "run", found.method, *flags(found)])
+    command = repeat("run", found)
     return Tuned(label, found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
 
 
