@@ -20,6 +20,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 from pluribus.cli import main as pluribus
@@ -48,13 +49,16 @@ def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
 
     `rounds` is for commands that do not say how many, in place of the default: but for numbers they print the same.
     """
-    names: dict[str, Any] = {"__name__": "__main__"}
-    printed = ""
-    for block in FENCE.finditer(text):
-        if block["kind"] == "text output":
-            yield Shown(block.start("text"), block.end("text"), block["text"], printed)
-        else:
-            printed = _printed_by(block["kind"], block["text"], names, rounds)
+    before, page, printed = sys.modules["__main__"], ModuleType("__main__"), ""
+    sys.modules["__main__"] = page  # where the library looks for the classes of a page
+    try:
+        for block in FENCE.finditer(text):
+            if block["kind"] == "text output":
+                yield Shown(block.start("text"), block.end("text"), block["text"], printed)
+            else:
+                printed = _printed_by(block["kind"], block["text"], vars(page), rounds)
+    finally:
+        sys.modules["__main__"] = before
 
 
 def _printed_by(kind: str, source: str, names: dict[str, Any], rounds: int | None) -> str:

@@ -1,15 +1,17 @@
 """What MkDocs must know of these pages, which are written to be read in the repository, too.
 
 Pages link to files outside this folder, such as ../CONTRIBUTING.md: those become pages of the site below `project/`,
-Markdown as it is and code as a block. Formulas become MathML, which browsers show without help. What a fence says
-beyond its language is for the tests, not for readers.
+Markdown as it is, code as a block, and notebooks as cells with their outputs. Formulas become MathML, which browsers
+show without help. What a fence says beyond its language is for the tests, not for readers.
 """
 
 from __future__ import annotations
 
 import html
+import json
 import posixpath
 import re
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ FENCE = re.compile(r"^(?P<open> *```\w*)(?P<more>[^\n]*)(?P<rest>\n.*?^ *```$)",
 LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)")
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
 LANGUAGES = {".py": "python", ".toml": "toml"}
+COLOR = re.compile(r"\x1b\[[\d;]*m")
 
 
 def on_config(config: MkDocsConfig) -> None:
@@ -54,6 +57,8 @@ def on_files(files: Files, config: MkDocsConfig) -> None:
         unread += [path for path in new if path.suffix == ".md"]
     for path in sorted(outside):
         files.append(File.generated(config, _place(path), content=_page(path)))
+        if path.suffix == ".ipynb":
+            files.append(File.generated(config, f"project/{path.relative_to(ROOT)}", abs_src_path=str(path)))
 
 
 def _target(page: Path, link: str) -> Path | None:
@@ -66,6 +71,8 @@ def _place(path: Path) -> str:
     """Where a file is in the site."""
     if path.is_relative_to(DOCS):
         return str(path.relative_to(DOCS))
+    if path.suffix == ".ipynb":
+        path = path.with_suffix(".md")  # beside it is the notebook itself, to be downloaded
     return f"project/{path.relative_to(ROOT)}" + ("" if path.suffix == ".md" else ".md")
 
 
@@ -78,7 +85,49 @@ def _page(path: Path) -> str:
     text = path.read_text("utf-8")
     if path.suffix == ".md":
         return text
+    if path.suffix == ".ipynb":
+        return _notebook(json.loads(text)["cells"], path.name)
     return f"# {path.relative_to(ROOT)}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}```\n"
+
+
+def _notebook(cells: list[Any], name: str) -> str:
+    """The cells of a notebook as Markdown, with the outputs that were saved in it."""
+    title, _, rest = "".join(cells[0]["source"]).partition("\n")
+    parts = [title, f'<p><a href="{name}" download>Download this notebook</a></p>', rest]
+    for cell in cells[1:]:
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+        else:
+            parts += [f"```python\n{source}\n```", *_outputs(cell["outputs"])]
+    return "\n\n".join(parts) + "\n"
+
+
+def _outputs(outputs: list[Any]) -> Iterator[str]:
+    """Blocks of HTML: one for texts that follow each other, one for each table or figure."""
+    text = ""
+    for output in outputs:
+        data = {kind: "".join(lines) for kind, lines in output.get("data", {}).items()}
+        page, plain = data.get("text/html", ""), data.get("text/plain") or "".join(output.get("text", ""))
+        if "image/png" not in data and (not page or page.startswith("<pre")):  # rich writes both; text suits any theme
+            text += COLOR.sub("", plain).rstrip() + "\n"
+            continue
+        yield from _text_block(text)
+        text = ""
+        figure = f'<img alt="figure" src="data:image/png;base64,{data.get("image/png", "").strip()}">'
+        yield f'<div class="output">{_plain_tables(page) if page else figure}</div>'
+    yield from _text_block(text)
+
+
+def _text_block(text: str) -> Iterator[str]:
+    if text.strip("\n"):
+        yield f'<pre class="output"><code>{html.escape(text.rstrip())}\n</code></pre>'
+
+
+def _plain_tables(page: str) -> str:
+    """Tables of pandas without their own style, so that they look as all others."""
+    page = re.sub(r"<style.*?</style>", "", page, flags=re.DOTALL)
+    return re.sub(r"\s*\n\s*", "\n", page.replace(' border="1" class="dataframe"', ""))
 
 
 def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:

@@ -311,6 +311,8 @@ class Result:
             known = {rounds: value for rounds, value in values.items() if value is not None}
             if known:
                 axes.plot(list(known), list(known.values()), style, label=f"{self.method}, {split}")
+        if ax is None:
+            axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("rounds")
         axes.set_ylabel(f"accuracy, mean over clients, {view_text(view)}")
         axes.legend()

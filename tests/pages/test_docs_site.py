@@ -10,6 +10,7 @@ from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
 import pytest
 
@@ -62,6 +63,21 @@ def test_files_outside_are_pages_and_lead_back() -> None:
     assert 'href="project/CHANGELOG.html"' in found["index.html"]
 
 
+def test_notebooks_are_pages_with_their_outputs() -> None:
+    for name in ("first-steps", "new-method"):
+        page = pages()[f"project/examples/{name}.html"]
+        assert f'href="project/examples/{name}.html"' in pages()["notebooks.html"]
+        assert f'href="project/examples/{name}.html" class="md-nav__link' in pages()["index.html"]
+        assert 'href="../../methods/fedgh.html"' in page
+        assert 'src="data:image/png;base64,' in page
+        assert "<td" in page
+        assert "\x1b" not in page
+        assert f'<a href="{name}.ipynb" download>' in page
+        offered = (site() / "project" / "examples" / f"{name}.ipynb").read_bytes()
+        assert offered == (ROOT / "examples" / f"{name}.ipynb").read_bytes()
+    assert "Did you mean receive?" in pages()["project/examples/new-method.html"]
+
+
 def test_formulas_lists_and_blocks_of_code_are_no_longer_source() -> None:
     for name, page in pages().items():
         prose = without_code(page)
@@ -95,6 +111,17 @@ def test_a_browser_shows_and_searches_it_from_disk(browser: Browser) -> None:
     until(page, "document.querySelectorAll('.md-search-result__item').length > 0")
     assert elsewhere(browser) == []
     assert browser.troubles == []
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (390, "dark")])
+def test_a_browser_shows_a_notebook(browser: Browser, width: int, scheme: Literal["light", "dark"]) -> None:
+    page = browser.open(f"{site().as_uri()}/project/examples/new-method.html", width=width, scheme=scheme)
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert (
+        page.evaluate("[...document.querySelectorAll('.output img')].map(one => one.naturalWidth > 300)") == [True] * 2
+    )
+    assert page.evaluate("document.querySelectorAll('.output table').length") == 6
+    assert (elsewhere(browser), browser.troubles) == ([], [])
 
 
 def elsewhere(browser: Browser) -> list[str]:

@@ -223,7 +223,9 @@ def test_text_is_returned_and_written(found: StudyResult, kind: str, tmp_path: P
 
 
 def test_a_notebook_shows_a_small_table(found: StudyResult) -> None:
-    assert found._repr_html_().count("<table>") == 2
+    page = found._repr_html_()
+    assert page.count("<table>") == 2
+    assert page.count("<li>") == len(found.notes) > 0
     assert len(repr(found).splitlines()) == 5
 
 

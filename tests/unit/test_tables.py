@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from pluribus.internal.tables import Cell, Table, cells, latex, markdown
+from pluribus.internal.tables import Cell, Table, cells, html_of, latex, markdown
 
 TABLE = Table(
     ("method", "mean", "95 % interval"),
@@ -28,12 +28,25 @@ def test_markdown_by_the_letter() -> None:
 
 
 def test_html_by_the_letter() -> None:
+    left, right = 'style="text-align: left"', 'style="text-align: right"'
     assert TABLE.to_html() == (
-        "<table><thead><tr><th>method</th><th>mean</th><th>95 % interval</th></tr></thead><tbody>"
-        "<tr><td>my_method|x</td><td><b>0.900 ± 0.010</b></td><td>-0.010 to +0.020</td></tr>"
-        "<tr><td>[b]local</td><td>0.800 ± 0.100</td><td>&lt;0.001</td></tr>"
-        "</tbody></table>"
+        f"<table><thead><tr><th {left}>method</th><th {right}>mean</th><th {right}>95 % interval</th></tr></thead>"
+        f"<tbody><tr><td {left}>my_method|x</td><td {right}><b>0.900 ± 0.010</b></td>"
+        f"<td {right}>-0.010 to +0.020</td></tr>"
+        f"<tr><td {left}>[b]local</td><td {right}>0.800 ± 0.100</td><td {right}>&lt;0.001</td></tr></tbody></table>"
     )
+
+
+def test_html_keeps_the_indentation_of_a_row() -> None:
+    table = Table(("", "mean"), [[Cell("  <a> b"), Cell("1")]])
+    assert '<td style="text-align: left">&nbsp;&nbsp;&lt;a&gt; b</td>' in table.to_html()
+
+
+def test_html_has_cautions_before_and_notes_after_the_tables() -> None:
+    assert html_of([TABLE], ["p < 1"], ["a & b"]) == (
+        f"<ul><li>a &amp; b</li></ul>{TABLE.to_html()}<ul><li>p &lt; 1</li></ul>"
+    )
+    assert html_of([TABLE], []) == TABLE.to_html()
 
 
 def test_latex_by_the_letter() -> None:

@@ -85,10 +85,22 @@ class Table:
 
     def to_html(self) -> str:
         """Write an HTML table, with the best cells in bold."""
-        rows = self._texts(html.escape, "<b>{}</b>")
-        heading = "".join(f"<th>{html.escape(column)}</th>" for column in self.columns)
-        body = "".join(f"<tr>{''.join(f'<td>{text}</td>' for text in row)}</tr>" for row in rows)
-        return f"<table><thead><tr>{heading}</tr></thead><tbody>{body}</tbody></table>"
+        body = "".join(_html_row("td", row) for row in self._texts(_html, "<b>{}</b>"))
+        heading = _html_row("th", list(map(_html, self.columns)))
+        return f"<table><thead>{heading}</thead><tbody>{body}</tbody></table>"
+
+
+def _html_row(tag: str, texts: Sequence[str]) -> str:
+    """A row of cells. Each says its alignment, because notebooks differ in theirs."""
+    sides = ["left", *["right"] * (len(texts) - 1)]
+    cells = (f'<{tag} style="text-align: {side}">{text}</{tag}>' for side, text in zip(sides, texts, strict=True))
+    return f"<tr>{''.join(cells)}</tr>"
+
+
+def _html(text: str) -> str:
+    """Escape text for HTML, with the spaces that indent it."""
+    indent = len(text) - len(text.lstrip(" "))
+    return "&nbsp;" * indent + html.escape(text.lstrip(" "))
 
 
 def print_tables(
@@ -125,6 +137,13 @@ def latex_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterable[s
     """Write tables for LaTeX. Cautions and notes are comments."""
     comments = ["".join(f"% {text}\n" for text in texts) for texts in (cautions, notes)]
     return comments[0] + "\n".join([*(table.to_latex() for table in tables), comments[1]])
+
+
+def html_of(tables: Iterable[Table], notes: Iterable[str], cautions: Iterable[str] = ()) -> str:
+    """Write cautions, tables and notes in HTML. Cautions and notes are lists."""
+    lists = ["".join(f"<li>{html.escape(text)}</li>" for text in texts) for texts in (cautions, notes)]
+    before, after = (f"<ul>{items}</ul>" if items else "" for items in lists)
+    return before + "".join(table.to_html() for table in tables) + after
 
 
 def csv_of(rows: Sequence[Mapping[str, Any]]) -> str:

@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console
+
 from pluribus.errors import FileAccessError, FormatError, PackageError
 from pluribus.storage.files import check_writable
 
@@ -17,6 +19,7 @@ if TYPE_CHECKING:
     from pluribus.study.standings import Run
 
 KINDS = (".png", ".pdf", ".svg")
+SIZE = (5.0, 3.2)  # inches
 MOST_INSIDE = 4  # lines whose legend has room inside a figure
 Line = Sequence[tuple[Any, Sequence[float]]]
 """Points of a line: where, and the values over seeds."""
@@ -45,7 +48,10 @@ def draw_rounds(runs: Mapping[str, Sequence[Run]], ax: Axes | None = None) -> Ax
     """Draw the mean test accuracy over rounds. With one evaluated round, draw the selected accuracy of each row."""
     lines = curves(runs)
     if max(map(len, lines.values())) > 1:
-        return draw_lines(lines, "round", ax)
+        axes = draw_lines(lines, "round", ax)
+        if ax is None:
+            axes.locator_params(axis="x", integer=True)
+        return axes
     axes = _axes(ax)
     for place, some in enumerate(runs.values()):
         _point(axes, place, [run.accuracies["mean"] for run in some])
@@ -86,9 +92,13 @@ def _axes(ax: Axes | None) -> Axes:
     _need_matplotlib()
     if ax is not None:
         return ax
+    if Console().is_jupyter:
+        from matplotlib import pyplot
+
+        return pyplot.subplots(figsize=SIZE)[1]  # it shows the figure below the cell
     from matplotlib.figure import Figure
 
-    return Figure(figsize=(5.0, 3.2)).add_subplot()  # without pyplot, which keeps every figure
+    return Figure(figsize=SIZE).add_subplot()  # without pyplot, which keeps every figure
 
 
 def _need_matplotlib() -> None:

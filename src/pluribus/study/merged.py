@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from pluribus.internal.frames import make_frame
-from pluribus.internal.tables import Cell, Table, cells, csv_of, latex_of, markdown_of, print_tables, write_to
+from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, print_tables, write_to
 from pluribus.internal.views import views_text
 from pluribus.study import standings
 from pluribus.study.definition import Point, Study
@@ -151,10 +151,10 @@ class StudyResult:
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table of accuracies and the differences, for notebooks."""
+        """The table of accuracies, the differences and the notes, for notebooks."""
         if len(self.points) == 1:
             return self.comparisons[0]._repr_html_()
-        return "".join(table.to_html() for table in self.tables)
+        return html_of(self.tables, self.notes, self.cautions)
 
     # ---- as data ---------------------------------------------------------------------------------------------------
 

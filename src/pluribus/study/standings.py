@@ -16,7 +16,7 @@ from pluribus.errors import to_words
 from pluribus.evaluate import Chosen, Metrics, choose, is_loss, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.frames import make_frame
-from pluribus.internal.tables import Cell, Table, cells, csv_of, latex_of, markdown_of, write_to
+from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
@@ -459,15 +459,22 @@ class Comparison:
 
     @property
     def notes(self) -> list[str]:
-        return [*self._about_results(), *self.about_training(), *self._about_differences(), *self.about_warnings()]
+        return [*self._about_results(), *self._about_target(), *self._about_runs()]
+
+    def _about_runs(self) -> Iterator[str]:
+        yield from self.about_training()
+        yield from self._about_differences()
+        yield from self.about_warnings()
 
     def _about_results(self) -> Iterator[str]:
-        seeds = [run.seed for run in next(iter(self.runs.values()))]
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         chosen = selection_note(run for runs in self.runs.values() for run in runs)
         yield from self.about_rows()
         yield f"mean, weighted, worst: test accuracy over clients, {chosen}, {when}; last round: mean."
         yield self.about_seeds()
+
+    def _about_target(self) -> Iterator[str]:
+        seeds = next(iter(self.runs.values()))
         if short := [f"{row.label} {row.reached} of {len(seeds)}" for row in self.rows if row.reached < len(seeds)]:
             yield f"Not every seed reached {self.target:.3f}: {', '.join(short)}."
 
@@ -529,9 +536,9 @@ class Comparison:
         return "\n".join([f"Comparison of {self._about}, mean test accuracy", *rows])
 
     def _repr_html_(self) -> str:
-        """The table of accuracies and the differences, for notebooks."""
+        """The table of accuracies, the differences and the notes, for notebooks."""
         shown = [self._accuracy(), *([differences_table(self.baseline, self.differences)] if self.differences else [])]
-        return "".join(table.to_html() for table in shown)
+        return html_of(shown, [*self._about_results(), *self._about_runs()], self.cautions)
 
     @property
     def _about(self) -> str:
