@@ -25,6 +25,7 @@ from torch import nn
 from pluribus.assembly import Assembly, assemble, bytes_per_round
 from pluribus.data import Dataset
 from pluribus.experiment import experiment
+from pluribus.internal.tables import Cell, Table, print_tables
 from pluribus.method import Traffic, find
 from pluribus.methods._border import Border
 from pluribus.methods._generator import Generator
@@ -35,7 +36,6 @@ from pluribus.methods.pfedpg import PFedPG
 from pluribus.models import TwoPartModel, build
 from pluribus.models.prompts import Prompting, Style, prompts_of
 from pluribus.server import Server
-from pluribus.internal.tables import Cell, Table, print_tables
 
 TABLES = Path(__file__).parent / "fedhpl_counts"
 K, M = 1024, 1024**2

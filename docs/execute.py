@@ -24,6 +24,8 @@ from types import ModuleType
 from typing import Any
 
 from pluribus.cli import main as pluribus
+from pluribus.data import datasets
+from pluribus.data.partitions import PARTITIONS
 from pluribus.models import zoo
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +34,7 @@ FENCE = re.compile(
     r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 COLUMNS = "100"
+REGISTRIES: tuple[dict[str, Any], ...] = (zoo._entries, datasets._entries, PARTITIONS)
 
 
 @dataclass(frozen=True)
@@ -49,14 +52,22 @@ def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
 
     `rounds` is for commands that do not say how many, in place of the default: but for numbers they print the same.
     """
-    before, page, printed = sys.modules["__main__"], ModuleType("__main__"), ""
-    sys.modules["__main__"] = page  # where the library looks for the classes of a page
+    script = ModuleType("__main__")  # a reader's own classes are found in it
+    printed = ""
+    for block in FENCE.finditer(text):
+        if block["kind"] == "text output":
+            yield Shown(block.start("text"), block.end("text"), block["text"], printed)
+        else:
+            with _as_main(script):
+                printed = _printed_by(block["kind"], block["text"], vars(script), rounds)
+
+
+@contextlib.contextmanager
+def _as_main(script: ModuleType) -> Iterator[None]:
+    before = sys.modules["__main__"]
+    sys.modules["__main__"] = script
     try:
-        for block in FENCE.finditer(text):
-            if block["kind"] == "text output":
-                yield Shown(block.start("text"), block.end("text"), block["text"], printed)
-            else:
-                printed = _printed_by(block["kind"], block["text"], vars(page), rounds)
+        yield
     finally:
         sys.modules["__main__"] = before
 
@@ -111,7 +122,7 @@ def agrees(page_says: str, really: str) -> bool:
 def reader() -> Iterator[Path]:
     """Where a reader stands who follows a page: a folder of its own, with `examples/` in it."""
     before, path, columns = Path.cwd(), sys.path[:], os.environ.get("COLUMNS")
-    models = zoo.entries()
+    known = [(registry, set(registry)) for registry in REGISTRIES]
     with TemporaryDirectory() as folder:
         (Path(folder) / "examples").symlink_to(ROOT / "examples")
         os.chdir(folder)
@@ -122,8 +133,9 @@ def reader() -> Iterator[Path]:
         finally:
             os.chdir(before)
             sys.path[:] = path
-            for name in zoo.entries().keys() - models:
-                del zoo._entries[name]  # a page registered it
+            for registry, names in known:
+                for name in registry.keys() - names:
+                    del registry[name]  # a page registered it
             for name in [name for name in sys.modules if name.partition(".")[0] == "examples"]:
                 del sys.modules[name]  # it was imported from a folder that is about to go
             os.environ.pop("COLUMNS")

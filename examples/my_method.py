@@ -1,5 +1,9 @@
 """Your own method in one file: clients pull the features of a class toward a mean that all clients share.
 
+    pluribus.run(PrototypePull(pull=0.5), clients=4, rounds=2)
+
+On the command line, it is named by its dotted path:
+
     pluribus run --method examples.my_method.PrototypePull --rounds 5
     pluribus run --method examples.my_method.PrototypePull --rounds 5 --pull 0.1 --against local
     pluribus run --method examples.my_method.PrototypePull --help

@@ -1,6 +1,7 @@
-"""The examples: the commands in their docstrings are run as they stand, from the root of the repository."""
+"""The examples: the calls and commands in their docstrings are run as they stand, from the root of the repository."""
 
 import ast
+import importlib
 import re
 import shlex
 from pathlib import Path
@@ -27,6 +28,12 @@ def commands(file: Path) -> list[list[str]]:
     return [shlex.split(line) for line in re.findall(r"^[# ]*    pluribus (.*)$", about, re.MULTILINE)]
 
 
+def calls(file: Path) -> list[str]:
+    about = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8")))
+    return re.findall(r"^    (pluribus\..*)$", about, re.MULTILINE)
+
+
+CALLS = [pytest.param(file, call, id=f"{file.name}: {call}") for file in FILES for call in calls(file)]
 ALL = [
     pytest.param(command, id=f"{file.name}: {shlex.join(command)}")
     for file in (*FILES, ROOT / "examples" / "experiment.toml")
@@ -50,6 +57,13 @@ def method():
 def test_every_file_shows_a_command():
     assert [file.stem for file in FILES] == ["my_data", "my_method", "my_model"]
     assert all(commands(file) for file in (*FILES, ROOT / "examples" / "experiment.toml"))
+    assert all(calls(file) for file in FILES)
+
+
+@pytest.mark.parametrize(("file", "call"), CALLS)
+def test_the_call_in_the_docstring_runs(file, call):
+    names = vars(importlib.import_module(f"examples.{file.stem}")) | {"pluribus": pluribus}
+    assert eval(call, names).folder is None
 
 
 @pytest.mark.parametrize("command", ALL)
@@ -66,13 +80,13 @@ def test_the_command_in_the_docstring_runs(command, tmp_path, capsys):
 
 
 def test_all_three_together_through_python(method, tmp_path):
-    from examples.my_data import CORNERS
+    from examples.my_data import CORNERS, blobs
     from examples.my_model import tiny_net
 
     result = pluribus.run(
         method,
-        data="examples.my_data.blobs",
-        models="examples.my_model.tiny_net,mlp-64",
+        data=blobs,
+        models=[tiny_net, "mlp-64"],
         width=64,
         clients=4,
         rounds=4,

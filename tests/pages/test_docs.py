@@ -13,6 +13,7 @@ import pytest
 import pluribus
 from pluribus.cli import USAGE
 from pluribus.cli.flags import begin, parse_experiment
+from pluribus.data.partitions import PARTITIONS
 from pluribus.method import methods
 from pluribus.models import zoo
 from pluribus.study.reproduce import paper, summary
@@ -81,12 +82,23 @@ def test_a_command_that_ends_otherwise_than_the_page_says_is_noticed(tmp_path, m
 
 
 def test_a_page_leaves_nothing_behind():
-    page = "```python run\nimport pluribus\npluribus.register_model('mine', 'of a page')(print)\n```\n"
-    before = Path.cwd(), sys.path[:], zoo.entries()
+    kinds = ("model", "data", "partition")
+    register = "\n".join(f"pluribus.register_{kind}('mine', 'of a page')(print)" for kind in kinds)
+    before = Path.cwd(), sys.path[:], zoo.entries(), dict(PARTITIONS), pluribus.list_data(), sys.modules["__main__"]
     with execute.reader():
-        list(execute.run_page(page))
+        list(execute.run_page(f"```python run\nimport pluribus\n{register}\n```\n"))
         assert "mine" in zoo.entries()
-    assert (Path.cwd(), sys.path, zoo.entries()) == before
+        assert "mine" in PARTITIONS
+    after = Path.cwd(), sys.path, zoo.entries(), dict(PARTITIONS), pluribus.list_data(), sys.modules["__main__"]
+    assert after == before
+
+
+def test_a_class_of_a_page_is_found_as_that_of_a_script():
+    method = "class Mine(pluribus.Method):\n    pass\n"
+    run = "print(pluribus.run(Mine, clients=2, rounds=1, progress=False).method)\n"
+    page = f"```python run\nimport pluribus\n{method}```\n```python run\n{run}```\n```text output\n```\n"
+    with execute.reader():
+        assert [shown.really for shown in execute.run_page(page)] == ["__main__.Mine\n"]
 
 
 def test_no_block_is_marked_in_a_way_that_nobody_runs():
@@ -175,13 +187,13 @@ def test_the_commands_of_a_paper_run_its_table(paper_name, table, own):
     shared = shlex.split(re.search(r"`(--data .*?)`", section, re.DOTALL)[1].replace("\n", " "))
     commands = dict(re.findall(r"^\| ([^`|]+) \| `pluribus run (.*?)` \|$", section, re.MULTILINE))
     found = paper.find(table)
-    rows = [row for row in found.rows if row.name in commands]
+    rows = [row for row in found.rows if row.label in commands]
     assert len(rows) >= 5
     for row in rows:
-        method, *flags = shlex.split(commands[row.name])
+        method, *flags = shlex.split(commands[row.label])
         described, args = begin([method, *shared, *shlex.split(own), *flags])
         parsed, _ = parse_experiment("run", described, args, [])
-        assert summary.decisive(parsed) == summary.decisive(found.experiment(row)), row.name
+        assert summary.decisive(parsed) == summary.decisive(found.experiment(row)), row.label
 
 
 def test_partition_tables_are_what_a_run_holds(tmp_path):
