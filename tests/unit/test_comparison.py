@@ -783,11 +783,12 @@ def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
 
 def test_jobs_are_as_many_as_the_machine_has_room_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "cpu_count", lambda: 8)
-    assert default_jobs(Experiment(device="cpu", threads=1)) == 8
-    assert default_jobs(Experiment(device="cpu", threads=1, workers=4)) == 2
-    assert default_jobs(Experiment(device="cpu", threads=16)) == 1
-    assert default_jobs(Experiment(device="cuda", threads=1)) == 1
-    assert default_jobs(Experiment(engine="ray", threads=1)) == 1
+    assert default_jobs([Experiment(device="cpu", threads=1)]) == 8
+    assert default_jobs([Experiment(device="cpu", threads=1, workers=4)]) == 2
+    assert default_jobs([Experiment(device="cpu", threads=16)]) == 1
+    assert default_jobs([Experiment(device="cuda", threads=1)]) == 1
+    assert default_jobs([Experiment(engine="ray", threads=1)]) == 1
+    assert default_jobs([Experiment(device="cpu", threads=1, data=lambda: None)]) == 1
 
 
 def test_python_has_it_too(found: Comparison) -> None:

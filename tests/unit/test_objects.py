@@ -312,6 +312,11 @@ def test_what_a_model_may_be(model: Any, width: int, classes: int) -> None:
     assert made(torch.rand(2, *shape)).shape == (2, classes)
 
 
+def test_a_registered_builder_may_ask_for_the_classes() -> None:
+    pluribus.register_model("asks", "one linear layer")(asks)
+    assert build("asks", shape=SHAPE, classes=5).width == 64
+
+
 def test_a_layer_by_name_is_the_head() -> None:
     two = nn.Sequential(nn.Flatten(), nn.Linear(64, 24), nn.Sequential(nn.ReLU(), nn.Linear(24, 10)))
     assert make(two).width == 24

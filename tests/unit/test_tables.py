@@ -27,6 +27,10 @@ def test_markdown_by_the_letter() -> None:
     )
 
 
+def test_latex_keeps_what_indents_a_row() -> None:
+    assert latex("  client") == r"\quad client"
+
+
 def test_html_by_the_letter() -> None:
     left, right = 'style="text-align: left"', 'style="text-align: right"'
     assert TABLE.to_html() == (

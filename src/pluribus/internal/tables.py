@@ -183,6 +183,9 @@ def latex(text: str) -> str:
 
     >>> print(latex("my_method 50 % -0.02"))
     my\\_method 50 \\% $-$0.02
+
+    Spaces that indent a text stay.
     """
-    escaped = "".join(_LATEX.get(character, character) for character in text)
-    return re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)
+    indent = (len(text) - len(text.lstrip(" "))) // 2
+    escaped = "".join(_LATEX.get(character, character) for character in text.lstrip(" "))
+    return r"\quad " * indent + re.sub(r"(?<![\w-])-(?=\d)", "$-$", escaped)

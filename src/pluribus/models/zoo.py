@@ -44,7 +44,7 @@ class ModelEntry:
     head: HeadKind = "linear"
     origin: Origin | None = None
     own: bool = False
-    """Whether it is not registered: then `builder` may also be a module, ask for classes and return a classifier."""
+    """Whether it is not registered, but given by its path or as an object."""
 
     @property
     def loads_own(self) -> bool:
@@ -113,13 +113,13 @@ def build(
     name = entry.name
     with at(f"model {name}"):
         try:
-            made = _make(entry, shape, classes)
+            made = make(entry.builder, name, shape, classes)
             net = made.net
             if isinstance(net, TwoPartModel):
                 _check(net, name, shape, classes, common)
                 fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
                 return net
-            path = find_cut(entry.builder, made, name, shape, classes, split).path if entry.own else None
+            path = find_cut(entry.builder, made, name, shape, classes, split).path if _is_open(entry, made) else None
             net, head = (net, None) if path is None else cut(net, path)
             backbone = fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
             native = _native_width(backbone, entry.builder, (shape, path))
@@ -137,11 +137,9 @@ def build(
 def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: str | None) -> str:
     """A sentence about how a user's own model becomes a model in two parts. Empty if there is nothing to say."""
     entry = _find(model)
-    if not entry.own:
-        return ""
     with torch.device("meta"):
-        made = _make(entry, shape, classes)
-        if isinstance(made.net, TwoPartModel):
+        made = make(entry.builder, entry.name, shape, classes)
+        if isinstance(made.net, TwoPartModel) or not _is_open(entry, made):
             return ""
         found = find_cut(entry.builder, made, entry.name, shape, classes, split)
         if found.path is None or width is None:
@@ -154,10 +152,9 @@ def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: 
     return f"{found.note} {replaced}".strip()
 
 
-def _make(entry: ModelEntry, shape: Shape, classes: int) -> Made:
-    if entry.own:
-        return make(entry.builder, entry.name, shape, classes)
-    return Made(entry.builder(shape), may_classify=False)
+def _is_open(entry: ModelEntry, made: Made) -> bool:
+    """Whether a model may have a head of its own. A registered builder of the shape alone makes backbones."""
+    return entry.own or made.may_classify
 
 
 def _find(model: Model) -> ModelEntry:

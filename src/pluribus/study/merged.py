@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from rich.console import Console
 
+from pluribus.errors import to_words
 from pluribus.internal.frames import make_frame
 from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, print_tables, write_to
 from pluribus.internal.views import views_text
@@ -101,7 +102,8 @@ class StudyResult:
         if len(self.points) == 1:
             return self.comparisons[0].notes
         training = (text for one in self.comparisons for text in one.about_training())
-        return _unique([*self._about_results(), *training, *self._about_differences(), *self._warnings()])
+        texts = [*self._about_results(), *training, *self._about_differences(), *self._warnings()]
+        return _unique(map(to_words, texts))
 
     def _about_results(self) -> Iterator[str]:
         first = self.comparisons[0]

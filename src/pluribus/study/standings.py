@@ -455,11 +455,12 @@ class Comparison:
     def cautions(self) -> list[str]:
         """What a reader must know before the results."""
         missing = f"These rows are left out because their runs failed: {', '.join(self.left_out)}."
-        return [missing] * bool(self.left_out) + note_defaults(self.overruled, self.experiments, FOR_ONE)
+        texts = [missing] * bool(self.left_out) + note_defaults(self.overruled, self.experiments, FOR_ONE)
+        return list(map(to_words, texts))
 
     @property
     def notes(self) -> list[str]:
-        return [*self._about_results(), *self._about_target(), *self._about_runs()]
+        return list(map(to_words, [*self._about_results(), *self._about_target(), *self._about_runs()]))
 
     def _about_runs(self) -> Iterator[str]:
         yield from self.about_training()
@@ -522,7 +523,7 @@ class Comparison:
         by_text: dict[str, list[str]] = {}
         for label, run in ((label, run) for label, runs in self.runs.items() for run in runs):
             for text in run.result["warnings"]:
-                by_text.setdefault(to_words(text), []).append(f"{label}-{run.seed}")
+                by_text.setdefault(text, []).append(f"{label}-{run.seed}")
         for text, names in by_text.items():
             yield f"{names[0]}{f' and {len(names) - 1} more' if len(names) > 1 else ''}: {text}"
 
