@@ -153,11 +153,11 @@ def test_one_learning_rate_and_a_methods_own_default_gives_no_verdict(capsys: py
     assert fedgh.difference is not None
     assert fedgh.p == fedgh.difference.p  # one test, nothing to correct for
     (caution,) = free.cautions
-    assert all(word in caution for word in ("fml, fedkd: --lr is 0.05", "0.01", "--set fml.lr=0.05"))
+    assert all(word in caution for word in ("fml, fedkd: lr= is 0.05", "0.01", 'own={"fml": {"lr": 0.05}}'))
     free.table()
     shown = " ".join(capsys.readouterr().out.split())
     for text in (shown, free.to_markdown().replace("\\", ""), free.to_latex()):
-        assert -1 < text.index("fml, fedkd: --lr is 0.05") < text.index("weighted")
+        assert -1 < text.index("fml, fedkd: lr= is 0.05") < text.index("weighted")
     assert free.to_json()["cautions"] == [caution]
 
 
@@ -169,7 +169,7 @@ def test_what_someone_gave_is_tested(given: str, tmp_path: Path) -> None:
     found = without_rate("local", "fml", **how)
     assert found.cautions == []
     assert found.differences[0].difference is not None
-    differs = "--lr: local 0.01, fml 0.05"
+    differs = "lr: local 0.01, fml 0.05"
     assert any(differs in note for note in found.notes) == (given == "own")
     assert [one.lr for one in found.experiments.values()] == [0.01, 0.05 if given == "own" else 0.01]
 
@@ -420,7 +420,7 @@ def test_a_verdict_is_marked_where_steps_differ_by_more_than_a_tenth() -> None:
     (sentence,) = [note for note in found.notes if note.startswith("†")]
     assert "base's 400" in sentence
     assert "m2 1,240 (3.1 times as many)" in sentence
-    assert "--equal-steps" in sentence
+    assert "equal_steps=" in sentence
     assert "m0" not in sentence
     assert [row[1].text for row in found.tables[1].rows] == ["400", "440", "441", "1,240", "359", "-"]
     assert "$\\dagger$" in found.to_latex()

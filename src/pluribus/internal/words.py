@@ -21,6 +21,7 @@ _NAME = r"[a-z][a-z0-9-]*"
 _FLAG = re.compile(
     rf"(?<![^\s(])--(?:no-(?P<off>{_NAME})|(?P<name>{_NAME})(?: (?P<value>{_VALUE})(?P<more> (?=--))?)?)"
 )
+_OF_ROW = re.compile(r"(?P<row>\S+)\.(?P<name>\w+)=(?P<value>\S+)")  # of --set
 _LITERAL = re.compile(r"-?[\d.]+(e[-+]?\d+)?|inf|nan|True|False|None|[\[{].*")
 
 _COMMAND = re.compile(
@@ -37,6 +38,9 @@ _FUNCTIONS = {"report": "write_report", "data check": "check_data"}
 
 def in_python(sentence: str) -> str:
     """A sentence in the words of Python. One that is in them already stays as it is.
+
+    >>> in_python("Set it for one row with --set fml.lr=0.05.")
+    'Set it for one row with own={"fml": {"lr": 0.05}}.'
 
     >>> in_python("scaffold is for plain SGD: use --optimizer sgd --momentum 0.")
     'scaffold is for plain SGD: use optimizer="sgd", momentum=0.'
@@ -72,6 +76,8 @@ def _argument(flag: re.Match[str]) -> str:
     if flag["off"]:
         return f"{flag['off'].replace('-', '_')}=False"
     name, value = flag["name"].replace("-", "_"), flag["value"]
+    if name == "set" and (row := _OF_ROW.fullmatch(value or "")):
+        return f'own={{"{row["row"]}": {{"{row["name"]}": {row["value"]}}}}}'
     if value is None:
         return name if flag.string[flag.end() :].startswith(":") else f"{name}="
     value = "None" if value == "unset" else value if _LITERAL.fullmatch(value) else f'"{value}"'
