@@ -247,7 +247,8 @@ def flags(described: Experiment) -> list[str]:
     """The flags of an experiment without its folder: every value that differs from the method's default."""
     words: list[str] = []
     for name, value in _changes(described).items():
-        if isinstance(value, bool):
+        home = Experiment if name in known_settings() else find(described.method)
+        if isinstance(getattr(home, name), bool):  # one that may be None takes a value
             words.append(flag_name(name) if value else flag_name(f"no_{name}"))
         else:
             words += [flag_name(name), *map(str, value if isinstance(value, tuple) else (value,))]
@@ -357,14 +358,13 @@ def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
 
 def _why_not_portable(source: Any) -> str:
     """Why another process cannot get an object. Empty if it can."""
-    home = getattr(source, "__module__", None) or type(source).__module__
-    if home == "__main__" and not hasattr(sys.modules["__main__"], "__file__"):
-        return "it is defined in a notebook or a console"
     try:
         pickle.dumps(source)
     except Exception as error:  # an object may raise anything
         return re.sub(r" at 0x[0-9a-f]+", "", first_line(error))
-    return ""
+    home = getattr(source, "__module__", None) or type(source).__module__
+    is_script = hasattr(sys.modules["__main__"], "__file__")  # other processes import it again
+    return "it is defined in a notebook or a console" if home == "__main__" and not is_script else ""
 
 
 def _is_device(value: Any) -> bool:

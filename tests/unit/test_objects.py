@@ -450,6 +450,7 @@ def test_a_report_is_about_results_with_a_folder() -> None:
 
 def test_a_notebook_sends_nothing_of_its_own_to_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delattr(sys.modules["__main__"], "__file__", raising=False)
-    own = type("Own", (Net,), {"__module__": "__main__"})
+    own = type("Own", (Net,), {"__module__": "__main__", "__qualname__": "Own"})
+    monkeypatch.setattr(sys.modules["__main__"], "Own", own, raising=False)  # pickle finds it, another process does not
     with refused(UserCodeError, "Own ", "notebook", "--workers"):
         assemble(experiment("local", **plain(models=[own()]), workers=2))

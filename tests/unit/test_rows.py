@@ -101,7 +101,7 @@ def test_a_row_is_written_in_many_ways(value: Any) -> None:
 def test_a_row_may_train_in_its_own_way() -> None:
     found = compare_rows({"slow": ("local", {"lr": 0.01}), "fast": "local"}, own={"fast": {"lr": 0.1}})
     assert [one.lr for one in found.experiments.values()] == [0.01, 0.1]
-    assert any("--lr: slow 0.01, fast 0.1" in note for note in found.notes)
+    assert any("lr: slow 0.01, fast 0.1" in note for note in found.notes)
 
 
 BAD: list[tuple[Any, type[PluribusError], list[object]]] = [

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import gzip
+import importlib.util
 import inspect
 import os
 import socket
@@ -353,11 +355,15 @@ DIGITS = tuple("0123456789")
 
 @register_data("digits", "1,797 handwritten digits of 8 x 8, 10 classes, part of scikit-learn: no download")
 def _digits() -> Dataset:
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    x = torch.from_numpy(np.rint(bunch.images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
-    return Dataset("digits", x, torch.from_numpy(bunch.target.astype(np.int64)), DIGITS)
+    # scikit-learn's own file: importing sklearn.datasets to read it takes more than a second
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None, "a dependency of this library"
+    file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
+    with gzip.open(file, "rt") as lines:
+        rows = np.loadtxt(lines, delimiter=",")
+    images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
+    x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
+    return Dataset("digits", x, torch.from_numpy(labels), DIGITS)
 
 
 _downloadable("mnist", "70,000 handwritten digits of 28 x 28, 10 classes")(

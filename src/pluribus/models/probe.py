@@ -57,7 +57,8 @@ def run_with_zeros(net: nn.Module, shape: Shape) -> Any:
     # small network takes a millisecond.
     tensors = dict([*net.named_parameters(), *net.named_buffers()])
     device = torch.device("cpu" if sum(tensor.numel() for tensor in tensors.values()) < _SMALL else "meta")
-    stand_ins = {name: torch.zeros_like(tensor, device=device) for name, tensor in tensors.items()}
+    # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
+    stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in tensors.items()}
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
     # Two images, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.
