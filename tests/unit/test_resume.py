@@ -115,7 +115,7 @@ def test_killed_from_outside(tmp_path: Path, method: str, pace: str) -> None:
     for moment in (before_the_first_round, *rounds[:2], in_a_commit, *rounds[2:]):
         process = proceed(method, tmp_path / "run", pace)
         while process.poll() is None and not moment(tmp_path / "run"):
-            pass
+            time.sleep(0.0005)  # leaves the processor to the run
         ends.append(process.kill())
     assert proceed(method, tmp_path / "run", pace).wait() == 0
     assert KILLED in ends
@@ -159,6 +159,7 @@ def test_one_folder_belongs_to_one_process(tmp_path: Path) -> None:
     first = start(*command("fedgh", tmp_path / "run", "--rounds", "100000"))
     while not before_the_first_round(tmp_path / "run"):
         assert first.poll() is None, first.err
+        time.sleep(0.001)
     second = start("resume", tmp_path / "run")
     assert second.wait() == 2
     assert second.err.startswith("error: ")

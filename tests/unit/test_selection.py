@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -119,6 +120,7 @@ def test_a_run_is_read_while_it_is_written() -> None:
     try:
         while not list((folder / "state").glob("round-00000[2-9]*")):
             assert writer.poll() is None, writer.err
+            time.sleep(0.01)
         for _ in range(10):
             assert len(pluribus.predict(folder, NOTHING, 1, "last")) == 1
             assert len(pluribus.predict(folder, NOTHING, 1)) == 1
