@@ -34,6 +34,7 @@ FENCE = re.compile(
     r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 COLUMNS = "100"
+MANY = 10  # rounds
 REGISTRIES: tuple[dict[str, Any], ...] = (zoo._entries, datasets._entries, PARTITIONS)
 
 
@@ -50,7 +51,7 @@ class Shown:
 def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
     """Run all blocks of a page in the current folder, in order, and yield every output that the page shows.
 
-    `rounds` is for commands that do not say how many, in place of the default: but for numbers they print the same.
+    `rounds` is for commands of many rounds, or that do not say how many: but for numbers they print the same.
     """
     script = ModuleType("__main__")  # a reader's own classes are found in it
     printed = ""
@@ -93,8 +94,12 @@ def commands(source: str) -> list[list[str]]:
 
 
 def _shortened(command: list[str], rounds: int) -> list[str]:
-    says_how_many = command[:2] != ["pluribus", "run"] or {"--rounds", "--config"} & {*command}
-    return command if says_how_many else [*command, "--rounds", str(rounds)]
+    if command[:2] != ["pluribus", "run"] or "--config" in command:
+        return command
+    if "--rounds" not in command:
+        return [*command, "--rounds", str(rounds)]
+    at = command.index("--rounds") + 1
+    return command if int(command[at]) <= MANY else [*command[:at], str(rounds), *command[at + 1 :]]
 
 
 def _status(command: list[str]) -> int:
@@ -107,8 +112,9 @@ def _status(command: list[str]) -> int:
 
 
 def lines_of(output: str) -> list[str]:
-    """Output without what may differ between two machines: numbers, and the width of the columns they stand in."""
-    lines = [re.sub(r"\s+", " ", re.sub(r"\d+(\.\d+)?", "0", line)).strip() for line in output.strip().splitlines()]
+    """Output without what may differ between two runs: numbers, units of bytes, and the width of columns."""
+    plain = re.sub(r"\d+(\.\d+)?( [kMG]?B\b)?", "0", output.strip())
+    lines = [re.sub(r"\s+", " ", line).strip() for line in plain.splitlines()]
     return [line for line in lines if line]
 
 

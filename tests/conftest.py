@@ -18,7 +18,7 @@ import torch
 
 import pluribus
 from pluribus.assembly import Assembly, assemble
-from pluribus.data.datasets import write_npz
+from pluribus.data.datasets import load, write_npz
 from pluribus.experiment import experiment
 from pluribus.host import Host, Tensors
 from pluribus.method import Method, find
@@ -102,12 +102,9 @@ def terminal(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 @cache
 def few_digits(rows: int = 320, classes: int = 10) -> str:
     """Path of an .npz file with the first rows of `digits` that have a label below `classes`."""
-    from sklearn.datasets import load_digits
-
-    bunch = load_digits()
-    chosen = np.flatnonzero(bunch.target < classes)[:rows]
-    x = np.rint(bunch.images[chosen] * (255 / 16)).astype(np.uint8)
-    y = bunch.target[chosen].astype(np.int64)
+    digits = load("digits")
+    chosen = np.flatnonzero(digits.y.numpy() < classes)[:rows]
+    x, y = digits.x[:, 0].numpy()[chosen], digits.y.numpy()[chosen]
     path = Path(_scratch.name) / f"digits-{rows}-{classes}.npz"
     names = np.array([str(label) for label in range(classes)])
     write_npz(path, {"x_train": x, "y_train": y, "x_test": x[:0], "y_test": y[:0], "classes": names})

@@ -47,9 +47,8 @@ def prose(page: Path) -> str:
 
 @pytest.mark.parametrize("page", EXECUTED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_what_a_page_shows_runs_and_prints_what_it_says(page):
-    rounds = None if page.name in ("README.md", "quickstart.md") else 2  # what people try first runs as it stands
     with execute.reader():
-        for shown in execute.run_page(read(page), rounds):
+        for shown in execute.run_page(read(page), rounds=2):
             assert execute.agrees(shown.page_says, shown.really), (
                 f"{page.name} shows\n{shown.page_says}\nbut what is printed is\n{shown.really}\n"
                 "python docs/execute.py writes it anew"
