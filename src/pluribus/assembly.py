@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cache, partial
 from types import MappingProxyType
 from typing import Any
 
@@ -21,7 +21,7 @@ from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.data.partitions import BUILT_IN, OwnPartition, find_partition, name_partition
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
-from pluribus.experiment import Experiment
+from pluribus.experiment import Experiment, check_portable
 from pluribus.internal.blame import at
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
@@ -65,7 +65,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     if len(dataset.classes) < 2:  # a real site may hold one class: its classes are agreed on
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
-        experiment.check_portable("leave out --workers")
+        check_portable([experiment], "leave out --workers")
         dataset = dataset.shared()
     one = experiment
     fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test)
@@ -84,10 +84,10 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     domain_of = _domain_of(experiment, dataset)
     data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
-    task, cards = _task(experiment, dataset, data, domain_of, given)
+    task, cards, width_notes = _task(experiment, dataset, data, domain_of, given)
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
-    warnings += [*_note_width(one, task), *(note for model in architectures if (note := _note_on_model(task, model)))]
+    warnings += [*width_notes, *(note for model in architectures if (note := _note_on_model(task, model)))]
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
     warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
@@ -217,18 +217,20 @@ def _domain_of(experiment: Experiment, dataset: Dataset) -> dict[int, int]:
 
 def _task(
     experiment: Experiment, dataset: Dataset, data: Federated, domain_of: dict[int, int], method: Method
-) -> tuple[Task, Cards]:
+) -> tuple[Task, Cards, list[str]]:
+    """What all clients agree on, their cards, and notes about the width of features."""
     if experiment.projector == "none" and experiment.width is not None:
         raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
     models, own = assign(experiment.models, experiment.clients), own_models(experiment.models)
     channels, height, width = dataset.x.shape[1:]
     shape, classes, warmup = (channels, height, width), len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    native = partial(native_widths, shape, classes, models, own, experiment.split)
+    native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
+    common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
         shape=shape,
-        width=common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs),
+        width=common,
         projector=experiment.projector,
         clients=experiment.clients,
         rounds=warmup + experiment.rounds,
@@ -242,7 +244,7 @@ def _task(
         own=own,
         split=experiment.split,
     )
-    return task, Cards(task, models, data)
+    return task, Cards(task, models, data), _note_width(declared, common, native)
 
 
 def native_widths(
@@ -278,14 +280,11 @@ def _note_on_model(task: Task, model: str) -> str:
     return note_on(task.own.get(model, model), task.shape, task.classes, task.width, task.split)
 
 
-def _note_width(experiment: Experiment, task: Task) -> list[str]:
+def _note_width(declared: int | None, width: int | None, native: Callable[[], set[int]]) -> list[str]:
     """Note a width that the user did not set, if it changes models."""
-    if task.width is None or experiment.width or experiment.projector == "none" or width_of(experiment.models):
+    if declared is not None or width is None or len(native()) == 1:
         return []
-    models = assign(experiment.models, experiment.clients)
-    if len(native_widths(task.shape, task.classes, models, task.own, task.split)) == 1:
-        return []
-    return [f"the features of all models get the width {task.width}, the smallest of theirs: --width sets another."]
+    return [f"the features of all models get the width {width}, the smallest of theirs: --width sets another."]
 
 
 def bytes_per_round(parts: Assembly) -> Traffic:

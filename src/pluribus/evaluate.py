@@ -250,9 +250,14 @@ def tidy_rows(history: Iterable[Mapping[str, Any]], models: Mapping[int, str]) -
         for key, views in record.get("clients", {}).items():
             for view, metrics in views.items():
                 about = {"round": record["round"], "client": int(key), "model": models[int(key)], "view": view}
-                for name, (split, metric) in SPLIT_AND_METRIC.items():
-                    if (value := metrics.get(name)) is not None:
-                        yield about | {"split": split, "metric": metric, "value": value}
+                yield from (about | cell for cell in tidy_cells(metrics))
+
+
+def tidy_cells(metrics: Metrics) -> Iterator[dict[str, Any]]:
+    """Split, metric and value of each metric of a client that has a value."""
+    for name, (split, metric) in SPLIT_AND_METRIC.items():
+        if (value := metrics.get(name)) is not None:
+            yield {"split": split, "metric": metric, "value": value}
 
 
 def confusion_rows(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Iterator[dict[str, Any]]:

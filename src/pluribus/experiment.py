@@ -9,7 +9,7 @@ import pickle
 import re
 import shlex
 import sys
-from collections.abc import Container, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -186,22 +186,14 @@ class Experiment:
         own |= {} if isinstance(self.partition, str) else {"partition": self.partition}
         return own | ({"models": self.models} if own_models(self.models) else {})
 
-    def check_portable(self, remedy: str) -> None:
-        """Refuse objects that cannot be sent to another process."""
-        if why := self.why_not_portable():
-            raise UserCodeError(f"{why}. Put it into a module, or {remedy}.")
-
-    def why_not_portable(self) -> str:
-        """Which object cannot be sent to another process, and why. Empty if all can."""
+    def sources(self) -> dict[str, Any]:
+        """The method and the objects that another process would need, by name."""
         sources: dict[str, Any] = {name: one.source for name, one in own_models(self.models).items()}
         if isinstance(self.partition, OwnPartition):
             sources[self.partition.name] = self.partition.source
         if not isinstance(self.data, str | Dataset):
             sources[name_data(self.data)] = self.data
-        for name, source in {self.method: find(self.method), **sources}.items():
-            if why := _why_not_portable(source):
-                return f"{name.removeprefix(GIVEN)} cannot be sent to another process: {why}"
-        return ""
+        return {self.method: find(self.method), **sources}
 
     def label(self) -> str:
         """Method, data and seed, for the name of a folder. Of a path or dotted path, only the last part is used."""
@@ -310,12 +302,16 @@ def experiment(
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, names, "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
-    if "partition" in given:
-        given["partition"] = take_partition(given["partition"])
-        if isinstance(given["partition"], OwnPartition) and given["partition"].clients is not None:
-            given.setdefault("clients", given["partition"].clients)
+    given = clients_of_partition(given) | given
     hyper = embedded_hyper(cls, given) | hyper
     return Experiment(method=name, hyper=hyper, **{**_defaults(cls, "data" in given), **given})
+
+
+def clients_of_partition(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The setting `clients`, if a partition that is given as an object decides it."""
+    partition = take_partition(settings.get("partition", ""))
+    number = partition.clients if isinstance(partition, OwnPartition) else None
+    return {} if number is None else {"clients": number}
 
 
 def _defaults(cls: type[Method], named: bool) -> dict[str, Any]:
@@ -354,6 +350,21 @@ def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
             raise FormatError(f"[models] in {where} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)
+
+
+def check_portable(experiments: Iterable[Experiment], remedy: str) -> None:
+    """Refuse objects that cannot be sent to another process."""
+    if why := why_not_portable(experiments):
+        raise UserCodeError(f"{why}. Put it into a module, or {remedy}.")
+
+
+def why_not_portable(experiments: Iterable[Experiment]) -> str:
+    """Which object cannot be sent to another process, and why. Empty if all can. Each object is tried once."""
+    every = {id(source): (name, source) for one in experiments for name, source in one.sources().items()}
+    for name, source in every.values():
+        if why := _why_not_portable(source):
+            return f"{name.removeprefix(GIVEN)} cannot be sent to another process: {why}"
+    return ""
 
 
 def _why_not_portable(source: Any) -> str:

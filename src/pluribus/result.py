@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import DamagedFileError, NoModelError, PackageError, RangeError, UnknownNameError
+from pluribus.errors import DamagedFileError, NoModelError, RangeError, UnknownNameError
 from pluribus.evaluate import (
     Chosen,
     Exams,
@@ -26,6 +26,7 @@ from pluribus.evaluate import (
     summarize,
     tidy_rows,
 )
+from pluribus.internal.axes import new_axes
 from pluribus.internal.frames import make_frame
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
@@ -305,7 +306,7 @@ class Result:
         view = view or self.views[0]
         if view not in self.views:
             raise UnknownNameError(f"{self.method} has no view '{view}': it has {' and '.join(self.views)}.")
-        axes = _new_axes() if ax is None else ax
+        axes = new_axes() if ax is None else ax
         for split, style in (("test", "-"), ("val", ":")):
             values = {one["round"] + 1: _mean(one, view, split) for one in self.history}
             known = {rounds: value for rounds, value in values.items() if value is not None}
@@ -419,14 +420,6 @@ def _number(value: float | None) -> str:
 def _mean(record: Mapping[str, Any], view: str, metric: str) -> float | None:
     found: float | None = record["mean"].get(view, {}).get(metric, {}).get("mean")
     return found
-
-
-def _new_axes() -> Axes:
-    try:
-        from matplotlib import pyplot
-    except ImportError:
-        raise PackageError("a curve needs Matplotlib: pip install 'pluribus[report]'.") from None
-    return pyplot.subplots()[1]
 
 
 def _facts(k: int, row: Mapping[str, Any]) -> ClientFacts:

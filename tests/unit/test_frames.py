@@ -16,7 +16,6 @@ from conftest import new_folder, tiny
 from pluribus.errors import FileAccessError, FormatError, PackageError
 from pluribus.evaluate import choose
 from pluribus.internal.frames import make_frame
-from pluribus.study import figure
 from pluribus.study.standings import Comparison, Run
 from pluribus.study.tidy import tidy
 from refusals import refused
@@ -122,8 +121,8 @@ def test_one_evaluated_round_has_error_bars() -> None:
 
 
 def test_without_matplotlib_there_is_a_sentence(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(figure, "find_spec", lambda name: None)
-    with refused(PackageError, "matplotlib", "pluribus[report]"):
+    monkeypatch.setattr("pluribus.internal.axes.find_spec", lambda name: None)
+    with refused(PackageError, "Matplotlib", "pluribus[report]"):
         found.plot()
     assert importlib.util.find_spec("matplotlib") is not None
 

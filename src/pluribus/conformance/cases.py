@@ -12,7 +12,7 @@ from pluribus import api
 from pluribus.assembly import Assembly, assemble
 from pluribus.conformance.digits import FEW, NORMED
 from pluribus.experiment import Experiment, experiment
-from pluribus.federation import Federation, Observer
+from pluribus.federation import Observer
 from pluribus.internal.ledger import Ledger
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.result import Result
@@ -160,16 +160,12 @@ class StoppedError(Exception):
     """The run was stopped on purpose."""
 
 
-class StopAfter:
+class StopAfter(Observer):
     """An observer that stops a run once a round is saved."""
 
     def __init__(self, t: int) -> None:
         self.t = t
 
-    def start(self, federation: Federation) -> None: ...
-
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         if record["round"] == self.t:
             raise StoppedError
-
-    def finish(self, result: Result) -> None: ...

@@ -129,7 +129,9 @@ def take_partition(value: Any) -> str | OwnPartition:
         array = np.empty(0)
     if array.ndim == 1 and len(array) and np.issubdtype(array.dtype, np.integer):
         if array.min() < NO_OWNER:
-            raise PartitionError(f"partition has the client number {array.min()}: use {NO_OWNER} for rows of nobody.")
+            raise PartitionError(
+                f"partition has the client number {array.min()}: use {NO_OWNER} for rows that no client holds."
+            )
         return OwnPartition(given_name("client-numbers"), array)
     if isinstance(value, Mapping):
         if missing := [client for client in range(len(value)) if client not in value]:

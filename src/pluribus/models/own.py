@@ -113,7 +113,16 @@ def make(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classe
     if not isinstance(net, nn.Module):
         each = " To choose a model for each client, give a list." if isinstance(net, str) else ""
         raise UserCodeError(f"model '{name}' must return a torch module, but returned {type(net).__name__}.{each}")
-    return Made(net, not (positional or "shape" in named) or any(key in named for key in CLASSES))
+    return Made(net, _may_classify(positional, named))
+
+
+def may_classify(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classes: int) -> bool:
+    """Whether a builder or a module may be a classifier. Nothing is built to find out."""
+    return isinstance(source, nn.Module) or _may_classify(*_arguments(source, name, shape, classes))
+
+
+def _may_classify(positional: Sequence[Any], named: Mapping[str, Any]) -> bool:
+    return not (positional or "shape" in named) or any(key in named for key in CLASSES)
 
 
 def _arguments(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[list[Any], dict[str, Any]]:
@@ -153,6 +162,11 @@ class Cut(NamedTuple):
     note: str = ""
 
 
+def layout(source: Any) -> str:
+    """What tells a module from itself after its user has changed a layer. Empty for a builder."""
+    return repr(source) if isinstance(source, nn.Module) else ""
+
+
 class _Call(NamedTuple):
     path: str
     inputs: Any
@@ -165,7 +179,7 @@ _cuts: WeakKeyDictionary[Any, dict[Any, Cut]] = WeakKeyDictionary()
 def find_cut(source: Any, made: Made, name: str, shape: Shape, classes: int, split: str | None) -> Cut:
     """Find the head of a user's module. It is found once per builder or module, because that takes a forward pass."""
     known = _cuts.setdefault(source, {})
-    key = shape, classes, split
+    key = shape, classes, split, layout(source)
     if key not in known:
         known[key] = _find_cut(made, name, shape, classes, split)
     return known[key]

@@ -16,7 +16,7 @@ from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unkn
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
-from pluribus.models.own import Made, Model, OwnModel, cut, find_cut, make
+from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
 from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width, shape_text
 from pluribus.models.timm import TIMM, timm_backbone
@@ -119,10 +119,11 @@ def build(
                 _check(net, name, shape, classes, common)
                 fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
                 return net
-            path = find_cut(entry.builder, made, name, shape, classes, split).path if _is_open(entry, made) else None
+            is_open = entry.own or made.may_classify  # a registered builder of the shape alone makes backbones
+            path = find_cut(entry.builder, made, name, shape, classes, split).path if is_open else None
             net, head = (net, None) if path is None else cut(net, path)
             backbone = fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
-            native = _native_width(backbone, entry.builder, (shape, path))
+            native = _native_width(backbone, entry.builder, shape, path)
         except RuntimeError as error:
             own = own_line(error)
             why = first_line(error) + (f" ({own})" if own else "")
@@ -137,24 +138,21 @@ def build(
 def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: str | None) -> str:
     """A sentence about how a user's own model becomes a model in two parts. Empty if there is nothing to say."""
     entry = _find(model)
+    if not (entry.own or may_classify(entry.builder, entry.name, shape, classes)):
+        return ""
     with torch.device("meta"):
         made = make(entry.builder, entry.name, shape, classes)
-        if isinstance(made.net, TwoPartModel) or not _is_open(entry, made):
+        if isinstance(made.net, TwoPartModel):
             return ""
         found = find_cut(entry.builder, made, entry.name, shape, classes, split)
         if found.path is None or width is None:
             return found.note
         net, _ = cut(made.net, found.path)
-        native = _native_width(net, entry.builder, (shape, found.path))
+        native = _native_width(net, entry.builder, shape, found.path)
     if native == width:
         return found.note
     replaced = f"Its head takes {native} features, but the common width is {width}: it gets a new head."
     return f"{found.note} {replaced}".strip()
-
-
-def _is_open(entry: ModelEntry, made: Made) -> bool:
-    """Whether a model may have a head of its own. A registered builder of the shape alone makes backbones."""
-    return entry.own or made.may_classify
 
 
 def _find(model: Model) -> ModelEntry:
@@ -180,11 +178,11 @@ def _timm_entry(name: str) -> ModelEntry:
     return ModelEntry(name, "a model of timm", backbone, origin=backbone.origin)
 
 
-def _native_width(backbone: nn.Module, builder: Any, key: Any) -> int:
-    """Measure the width once per builder and shape, because a deep network takes up to half a second."""
-    known = _native_widths.setdefault(builder, {})
+def _native_width(backbone: nn.Module, builder: Any, shape: Shape, path: str | None) -> int:
+    """Measure the width once per builder, shape and cut, because a deep network takes up to half a second."""
+    known, key = _native_widths.setdefault(builder, {}), (shape, path, layout(builder))
     if key not in known:
-        known[key] = output_width(backbone, key[0])
+        known[key] = output_width(backbone, shape)
     return known[key]
 
 

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Mapping, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-
-from pluribus.errors import FileAccessError, FormatError, PackageError
-from pluribus.storage.files import check_writable
+from pluribus.errors import FileAccessError, FormatError
+from pluribus.internal.axes import check_matplotlib, new_axes
+from pluribus.storage.files import check_writable, sync
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -19,7 +17,6 @@ if TYPE_CHECKING:
     from pluribus.study.standings import Run
 
 KINDS = (".png", ".pdf", ".svg")
-SIZE = (5.0, 3.2)  # inches
 MOST_INSIDE = 4  # lines whose legend has room inside a figure
 Line = Sequence[tuple[Any, Sequence[float]]]
 """Points of a line: where, and the values over seeds."""
@@ -27,7 +24,7 @@ Line = Sequence[tuple[Any, Sequence[float]]]
 
 def check_plot(path: str | Path | None) -> None:
     """Refuse a file that cannot be written, before anything runs."""
-    _need_matplotlib()
+    check_matplotlib()
     if path is not None:
         check_writable(Path(path))
         if Path(path).suffix not in KINDS:
@@ -52,7 +49,7 @@ def draw_rounds(runs: Mapping[str, Sequence[Run]], ax: Axes | None = None) -> Ax
         if ax is None:
             axes.locator_params(axis="x", integer=True)
         return axes
-    axes = _axes(ax)
+    axes = new_axes() if ax is None else ax
     for place, some in enumerate(runs.values()):
         _point(axes, place, [run.accuracies["mean"] for run in some])
     axes.set_xticks(range(len(runs)), [_escape(label) for label in runs])
@@ -62,7 +59,7 @@ def draw_rounds(runs: Mapping[str, Sequence[Run]], ax: Axes | None = None) -> Ax
 
 def draw_lines(lines: Mapping[str, Line], xlabel: str, ax: Axes | None = None) -> Axes:
     """Draw a line per label through the means over seeds, with a band of one standard deviation."""
-    axes = _axes(ax)
+    axes = new_axes() if ax is None else ax
     for label, line in lines.items():
         places, means = [where for where, _ in line], [statistics.fmean(values) for _, values in line]
         (drawn,) = axes.plot(places, means, marker="o" if len(line) < 15 else "", markersize=3, label=_escape(label))
@@ -83,27 +80,10 @@ def save(axes: Axes, path: str | Path) -> None:
     temporary = Path(path).with_name(f"{Path(path).name}.tmp")
     try:
         axes.get_figure().savefig(temporary, format=Path(path).suffix[1:], dpi=200, bbox_inches="tight")  # type: ignore[union-attr]
+        sync(temporary)
         temporary.replace(path)
     except OSError as error:
         raise FileAccessError(f"cannot write {path}: {error.strerror}.") from error
-
-
-def _axes(ax: Axes | None) -> Axes:
-    _need_matplotlib()
-    if ax is not None:
-        return ax
-    if Console().is_jupyter:
-        from matplotlib import pyplot
-
-        return pyplot.subplots(figsize=SIZE)[1]  # it shows the figure below the cell
-    from matplotlib.figure import Figure
-
-    return Figure(figsize=SIZE).add_subplot()  # without pyplot, which keeps every figure
-
-
-def _need_matplotlib() -> None:
-    if find_spec("matplotlib") is None:
-        raise PackageError("a plot needs matplotlib: pip install 'pluribus[report]'.")
 
 
 def _point(axes: Axes, place: float, values: Sequence[float]) -> None:

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from pluribus import errors
-from pluribus.experiment import Experiment
+from pluribus.experiment import Experiment, why_not_portable
 from pluribus.settings import flag_name
 from pluribus.storage.folder import free
 from pluribus.storage.toml import read_toml, to_toml
@@ -128,7 +128,7 @@ def default_jobs(grid: Sequence[Experiment]) -> int:
     Objects that other processes cannot get, such as those of a notebook's cell, also run one after the other.
     """
     described = grid[0]
-    if any(one.why_not_portable() for one in grid):
+    if why_not_portable(grid):
         return 1
     on_gpu = str(described.device).startswith("cuda") or (described.device == "auto" and torch.cuda.is_available())
     if on_gpu or described.engine == "ray":

@@ -23,7 +23,7 @@ from pluribus.api import resume, run
 from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_once, load_shared
 from pluribus.errors import PluribusError, UserCodeError
-from pluribus.experiment import Experiment
+from pluribus.experiment import Experiment, check_portable
 from pluribus.federation import Federation, Observer
 from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
@@ -128,8 +128,7 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: str 
 def _side_by_side(
     experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str]
 ) -> dict[str, str]:
-    for described in experiments:
-        described.check_portable("set --jobs 1")
+    check_portable(experiments, "set --jobs 1")
     experiments = list(map(_share_data, experiments))
     context, waiting, failed = process_context(), list(experiments), dict[str, str]()
     running: dict[Connection, tuple[str, BaseProcess]] = {}

@@ -13,7 +13,15 @@ from typing import Any
 
 from pluribus import errors
 from pluribus.assembly import Assembly, assemble
-from pluribus.experiment import TRAINING, Experiment, embedded_hyper, experiment, from_toml, known_settings
+from pluribus.experiment import (
+    TRAINING,
+    Experiment,
+    clients_of_partition,
+    embedded_hyper,
+    experiment,
+    from_toml,
+    known_settings,
+)
 from pluribus.host import make_host
 from pluribus.internal.views import check_view
 from pluribus.method import Method, find
@@ -140,11 +148,11 @@ def describe_rows(
     for label in own:
         if label not in [row.label for row in rows]:
             raise errors.unknown("row", label, [row.label for row in rows], "pluribus compare --help")
-    common, written = {**common_settings(config), **settings}, _read_hyper(config)
+    given, written = {**_read_config(config), **settings}, _read_hyper(config)
+    common = {**common_settings(config), **({} if "clients" in given else clients_of_partition(given)), **settings}
     if common["test"] == "own" and not common["test_fraction"]:
         raise errors.RangeError("a comparison needs test data: --test-fraction must be above 0.")
     described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
-    given = {*settings, *_read_config(config)}
     for row in rows:
         embedded = {} if isinstance(row.method, Method) else embedded_hyper(find(row.method_name), given)
         alone = {**embedded, **written.get(row.method_name, {}), **row.settings, **own.get(row.label, {})}

@@ -544,7 +544,8 @@ class Comparison:
     @property
     def _about(self) -> str:
         seeds = len(next(iter(self.runs.values())))
-        return f"{len(self.runs)} {self.what}s over {seeds} seed{'s' if seeds > 1 else ''}"
+        counts = [(len(self.runs), self.what), (seeds, "seed")]
+        return " over ".join(f"{number} {word}{'s' if number > 1 else ''}" for number, word in counts)
 
     def frame(self, rounds: bool = False) -> Any:
         """Tidy rows: label, seed, round, client, view, split, metric and value.

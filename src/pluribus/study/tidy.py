@@ -5,13 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from pluribus.evaluate import Metrics
+from pluribus.evaluate import Metrics, tidy_cells
 
 if TYPE_CHECKING:
     from pluribus.study.standings import Run
-
-SPLITS = {"val": ("val", "accuracy"), "test": ("test", "accuracy"), "test_loss": ("test", "loss")}
-"""Split and name of each metric of a client. Those of domains are accuracies on test data with names of their own."""
 
 
 def tidy(runs: Mapping[str, Iterable[Run]], rounds: bool = False) -> Iterator[dict[str, Any]]:
@@ -20,9 +17,7 @@ def tidy(runs: Mapping[str, Iterable[Run]], rounds: bool = False) -> Iterator[di
         for run in some:
             for number, client, view, metrics in _each_round(run) if rounds else _selected(run):
                 where = {"label": label, "seed": run.seed, "round": number, "client": client, "view": view}
-                for name, value in metrics.items():
-                    split, metric = SPLITS.get(name, ("test", name))
-                    yield {**where, "split": split, "metric": metric, "value": value}
+                yield from (where | cell for cell in tidy_cells(metrics))
 
 
 Found = tuple[int, int, str, Metrics]  # round, client, view and metrics
