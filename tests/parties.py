@@ -15,6 +15,7 @@ from pluribus.assembly import Assembly
 from pluribus.client import Batch, Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.federation import Federation
+from pluribus.inputs import Input
 from pluribus.internal.batches import least_rows
 from pluribus.message import Schema
 from pluribus.models import TwoPartModel
@@ -28,7 +29,7 @@ CPU = torch.device("cpu")
 
 
 def task_of(classes: int, width: int, *, shape=(1, 1, 2), clients: int = 2, seed: int = 0) -> Task:
-    return Task(classes, shape, width, "pool", clients, rounds=3, seed=seed)
+    return Task(classes, Input("image", shape), width, "pool", clients, rounds=3, seed=seed)
 
 
 def card_of(k: int, task: Task, samples: int = 1, model: str = "toy") -> Card:

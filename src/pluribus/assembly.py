@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
 from types import MappingProxyType
@@ -13,19 +13,22 @@ import torch
 
 from pluribus.client import Local
 from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
-from pluribus.data.augment import parse_augmentations
+from pluribus.data.augment import check_augmentations, parse_augmentations
 from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.data.partitions import BUILT_IN, OwnPartition, find_partition, name_partition
+from pluribus.data.scaling import parse_normalize
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment, check_portable
+from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.optim import Rule
+from pluribus.targets import Target
 from pluribus.task import Cards, DataFacts, Task
 
 ENOUGH_CLIENTS = 200  # for a mean
@@ -61,14 +64,16 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     """
     given = method or experiment.build_method()
     device = _device(experiment)
-    dataset = dataset or load(experiment.data, image_size=experiment.image_size, seed=experiment.seed)
-    if len(dataset.classes) < 2:  # a real site may hold one class: its classes are agreed on
+    dataset = dataset or load_data(experiment)
+    if (
+        dataset.target == "classes" and len(dataset.classes) < 2
+    ):  # a real site may hold one class: its classes are agreed on
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         check_portable([experiment], "leave out --workers")
         dataset = dataset.shared()
     one = experiment
-    fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test)
+    fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test, one.split_by)
     tested = common_test(dataset, fractions, experiment.seed)
     parts = _partition(experiment, dataset, tested)
     manifest = _manifest(experiment, dataset, parts)
@@ -83,17 +88,59 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     _check_fixed_split(experiment, dataset, parts)
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     domain_of = _domain_of(experiment, dataset)
-    data = Federated(dataset, parts, fractions, experiment.seed, device, channels_last, domain_of)
+    normalize, foreign = parse_normalize(one.normalize), _public_data(experiment)
+    data = Federated(dataset, parts, fractions, one.seed, device, channels_last, domain_of, normalize, foreign)
+    warnings += _check_split(data)
     task, cards, width_notes = _task(experiment, dataset, data, domain_of, given)
     rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
     warnings += [*width_notes, *(note for model in architectures if (note := _note_on_model(task, model)))]
+    _check_normalization(task, data, architectures)
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
     warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
     bfloat16, names = one.precision == "bfloat16", parse_augmentations(one.augment)
-    local = Local(rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names)
+    check_augmentations(names, dataset.kind)
+    local = Local(
+        rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names, one.class_weights
+    )
     return Assembly(experiment, method, task, cards, data, warnings, dataset, manifest, local, device)
+
+
+def load_data(experiment: Experiment) -> Dataset:
+    """The data set of an experiment."""
+    one = experiment
+    return load(one.data, image_size=one.image_size, seed=one.seed, reading=one.reading())
+
+
+def _public_data(experiment: Experiment) -> Dataset | None:
+    """The other data set that public rows come from."""
+    if experiment.public_data is None:
+        return None
+    return load(experiment.public_data, image_size=experiment.image_size, seed=experiment.seed)
+
+
+def _check_split(data: Federated) -> list[str]:
+    """Every client needs rows to train on. Note rows that a split by time leaves out."""
+    left = 0
+    for k, part in enumerate(data.parts[:ENOUGH_CLIENTS]):
+        rows = data.rows(k)
+        if not len(rows["train"]):
+            raise PartitionError(f"client {k} has no rows to train on: use another --split-by, or smaller fractions.")
+        left += len(part) - sum(len(own) for name, own in rows.items() if name != "test" or data.tests_on_own)
+    if left <= 0:
+        return []
+    return [f"{left:,} rows overlap a later part of the split by time, and are left out."]
+
+
+def _check_normalization(task: Task, data: Federated, models: Iterable[str]) -> None:
+    """Pretrained backbones normalize images themselves."""
+    if data.normalization.mode == "none" or task.input.kind != "image":
+        return
+    if pretrained := [model for model in models if task.has_weights(model)]:
+        raise ConflictError(
+            f"model {pretrained[0]} is pretrained and normalizes images as in its training: leave out --normalize."
+        )
 
 
 def _device(experiment: Experiment) -> torch.device:
@@ -130,10 +177,11 @@ def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | No
     kind = _kind(experiment, dataset)
     parts = partition(
         kind if isinstance(kind, str) else kind.within(rows, len(dataset.y)),
-        dataset.y.numpy()[rows],
+        dataset.strata.numpy()[rows],
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
         domain=None if dataset.domain is None else dataset.domain.numpy()[rows],
+        holder=None if dataset.client is None else dataset.client.numpy()[rows],
         **_partition_parameters(experiment, dataset),
     )
     return [rows[part] for part in parts]
@@ -152,7 +200,7 @@ def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray 
         held = set(domain.tolist())
         if missing := [name for number, name in enumerate(dataset.domains) if number not in held]:
             instead = "use another --partition" if tested is None else f"leave out --test {experiment.test}"
-            raise PartitionError(f"{part} has no images of domain '{missing[0]}': add some, or {instead}.")
+            raise PartitionError(f"{part} has no rows of domain '{missing[0]}': add some, or {instead}.")
 
 
 def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str, Any]:
@@ -164,9 +212,8 @@ def _partition_parameters(experiment: Experiment, dataset: Dataset) -> dict[str,
 
 def _manifest(experiment: Experiment, dataset: Dataset, parts: list[np.ndarray]) -> Manifest:
     kind, parameters = _kind(experiment, dataset), _partition_parameters(experiment, dataset)
-    return Manifest.of(
-        name_partition(kind), parameters, experiment.seed, dataset.y.numpy(), parts, len(dataset.classes)
-    )
+    strata = len(dataset.classes) if dataset.target == "classes" else 1
+    return Manifest.of(name_partition(kind), parameters, experiment.seed, dataset.strata.numpy(), parts, strata)
 
 
 def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Manifest) -> list[str]:
@@ -178,7 +225,7 @@ def _check_parts(experiment: Experiment, parts: list[np.ndarray], manifest: Mani
                 f"Use fewer clients (--clients) or a larger --min-samples."
             )
     single = [k for k, counts in enumerate(manifest.counts) if sum(count > 0 for count in counts) == 1]
-    if not single:
+    if not single or len(manifest.counts[0]) == 1:
         return []
     shown = ", ".join(map(str, single[:5])) + (", ..." if len(single) > 5 else "")
     return [f"{len(single)} of {len(parts)} clients hold only one class ({shown}): their accuracy means little."]
@@ -222,14 +269,13 @@ def _task(
     if experiment.projector == "none" and experiment.width is not None:
         raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
     models, own = assign(experiment.models, experiment.clients), own_models(experiment.models)
-    channels, height, width = dataset.x.shape[1:]
-    shape, classes, warmup = (channels, height, width), len(dataset.classes), method.warmup_rounds()
+    shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
     native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
     common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
-        shape=shape,
+        input=shape,
         width=common,
         projector=experiment.projector,
         clients=experiment.clients,
@@ -243,12 +289,14 @@ def _task(
         weights=experiment.weights,
         own=own,
         split=experiment.split,
+        target=Target(dataset.target, experiment.loss),
+        public_labels=data.public_labels,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)
 
 
 def native_widths(
-    shape: tuple[int, int, int],
+    shape: Input,
     classes: int,
     models: Sequence[str],
     own: Mapping[str, OwnModel] = MappingProxyType({}),
@@ -277,7 +325,7 @@ def common_width(
 
 def _note_on_model(task: Task, model: str) -> str:
     """How a user's own model becomes a model in two parts."""
-    return note_on(task.own.get(model, model), task.shape, task.classes, task.width, task.split)
+    return note_on(task.own.get(model, model), task.input, task.classes, task.width, task.split)
 
 
 def _note_width(declared: int | None, width: int | None, native: Callable[[], set[int]]) -> list[str]:

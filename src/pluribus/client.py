@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
 from pluribus.models.dropout import replace_dropout, set_dropout_keys
 from pluribus.optim import Life, Opt, Optimizer, Rule
+from pluribus.targets import Reduction
 from pluribus.task import Card, Task
 
 OPTIMIZERS = "opt."  # prefix of the names of optimizer slots
@@ -41,6 +42,7 @@ class Local(NamedTuple):
     channels_last: bool = False
     life: Life = "round"  # of optimizers for which the method sets none
     augment: tuple[str, ...] = ()
+    class_weights: Literal["equal", "balanced"] = "equal"
 
 
 @dataclass(eq=False, repr=False)
@@ -81,6 +83,7 @@ class Client:
         self._least = 2
         self._loss: Tensor | None = None
         self.steps = 0  # in all fits of this exchange
+        self.class_weight = self._balance()  # of each class or label in the loss
 
     # ---- what the host calls -----------------------------------------------------------------------------------------
 
@@ -97,6 +100,22 @@ class Client:
     def take_over(self, card: Card, data: dict[str, Data]) -> None:
         """Become another client of the same architecture. The caller restores the tensors."""
         self.card, self.data = card, data
+        if self.class_weight is not None and (weight := self._balance()) is not None:
+            self.class_weight.copy_(weight)  # in place, because captured steps read it there
+
+    def _balance(self) -> Tensor | None:
+        """Weights by which every class, or the two sides of every label, count equally. None: every row does.
+
+        A class without training rows has the weight 1: no row of it is seen.
+        """
+        if self.local.class_weights == "equal" or self.task.target.kind == "numbers":
+            return None
+        y, classes = self.data["train"].labels(), self.task.classes
+        if self.task.target.kind == "labels":
+            held = y.sum(0)
+            return torch.where((held > 0) & (held < len(y)), (len(y) - held) / held.clamp(min=1), 1.0)
+        held = (y[:, None] == torch.arange(classes, device=y.device)).sum(0)
+        return torch.where(held > 0, len(y) / ((held > 0).sum() * held.clamp(min=1)), 1.0).float()
 
     def begin(self, t: int, exchange: draws.Key, now: Mapping[str, float]) -> None:
         """Start the work of one exchange."""
@@ -247,12 +266,19 @@ class Client:
         self._set_mode(False)
         if not len(data):
             with torch.no_grad():
-                return rows(self, torch.zeros(1, *self.task.shape, device=self.device))[:0]
+                return rows(self, self.task.input.zeros(1, device=self.device))[:0]
         return self.runner.sweep(self, rows, data)
 
     def autocast(self) -> torch.autocast:
         """The arithmetic of training: bfloat16 if the experiment sets it."""
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.local.bfloat16, cache_enabled=False)
+
+    def task_loss(self, scores: Tensor, y: Tensor, reduction: Reduction = "mean") -> Tensor:
+        """The loss of the task: cross-entropy for classes and labels, a distance for numbers.
+
+        With `reduction="none"`, one number per row.
+        """
+        return self.task.target.loss(scores, y, weight=self.class_weight, reduction=reduction)
 
     def features(self, x: Tensor) -> Tensor:
         """The features phi(x), in the task's width."""

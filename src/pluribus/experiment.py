@@ -18,17 +18,22 @@ import torch
 
 from pluribus.data import Dataset
 from pluribus.data.augment import parse_augmentations
+from pluribus.data.datasets import kind_of_data
+from pluribus.data.federated import SplitBy
 from pluribus.data.given import name_data, take_data
 from pluribus.data.partitions import OwnPartition, name_partition, take_partition
+from pluribus.data.reading import Reading, parse_columns, write_columns
+from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.internal.blame import first_line
 from pluribus.internal.lookup import GIVEN
-from pluribus.method import Method, find, hyperparameters, name_of
-from pluribus.models import assign, own_models, take_models
+from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.folder import DIGEST
 from pluribus.storage.toml import read_toml
+from pluribus.targets import TargetKind
 
 SITES = "(sites)"  # `data` of a run whose data is at real sites
 
@@ -66,8 +71,28 @@ class Experiment:
     """Share of each client's rows that is public: all clients get these rows."""
     test: Literal["own", "official", "common"] = setting("own", group="data")
     """Test set: own rows of each client, the official test set for all, or a common share of all rows."""
+    split_by: SplitBy = setting("auto", group="data")
+    """Split each client's rows one by one, in groups, or by time. auto: in groups, if the data has groups."""
+    public_data: Any = setting(None, group="data")
+    """Public rows from another data set, which all clients get. Its labels count if its classes are the same."""
     image_size: int | None = setting(None, group="data", at_least=1)
     """Resize images to this many pixels a side."""
+    columns: Any = setting("", group="data")
+    """Roles of columns: label=NAME,client=NAME and so on, also inputs=A+B, text, group, time, split and ignore."""
+    label_kind: TargetKind | Literal["auto"] = setting("auto", group="data")
+    """What a label column holds: classes, several labels at once, or numbers. auto: classes."""
+    window: int | None = setting(None, group="data", at_least=2)
+    """Cut the rows of a file into windows of this many rows, which are signals."""
+    stride: int | None = setting(None, group="data", at_least=1)
+    """Rows between the starts of two windows. Default: the window, so that windows do not overlap."""
+    tokenizer: str = setting("words", group="data")
+    """How texts become tokens: words, or a tokenizer of Hugging Face by its name."""
+    vocabulary: int = setting(8192, group="data", at_least=3, at_most=2**24)
+    """Number of ids that words are hashed to."""
+    length: int | None = setting(None, group="data", at_least=1)
+    """Most tokens of a text. Default: as many as the longest 5 % of texts leave, at most 256."""
+    normalize: str = setting("auto", group="training")
+    """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""
 
     models: Any = setting("small", group="models", simulated=True)
     """A group, a model, timm:NAME, or a comma-separated list (pluribus list groups). Client i gets model i mod X."""
@@ -101,7 +126,11 @@ class Experiment:
     optimizer_life: Literal["round", "run"] = setting("round", group="training")
     """How long momentum and moments are kept: one round, or the run, even if a download replaces the weights."""
     augment: str | tuple[str, ...] = setting("", group="training")
-    """Random changes to training images, comma-separated: crop, flip, erase. Default: none."""
+    """Random changes to training rows: crop, flip, erase (images), jitter, scale (signals), drop (tokens)."""
+    class_weights: Literal["equal", "balanced"] = setting("equal", group="training")
+    """Weights of classes in the loss: equal, or balanced by each client's training rows."""
+    loss: Literal["mse", "l1"] = setting("mse", group="training")
+    """Loss of numbers: their squared or their absolute error."""
 
     participation: float = setting(1.0, group="rounds", above=0, at_most=1)
     """Share of clients sampled per round."""
@@ -151,6 +180,9 @@ class Experiment:
             object.__setattr__(self, name, value)
         taken: dict[str, Any] = {"data": take_data(self.data), "partition": take_partition(self.partition)}
         taken |= {"models": take_models(self.models), "augment": ",".join(parse_augmentations(self.augment))}
+        taken["columns"] = write_columns(parse_columns(self.columns))
+        taken["public_data"] = None if self.public_data is None else take_data(self.public_data)
+        parse_normalize(self.normalize)
         for name, value in taken.items():
             object.__setattr__(self, name, value)
         divided = self.partition.clients if isinstance(self.partition, OwnPartition) else None
@@ -160,8 +192,15 @@ class Experiment:
             raise ConflictError("--ray-address and --gpu-share need --engine ray.")
         if self.val_fraction + self.test_fraction + self.public_fraction >= 1:
             raise ConflictError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
+        if self.public_data is not None and self.public_fraction:
+            raise ConflictError("--public-data replaces --public-fraction: use one of them.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
+
+    def reading(self) -> Reading:
+        """How files with columns are read."""
+        words = self.tokenizer, self.vocabulary, self.length
+        return Reading(parse_columns(self.columns), self.window, self.stride, *words, self.label_kind)
 
     def threads_per_worker(self) -> int | None:
         """CPU threads of each process. None: torch decides."""
@@ -184,6 +223,7 @@ class Experiment:
         """The settings that a folder cannot name: they were given as objects."""
         own: dict[str, Any] = {} if isinstance(self.data, str) else {"data": self.data}
         own |= {} if isinstance(self.partition, str) else {"partition": self.partition}
+        own |= {} if isinstance(self.public_data, str | None) else {"public_data": self.public_data}
         return own | ({"models": self.models} if own_models(self.models) else {})
 
     def sources(self) -> dict[str, Any]:
@@ -191,8 +231,9 @@ class Experiment:
         sources: dict[str, Any] = {name: one.source for name, one in own_models(self.models).items()}
         if isinstance(self.partition, OwnPartition):
             sources[self.partition.name] = self.partition.source
-        if not isinstance(self.data, str | Dataset):
-            sources[name_data(self.data)] = self.data
+        for data in (self.data, self.public_data):
+            if not isinstance(data, str | Dataset | None):
+                sources[name_data(data)] = data
         return {self.method: find(self.method), **sources}
 
     def label(self) -> str:
@@ -209,6 +250,7 @@ class Experiment:
         values = vars(self) | {"hyper": hyperparameters(self.build_method())}
         values.pop("out")
         values |= {"data": name_data(self.data), "partition": name_partition(self.partition)}
+        values["public_data"] = None if self.public_data is None else name_data(self.public_data)
         if isinstance(self.models, Mapping):
             values["models"] = {str(k): name_model(one) for k, one in self.models.items()}
         elif not isinstance(self.models, str):
@@ -304,7 +346,21 @@ def experiment(
     given = {**written, **settings}
     given = clients_of_partition(given) | given
     hyper = embedded_hyper(cls, given) | hyper
-    return Experiment(method=name, hyper=hyper, **{**_defaults(cls, "data" in given), **given})
+    usual = _defaults(cls, "data" in given) | _models_for_data(cls, given)
+    if "public_data" in given:
+        usual.pop("public_fraction", None)
+    return Experiment(method=name, hyper=hyper, **{**usual, **given})
+
+
+def _models_for_data(cls: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The models for data that are no images, if the user names none. One model, if the method needs that."""
+    kind = (
+        "image" if "data" not in given else kind_of_data(given["data"], parse_columns(given.get("columns", "")), given)
+    )
+    if kind == "image":
+        return {}
+    group = GROUP_OF[kind]
+    return {"models": GROUPS[group].models[0] if Need.SAME_MODEL in cls.needs else group}
 
 
 def clients_of_partition(settings: Mapping[str, Any]) -> dict[str, Any]:

@@ -242,7 +242,7 @@ class Host:
         with at(f"client {k}"):
             card = self._card(k)
             model = self.task.start(card.model, None if self.same_init else k)
-            sets, public, exams = self.data.sets(k), self.data.public, self.data.exams
+            sets, public, exams = self.data.sets(k), self.data.public_for(k), self.data.exams_for(k)
             client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
             self.method.prepare(client)
             client.state.fix()
@@ -258,7 +258,7 @@ class Host:
         """Smallest batch for the client's model and for the models that the method attached."""
         if client.card.model not in self._least:
             models = [client.model, *(one for one in client.state.modules() if isinstance(one, TwoPartModel))]
-            self._least[client.card.model] = max(least_rows(model, self.task.shape) for model in models)
+            self._least[client.card.model] = max(least_rows(model, self.task.input) for model in models)
         return self._least[client.card.model]
 
     def _card(self, k: int) -> Card:

@@ -15,10 +15,10 @@ from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
+from pluribus.inputs import KINDS, MANY, Kind
 from pluribus.internal.blame import at
 from pluribus.internal.fields import check_fields
 from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
@@ -28,6 +28,7 @@ from pluribus.message import Inbox, Message, Wire, payload
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.settings import convert_fields, flag_name
+from pluribus.targets import IN_WORDS, TARGETS, TargetKind
 from pluribus.task import Card, Cards, Task
 
 FORMER_HOOKS = {"optimisers": "optimizers", "settled": "complete"}  # would be ignored otherwise
@@ -40,6 +41,7 @@ class Need(Enum):
     SAME_HEAD = "heads of one shape"
     SAME_MODEL = "one model for all"
     PUBLIC_DATA = "public data"
+    PUBLIC_LABELS = "labels of public data"
     PRETRAINED = "a pretrained backbone"
     PLAIN_SGD = "plain SGD"
 
@@ -86,6 +88,10 @@ class Method:
     down: ClassVar[str] = "nothing"
     needs: ClassVar[frozenset[Need]] = frozenset()
     exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(),)
+    takes: ClassVar[tuple[Kind, ...]] = KINDS
+    """The kinds of rows that the method can work with."""
+    targets: ClassVar[tuple[TargetKind, ...]] = ("classes",)
+    """What the models may predict: `classes`, several `labels` at once, or `numbers`."""
     enrols: ClassVar[bool] = False
     """Whether a client sends the message of `enrol` when it first takes part."""
     views: ClassVar[tuple[str, ...]] = ("after",)
@@ -155,8 +161,8 @@ class Method:
         return Message({})
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
-        """The loss that a training step minimizes. Default: cross-entropy."""
-        return F.cross_entropy(client.model(batch.x), batch.y)
+        """The loss that a training step minimizes. Default: the loss of the task, cross-entropy for classes."""
+        return client.task_loss(client.model(batch.x), batch.y)
 
     def step(self, client: Client, batch: Batch) -> Tensor | None:
         """Run one training step, a pure tensor program. Returns the loss for the log."""
@@ -310,6 +316,14 @@ def _check_attributes(cls: type[Method]) -> None:
         "paper": (isinstance(cls.paper, str), "text"),
         "up": (isinstance(cls.up, str), "text"),
         "down": (isinstance(cls.down, str), "text"),
+        "takes": (
+            _holds(cls.takes, tuple, str) and {*cls.takes} <= {*KINDS},
+            f"a tuple with some of {', '.join(KINDS)}",
+        ),
+        "targets": (
+            _holds(cls.targets, tuple, str) and {*cls.targets} <= {*TARGETS},
+            f"a tuple with some of {', '.join(TARGETS)}",
+        ),
         "enrols": (isinstance(cls.enrols, bool), "True or False"),
         "defaults": (isinstance(cls.defaults, Mapping), "a dict of settings"),
         "needs": (_holds(cls.needs, Set, Need), "a set of needs, such as frozenset({Need.SAME_WIDTH})"),
@@ -319,6 +333,10 @@ def _check_attributes(cls: type[Method]) -> None:
     for name, (fitting, wanted) in fits.items():
         if not fitting:
             raise UserCodeError(f"{cls.__name__}.{name} must be {wanted}, not {getattr(cls, name)!r}.")
+
+
+def _is_some_of(values: object, known: tuple[str, ...]) -> bool:
+    return isinstance(values, tuple) and bool(values) and set(values) <= set(known)
 
 
 def _holds(values: object, kind: Any, item: type) -> bool:
@@ -363,6 +381,18 @@ def describe_completed(given: Method, settled: Method) -> list[str]:
 def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
     """Refuse clients that do not have what a method needs."""
     label = name_of(type(method))
+    if task.input.kind not in method.takes:
+        kinds = " and ".join(MANY[kind] for kind in method.takes)
+        raise MismatchError(
+            f"{label} works with {kinds}, but the data are {MANY[task.input.kind]}. Use another method, such as fedgh, "
+            f"fedproto or local."
+        )
+    if task.target.kind not in method.targets:
+        able = ", ".join(name for name, cls in methods().items() if task.target.kind in cls.targets)
+        raise MismatchError(
+            f"{label} needs data with {' or '.join(IN_WORDS[kind] for kind in method.targets)}, but here "
+            f"{IN_WORDS[task.target.kind]} are predicted. Use one of {able}."
+        )
     one, *others = cards.firsts()
     for other in others:
         pair = f"clients {one.id} ({one.model}) and {other.id} ({other.model})"
@@ -391,7 +421,13 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(
-            f"{label} needs public data: give a share of each client's data with --public-fraction 0.1."
+            f"{label} needs public data: give a share of each client's data with --public-fraction 0.1, or other data "
+            f"with --public-data."
+        )
+    if Need.PUBLIC_LABELS in method.needs and not task.public_labels:
+        raise MismatchError(
+            f"{label} trains on the labels of public rows, but those of --public-data are other classes than those of "
+            f"--data. Use public data with the same classes, or a method that needs no labels, such as fedmd."
         )
     if Need.PLAIN_SGD in method.needs and (rule.name != "sgd" or rule.momentum):
         raise ConflictError(

@@ -76,7 +76,8 @@ def predict(
     objects = {"data": data, "models": models, "partition": partition}
     with _open_model(Path(path), client, round, objects) as (method, trained):
         _check(found, trained)
-        batches = _batches(found, trained.task.shape, pictures)
+        channels, height, width = trained.task.shape
+        batches = _batches(found, (channels, height, width), pictures)
         predictions = [one for files, x in batches for one in _predictions(method, trained, files, x)]
     if not isinstance(found, Tensor):
         notes += picture_notes(found, pictures)

@@ -170,7 +170,7 @@ class Result:
 
         with self._trained(client, round) as (parts, trained):
             task, name = parts.task, trained.card.model
-            made_of = name, task.shape, task.classes, task.names, task.width, task.projector
+            made_of = name, task.input, task.classes, task.names, task.width, task.projector
             facts = ModelFacts(
                 *made_of, self.method, self.views[0], client, trained.round, __version__, split=task.split
             )

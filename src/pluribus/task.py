@@ -10,10 +10,12 @@ import torch
 
 from pluribus import draws
 from pluribus.draws import Made
+from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import OwnModel, TwoPartModel, build, has_weights
 from pluribus.models.layers import Layer, layers_of
+from pluribus.targets import CLASSES, Target
 
 
 @dataclass(frozen=True)
@@ -23,12 +25,13 @@ class Task:
     `width` is K, the width of the features that are sent, or None if every model keeps its own. `rounds` counts all
     rounds of the run; the first `warmup` of them train no model. `public` is the number of public rows by owner, and
     `exams` the number of test rows per domain. Only clients hold these rows, as `client.public` and `client.exams`.
+    `classes` is the number of outputs of a model: of classes, of labels, or of numbers to predict, as `target` says.
     `weights` is the source of pretrained backbones. `own` has the models that were given as objects, and `split` names
     the layer where a user's classifier is split.
     """
 
     classes: int
-    shape: tuple[int, int, int]
+    input: Input
     width: int | None
     projector: str
     clients: int
@@ -42,6 +45,14 @@ class Task:
     warmup: int = 0
     own: Mapping[str, OwnModel] = field(default_factory=dict, repr=False)
     split: str | None = None
+    target: Target = CLASSES
+    public_labels: bool = True
+    """Whether the public rows have labels."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of one row, as a model gets it."""
+        return self.input.shape
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator that is the same for the server and all clients, so nothing has to be sent."""
@@ -57,7 +68,7 @@ class Task:
         with draws.seeded(self.seed, "build", *key):
             return build(
                 self.own.get(model, model),
-                shape=self.shape,
+                shape=self.input,
                 classes=self.classes,
                 width=self.width,
                 projector=self.projector,
@@ -84,7 +95,7 @@ class Task:
 
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""
-        return layers_of(self.shape_of(model), self.shape)
+        return layers_of(self.shape_of(model), self.input)
 
 
 @dataclass(frozen=True)

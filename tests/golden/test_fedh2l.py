@@ -25,6 +25,7 @@ from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.errors import ConflictError, MismatchError, RangeError, UnknownNameError
 from pluribus.experiment import experiment
+from pluribus.inputs import Input
 from pluribus.message import Inbox, Message, decode
 from pluribus.methods.fedh2l import FedH2L, public_batch
 from pluribus.ops import flatten, project, unflatten
@@ -167,7 +168,7 @@ def node(
         j: Data(store, torch.arange(start, start + len(public[j]))) for j, start in zip(public, starts, strict=False)
     }
     sizes = {j: len(data) for j, data in sets.items()}
-    task = Task(classes, (1, 1, 2), 2, "pool", clients=len(public), rounds=3, seed=0, public=sizes)
+    task = Task(classes, Input("image", (1, 1, 2)), 2, "pool", clients=len(public), rounds=3, seed=0, public=sizes)
     model = flat_split(2, classes)
     nn.init.zeros_(model.head.weight)
     nn.init.zeros_(model.head.bias)
@@ -591,7 +592,7 @@ class TestEvery:
 
 class TestPairs:
     def task(self, clients: int) -> Task:
-        return Task(2, (1, 1, 2), 2, "pool", clients=clients, rounds=3, seed=0)
+        return Task(2, Input("image", (1, 1, 2)), 2, "pool", clients=clients, rounds=3, seed=0)
 
     @settings(deadline=None)
     @given(st.integers(0, 30), st.sets(st.integers(0, 8)))

@@ -23,6 +23,7 @@ from pluribus.assembly import assemble
 from pluribus.client import Batch, Client, Local
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
+from pluribus.data.scaling import Scale
 from pluribus.errors import MismatchError, NoModelError, NotFiniteError, PartitionError, RangeError
 from pluribus.experiment import experiment
 from pluribus.message import Kept, Message, Rows, decode, encode
@@ -89,8 +90,8 @@ every_model = pytest.mark.parametrize("build", MODELS.values(), ids=MODELS.keys(
 class DoubleStore(Store):
     """Images in double precision."""
 
-    def take(self, rows: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        x, y = super().take(rows, augment)
+    def take(self, rows: Tensor, augment: Augment | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
+        x, y = super().take(rows, augment, scale)
         return x.double(), y
 
 

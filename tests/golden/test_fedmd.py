@@ -16,6 +16,7 @@ from parties import CPU, card_of, flat_split, server_of, signs
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.errors import MismatchError, PartitionError, RangeError
+from pluribus.inputs import Input
 from pluribus.message import Message, decode
 from pluribus.methods.fedmd import FedMD, alignment
 from pluribus.optim import Rule
@@ -36,7 +37,7 @@ def party(method: FedMD, private: Sequence[Sample], public: Sequence[Sample], *,
     half = len(private) + len(public) // 2
     shared = {0: Data(store, rows[len(private) : half]), 1: Data(store, rows[half:])}
     sizes = {k: len(data) for k, data in shared.items()}
-    task = Task(2, (1, 1, 2), 2, "pool", clients=2, rounds=3, seed=0, public=sizes)
+    task = Task(2, Input("image", (1, 1, 2)), 2, "pool", clients=2, rounds=3, seed=0, public=sizes)
     model = flat_split(2, 2)
     torch.nn.init.zeros_(model.head.weight)
     torch.nn.init.zeros_(model.head.bias)
@@ -60,7 +61,7 @@ def numbers(client: Client) -> tuple[list, list]:
 def pool_of(labels: Sequence[int], size: int, t: int = 0, seed: int = 0) -> list[int]:
     """Rows of the samples that are chosen from a pool with these labels."""
     store = Store(torch.zeros(len(labels), 1, 1, 2, dtype=torch.uint8), torch.tensor(labels), CPU)
-    task = Task(max(labels) + 1, (1, 1, 2), 2, "pool", clients=1, rounds=9, seed=seed)
+    task = Task(max(labels) + 1, Input("image", (1, 1, 2)), 2, "pool", clients=1, rounds=9, seed=seed)
     client = Client(card_of(0, task), task, flat_split(2, 2), {}, Local(Rule(), 1, 10), CPU)
     client.data["pool"] = Data(store, torch.arange(len(labels)))
     client.begin(t, 1, {})

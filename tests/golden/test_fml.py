@@ -15,6 +15,7 @@ from parties import client_of, data_of, equal, federation_of, flat_split, run_th
 from pluribus.assembly import bytes_per_round
 from pluribus.client import Batch
 from pluribus.errors import MismatchError, MissingSettingError, RangeError, UnknownNameError
+from pluribus.inputs import Input
 from pluribus.message import Message
 from pluribus.methods.fml import FML
 from pluribus.models import TwoPartModel
@@ -178,7 +179,7 @@ class TestSmallest:
     def test_it_depends_on_the_task(self):
         """3 x 32 x 32 pixels: the perceptron alone has 3,073 * 64 weights in its first layer."""
         parts = assemble_tiny("fml")
-        larger = replace(parts.task, shape=(3, 32, 32))
+        larger = replace(parts.task, input=Input("image", (3, 32, 32)))
         assert larger.smallest(("mlp-64", "cnn-16", "cnn-16-32")) == "cnn-16-32"
 
     @METHODS

@@ -16,6 +16,7 @@ from pluribus.client import Batch
 from pluribus.errors import RangeError
 from pluribus.evaluate import measure
 from pluribus.experiment import experiment
+from pluribus.inputs import Input
 from pluribus.message import Message
 from pluribus.methods.fedavg import FedAvg
 from pluribus.methods.ind import own_and_public
@@ -52,7 +53,7 @@ class TestHowOften:
     @pytest.mark.parametrize(("floats", "times"), [(44_426, 72), (61_706, 52), (431_080, 7)])
     def test_as_often_as_the_papers_bandwidth_pays_for(self, floats, times):
         """10,000 rounds of 321 floats."""
-        task = pluribus.Task(10, (1, 28, 28), None, "pool", 4, rounds=10_000, seed=0)
+        task = pluribus.Task(10, Input("image", (1, 28, 28)), None, "pool", 4, rounds=10_000, seed=0)
         method = OfSize(floats=floats)
         assert method.synchronizations(task, card_of(0, task)) == times
         assert 10_000 * 321 - floats < floats * times <= 10_000 * 321
@@ -63,7 +64,7 @@ class TestHowOften:
 
     @pytest.mark.parametrize(("rounds", "times"), [(12, 3), (12, 12), (12, 1), (500, 9), (10, 6), (10_000, 72)])
     def test_evenly_and_at_the_end(self, rounds, times):
-        task = pluribus.Task(10, (1, 1, 2), None, "pool", 4, rounds=rounds, seed=0)
+        task = pluribus.Task(10, Input("image", (1, 1, 2)), None, "pool", 4, rounds=rounds, seed=0)
         method = OfSize(matched_batch=1, floats=11 * rounds // times)
         assert method.synchronizations(task, card_of(0, task)) == times
         at = [t for t in range(rounds) if method.synchronizes(task, card_of(0, task), t)]

@@ -127,7 +127,9 @@ class TestCommon:
 
     @pytest.mark.parametrize("kind", PARTITIONS)
     def test_nobody_holds_a_test_row(self, kind):
-        dataset = dataclasses.replace(plain(200), domain=torch.arange(200) // 4 % 2, domains=("p", "q"))
+        domains = {"domain": torch.arange(200) // 4 % 2, "domains": ("p", "q")}
+        holders = {"client": torch.arange(200) // 7 % 3, "clients": ("a", "b", "c")}
+        dataset = dataclasses.replace(plain(200), **domains, **holders)
         for seed in range(3):
             data = self.assembled(dataset, kind, seed)
             sets = [rows_of(data, k) for k in range(3)]

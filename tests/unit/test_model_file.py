@@ -96,7 +96,7 @@ def test_the_facts_in_the_file(saved: tuple[Result, Path]) -> None:
     facts = facts_of(path)
     assert facts == {
         "model": "cnn-16",
-        "shape": [1, 8, 8],
+        "input": {"kind": "image", "shape": [1, 8, 8], "vocabulary": 0, "categories": [], "whole": False},
         "classes": 10,
         "names": [str(number) for number in range(10)],
         "width": 64,

@@ -13,9 +13,18 @@ import torch
 from torch import Tensor
 
 from pluribus.draws import BITS, uniform_bits
-from pluribus.errors import FormatError, UnknownNameError
+from pluribus.errors import FormatError, MismatchError, UnknownNameError
+from pluribus.inputs import MANY, PADDING, UNKNOWN, Kind
 
-CROP, FLIP, ERASE = AUGMENTATIONS = ("crop", "flip", "erase")
+CROP, FLIP, ERASE = ("crop", "flip", "erase")  # of images
+JITTER, SCALE = ("jitter", "scale")  # of signals
+DROP = "drop"  # of tokens
+AUGMENTS: dict[str, Kind] = {CROP: "image", FLIP: "image", ERASE: "image", JITTER: "signal", SCALE: "signal"}
+AUGMENTS[DROP] = "tokens"
+AUGMENTATIONS = tuple(AUGMENTS)
+NOISE = 0.05  # deviation of jitter, for channels with deviation 1
+SPREAD = 0.1  # deviation of the factor by which a signal is scaled
+DROPPED = 0.1  # share of tokens that become unknown
 BORDER = 8  # an image moves by at most 1/BORDER of its side: 4 pixels of 32
 AREA = (0.04, 0.2)  # of the erased rectangle, as a fraction of the image
 RATIO = 2  # of the rectangle's sides, at most: from 1 : 2 to 2 : 1
@@ -41,6 +50,26 @@ class Augment(NamedTuple):
         return [Augment(self.names, keys) for keys in torch.split(self.keys, list(sizes))]
 
     def __call__(self, x: Tensor) -> Tensor:
+        """Change rows, by the kind of their augmentations."""
+        if AUGMENTS[self.names[0]] == "image":
+            return self._change_images(x)
+        return self._drop_tokens(x) if DROP in self.names else self._change_signals(x)
+
+    def _change_signals(self, x: Tensor) -> Tensor:
+        """Multiply each channel of a signal (n, channels, length) by a factor near 1, then add noise."""
+        rows, channels, length = x.shape
+        bits = uniform_bits(self.keys[:, None], 2 * channels * (1 + length), x.device)
+        draws = _normal(bits).view(rows, channels, -1)
+        if SCALE in self.names:
+            x = x * (1 + SPREAD * draws[:, :, :1])
+        return x + NOISE * draws[:, :, 1:] if JITTER in self.names else x
+
+    def _drop_tokens(self, x: Tensor) -> Tensor:
+        """Replace some tokens (n, length) by the unknown one. Padding stays."""
+        dropped = uniform_bits(self.keys[:, None], x.shape[1], x.device) < int(DROPPED * 2**BITS)
+        return torch.where(dropped & (x != PADDING), UNKNOWN, x)
+
+    def _change_images(self, x: Tensor) -> Tensor:
         """Flip images (n, channels, height, width), then erase a rectangle, then move them."""
         height, width = x.shape[2:]
         # Random bits of each image, and the source row and column of each pixel, in the four dimensions of images.
@@ -80,10 +109,27 @@ def parse_augmentations(given: str | Sequence[str]) -> tuple[str, ...]:
     return tuple(name for name in AUGMENTATIONS if name in names)
 
 
+def check_augmentations(names: Sequence[str], kind: Kind) -> None:
+    """Refuse augmentations that are for another kind of rows."""
+    if wrong := [name for name in names if AUGMENTS[name] != kind]:
+        known = ", ".join(name for name, of in AUGMENTS.items() if of == kind) or "none"
+        raise MismatchError(
+            f"--augment {wrong[0]} is for {MANY[AUGMENTS[wrong[0]]]}, but the data are {MANY[kind]}. For them there is "
+            f"{known}."
+        )
+
+
 def _draw_below(bits: Tensor, numbers: Tensor | int) -> Tensor:
     """A random whole number below `numbers`."""
     found: Tensor = (bits * numbers) >> BITS
     return found
+
+
+def _normal(bits: Tensor) -> Tensor:
+    """Normal numbers from twice as many uniform bits, by the transform of Box and Muller."""
+    low, high = (((bits[..., at::2].double() + 0.5) / 2**BITS) for at in (0, 1))
+    found: Tensor = (-2 * low.log()).sqrt() * torch.cos(2 * torch.pi * high)
+    return found.to(torch.float32)
 
 
 def _toss_coin(bits: Tensor) -> Tensor:

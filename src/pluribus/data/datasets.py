@@ -33,25 +33,28 @@ from pluribus.data.dataset import Dataset, last_line, resize
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
 from pluribus.data.images import pixels
+from pluribus.data.reading import DEFAULT, Columns, Reading
 from pluribus.errors import (
     ConfigError,
     DamagedDataError,
     DataError,
     FormatError,
+    MismatchError,
     MissingDataError,
     PluribusError,
     RangeError,
     UserCodeError,
     unknown,
 )
+from pluribus.inputs import Kind
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 
 Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
-# the name or the object, the image size, and the seed of a set that is drawn at random
-Key = tuple["str | Dataset | Loader", int | None, int | None]
+# the name or the object, the image size, the seed of a set that is drawn at random, and how columns are read
+Key = tuple["str | Dataset | Loader", int | None, int | None, Reading | None]
 
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
@@ -67,13 +70,14 @@ class DataEntry:
 
     about: str
     load: Loader
+    kind: Kind = "image"
 
 
 _entries: dict[str, DataEntry] = {}
 
 
-def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
-    """Register a function that returns a Dataset. It may take the arguments `image_size` and `seed`.
+def register_data(name: str, about: str, kind: Kind = "image") -> Callable[[Loader], Loader]:
+    """Register a function that returns a Dataset. It may take the arguments `image_size`, `seed` and `reading`.
 
     A function that is defined again, as in a cell of a notebook, replaces itself.
     """
@@ -81,7 +85,7 @@ def register_data(name: str, about: str) -> Callable[[Loader], Loader]:
     def add(loader: Loader) -> Loader:
         known = _entries.get(_normalize_name(name))
         check_free("data set", name, known and known.load, loader)
-        _entries[_normalize_name(name)] = DataEntry(about, loader)
+        _entries[_normalize_name(name)] = DataEntry(about, loader, kind)
         return loader
 
     return add
@@ -97,7 +101,9 @@ def entries() -> Mapping[str, DataEntry]:
     return MappingProxyType(_entries)
 
 
-def load(name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0) -> Dataset:
+def load(
+    name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0, reading: Reading = DEFAULT
+) -> Dataset:
     """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
     `name` is a registered name, the path of an `.npz` file in the cache format, the path of a folder with
@@ -107,19 +113,26 @@ def load(name: str | Dataset | Loader, *, image_size: int | None = None, seed: i
     """
     if image_size is not None and image_size < 1:
         raise RangeError(f"--image-size must be at least 1, not {image_size}.")
-    return _load_keyed(name, image_size, seed)[1]
+    return _load_keyed(name, image_size, seed, reading)[1]
 
 
-def _load_keyed(source: str | Dataset | Loader, image_size: int | None, seed: int) -> tuple[Key, Dataset]:
+def _load_keyed(
+    source: str | Dataset | Loader, image_size: int | None, seed: int, reading: Reading
+) -> tuple[Key, Dataset]:
     name, loader = name_data(source), _find(source)
-    offered = {"image_size": image_size, "seed": seed}
+    offered = {"image_size": image_size, "seed": seed, "reading": reading}
     try:
         signature = inspect.signature(loader)
         arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
         signature.bind(**arguments)
     except (TypeError, ValueError) as reason:
-        raise UserCodeError(f"{name} may take only the arguments image_size and seed ({reason}).") from reason
-    key = (source, image_size, arguments.get("seed"))
+        raise UserCodeError(f"{name} may take only the arguments image_size, seed and reading ({reason}).") from reason
+    if reading != DEFAULT and "reading" not in arguments:
+        raise MismatchError(
+            f"{name} has no columns to choose from: leave out --columns, --label-kind, --window, --stride, "
+            f"--tokenizer, --vocabulary and --length."
+        )
+    key = (source, image_size, arguments.get("seed"), arguments.get("reading"))
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
     with at(f"data {name}"):
@@ -150,15 +163,28 @@ def load_once(known: Mapping[Key, Dataset] = MappingProxyType({})) -> Iterator[d
         _loaded_sets = before
 
 
-def load_shared(name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0) -> dict[Key, Dataset]:
+def load_shared(
+    name: str | Dataset | Loader, *, image_size: int | None = None, seed: int = 0, reading: Reading = DEFAULT
+) -> dict[Key, Dataset]:
     """Load a data set into shared memory and return what `loaded_once` takes. Empty if shared memory is full."""
     with load_once() as kept:
-        key, dataset = _load_keyed(name, image_size, seed)
+        key, dataset = _load_keyed(name, image_size, seed, reading)
         try:
             kept[key] = dataset.shared()
         except ConfigError:
             return {}
         return {key: kept[key]}
+
+
+def kind_of_data(source: Any, columns: Columns, settings: Mapping[str, Any]) -> Kind:
+    """The kind of a data set, as far as it can be told without reading it. Otherwise `image`."""
+    if isinstance(source, Dataset):
+        return source.kind
+    if not isinstance(source, str | os.PathLike):
+        return "image"
+    if entry := _entries.get(_normalize_name(str(source))):
+        return entry.kind
+    return "image"
 
 
 def _find(name: str | Dataset | Loader) -> Loader:

@@ -1,13 +1,14 @@
 """One data set, divided among many clients: a store on the device, and row numbers into it.
 
 A client's sets are row numbers. They are computed on first use, so that ten thousand clients cost nothing until they
-participate. Images are stored as they are given, and `take` converts bytes to numbers in [-1, 1].
+participate. Rows are stored as they are given. `take` normalizes them: the bytes of images become numbers in [-1, 1],
+unless a `Scale` says otherwise.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
 from typing import Any, Literal, Protocol
@@ -17,36 +18,45 @@ import torch
 from torch import Tensor
 
 from pluribus.data.augment import Augment
-from pluribus.data.dataset import PARTS, Dataset
-from pluribus.data.split import split
+from pluribus.data.dataset import PARTS, UNLABELED, Dataset
+from pluribus.data.scaling import AS_IT_IS, Normalize, Scale, choose_normalize, measure
+from pluribus.data.split import split, split_by_time, split_groups
 from pluribus.draws import numpy_rng
 from pluribus.errors import MismatchError
 
 
 class Store:
-    """All images and labels of an experiment, on the device."""
+    """All rows and targets of an experiment, on the device."""
 
     def __init__(self, x: Tensor, y: Tensor, device: torch.device, channels_last: bool = False) -> None:
         self.x = x.to(device)
         self.y = y.to(device)
-        self._layout = torch.channels_last if channels_last else torch.contiguous_format
+        self._layout = torch.channels_last if channels_last and x.dim() == 4 else torch.contiguous_format
 
-    def take(self, rows: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """Images and labels of these rows. Bytes become numbers in [-1, 1]."""
+    def take(self, rows: Tensor, augment: Augment | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
+        """These rows as a model gets them, and their targets."""
         x = self.x[rows]
-        if x.dtype == torch.uint8:
+        if scale is not None:
+            x = scale(x.to(torch.float32))
+        elif x.dtype == torch.uint8:
             x = x.to(torch.float32).mul_(1 / 127.5).sub_(1.0)
+        elif x.dtype == torch.float16:
+            x = x.to(torch.float32)
+        elif x.dtype == torch.int32:
+            x = x.to(torch.int64)
         if augment is not None:
             x = augment(x)
-        return x.contiguous(memory_format=self._layout), self.y[rows]
+        y = self.y[rows]
+        return x.contiguous(memory_format=self._layout), y if y.dtype != torch.uint8 else y.to(torch.float32)
 
 
 @dataclass(frozen=True)
 class Data:
-    """Some rows of the store."""
+    """Some rows of the store, and how they are normalized."""
 
     store: Store
     rows: Tensor
+    scale: Scale | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -57,7 +67,7 @@ class Data:
             positions = positions.to(self.rows.device)
         elif not isinstance(positions, slice):
             raise TypeError(f"a set is indexed by a tensor of positions or a slice, not by {type(positions).__name__}")
-        return Data(self.store, self.rows[positions])
+        return Data(self.store, self.rows[positions], self.scale)
 
     def __add__(self, other: Data) -> Data:
         """The samples of this set, then those of another set of the same store."""
@@ -69,14 +79,15 @@ class Data:
         first, *others = sets
         if any(other.store is not first.store for other in others):
             raise ValueError("sets of two stores cannot be joined")
-        return Data(first.store, torch.cat([first.rows, *(other.rows for other in others)]))
+        return Data(first.store, torch.cat([first.rows, *(other.rows for other in others)]), first.scale)
 
     def take(self, positions: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
-        """Images and labels at these positions of the set."""
-        return self.store.take(self.rows[positions], augment)
+        """Rows and targets at these positions of the set, as a model gets them."""
+        return self.store.take(self.rows[positions], augment, self.scale)
 
     def labels(self) -> Tensor:
-        return self.store.y[self.rows]
+        y = self.store.y[self.rows]
+        return y if y.dtype != torch.uint8 else y.to(torch.float32)
 
 
 ExamSets = Mapping[str, Mapping[str, Data]]  # domain -> `val` and `test`
@@ -88,23 +99,53 @@ class ClientSets(Protocol):
     def sets(self, client: int) -> dict[str, Data]:
         """The client's `train`, `val`, `test` and `public` sets."""
 
-    @property
-    def public(self) -> Mapping[int, Data]:
-        """Every client's public set, by owner."""
+    def public_for(self, client: int) -> Mapping[int, Data]:
+        """Every client's public set, by owner, as this client normalizes it."""
 
-    @property
-    def exams(self) -> ExamSets:
-        """The val and test sets of every domain, where there are domains."""
+    def exams_for(self, client: int) -> ExamSets:
+        """The val and test sets of every domain, where there are domains, as this client normalizes them."""
+
+
+class Rescaled(Mapping[Any, Data]):
+    """Sets with another scale, made on demand: those of ten thousand owners cost nothing until they are read."""
+
+    def __init__(self, sets: Mapping[Any, Data], scale: Scale) -> None:
+        self._sets, self._scale = sets, scale
+
+    def __getitem__(self, key: Any) -> Data:
+        return replace(self._sets[key], scale=self._scale)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._sets)
+
+    def __len__(self) -> int:
+        return len(self._sets)
+
+
+SplitBy = Literal["auto", "rows", "group", "time"]
 
 
 @dataclass(frozen=True)
 class Fractions:
-    """Split of a client's rows. `test_on`: whether it is tested on its own rows or on rows that no client holds."""
+    """Split of a client's rows. `test_on`: whether it is tested on its own rows or on rows that no client holds. `by`:
+    whether rows are split one by one, in groups, or by time."""
 
     val: float = 0.1
     test: float = 0.2
     public: float = 0.0
     test_on: Literal["own", "official", "common"] = "own"
+    by: SplitBy = "auto"
+
+    def way(self, dataset: Dataset) -> SplitBy:
+        """How the rows of a data set are split. By default in groups, if it has groups."""
+        if self.by == "auto":
+            return "rows" if dataset.group is None else "group"
+        if self.by != "rows" and getattr(dataset, self.by) is None:
+            raise MismatchError(
+                f"--split-by {self.by} needs data with a column '{self.by}', but {dataset.name} has none: name it in "
+                f"--columns, or leave out --split-by."
+            )
+        return self.by
 
     def shares(self) -> dict[str, float]:
         """Fractions of a client's rows, training first. They sum to one."""
@@ -127,7 +168,7 @@ def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray
 
 def _draw_common_test(dataset: Dataset, share: float, rng: np.random.Generator) -> np.ndarray:
     """Draw a share of all rows, stratified by class and domain. Copies of one image stay together."""
-    strata, shares = dataset.y.numpy(), {"held": 1 - share, "test": share}
+    strata, shares = dataset.strata.numpy(), {"held": 1 - share, "test": share}
     if dataset.domain is not None:
         strata = strata * len(dataset.domains) + dataset.domain.numpy()
     if dataset.identity is None:
@@ -149,24 +190,36 @@ class Federated:
         device: torch.device,
         channels_last: bool = False,
         domain_of: Mapping[int, int] = MappingProxyType({}),  # of each client, where clients hold one domain each
+        normalize: Normalize = AS_IT_IS,
+        foreign: Dataset | None = None,  # public rows from another data set
     ) -> None:
         self.dataset = dataset
         self.parts = parts
-        self.store = Store(dataset.x, dataset.y, device, channels_last)
+        self._foreign = 0 if foreign is None else len(foreign.y)
+        self.public_labels = foreign is None or have_same_targets(dataset, foreign)
+        x, y = (dataset.x, dataset.y) if foreign is None else _append(dataset, foreign)
+        self.store = Store(x, y, device, channels_last)
         self._fractions = fractions
+        self._way = fractions.way(dataset)
+        self._normalize = choose_normalize(normalize, dataset)
         self._seed = seed
         self._domain_of = dict(domain_of)
         self._common = common_test(dataset, fractions, seed)
         self._derive()
         self._identity_parts = self._split_identities()
+        self._fixed: Scale | None = None
+        if self._normalize.mode in ("dataset", "given"):
+            trained = [self.rows(k)["train"].numpy() for k in range(len(parts))]
+            self._fixed = self._normalize.fixed(dataset, np.concatenate(trained))
 
     def _derive(self) -> None:
-        self._labels = self.dataset.y.numpy()
+        self._labels = self.dataset.strata.numpy()
         self.rows = lru_cache(maxsize=4096)(self._rows)
+        self._scale = lru_cache(maxsize=4096)(self._find_scale)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave out what other processes derive again: a cache cannot be pickled, a numpy view would be copied."""
-        return {name: value for name, value in vars(self).items() if name not in ("_labels", "rows")}
+        return {name: value for name, value in vars(self).items() if name not in ("_labels", "rows", "_scale")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         vars(self).update(state)
@@ -191,11 +244,20 @@ class Federated:
         elif self.dataset.part is not None:
             cut = self._fixed_split(client, self.dataset.part.numpy()[held])
         else:
-            positions = split(self._labels[held], self._fractions.shares(), numpy_rng(self._seed, "split", client))
-            cut = {name: held[at] for name, at in positions.items()}
+            cut = {name: held[at] for name, at in self._positions(client, held).items()}
         if self._common is not None:
             cut["test"] = self._common
         return {name: torch.from_numpy(rows) for name, rows in cut.items()}
+
+    def _positions(self, client: int, held: np.ndarray) -> dict[str, np.ndarray]:
+        """Positions of each part in the client's rows: row by row, group by group, or in the order of time."""
+        shares, rng = self._fractions.shares(), numpy_rng(self._seed, "split", client)
+        group, time = (None if one is None else one.numpy()[held] for one in (self.dataset.group, self.dataset.time))
+        if self._way == "time" and time is not None:
+            return split_by_time(time, shares, group, self.dataset.span)
+        if self._way == "group" and group is not None:
+            return split_groups(self._labels[held], shares, group, rng)
+        return split(self._labels[held], shares, rng)
 
     def _fixed_split(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
         """The data set's own split. Public rows are a share of the test part, and are not tested on."""
@@ -206,8 +268,37 @@ class Federated:
         return cut | {name: cut["test"][at] for name, at in positions.items()}
 
     def sets(self, client: int) -> dict[str, Data]:
-        device = self.store.y.device
-        return {name: Data(self.store, rows.to(device)) for name, rows in self.rows(client).items()}
+        device, scale = self.store.y.device, self._scale(client)
+        own = {name: Data(self.store, rows.to(device), scale) for name, rows in self.rows(client).items()}
+        return own | ({"public": replace(self.public[client], scale=scale)} if self._foreign else {})
+
+    def _find_scale(self, client: int) -> Scale | None:
+        """How the client's rows are normalized, on the device."""
+        if self._fixed is None and not self._normalize.by_client:
+            return None
+        return (self._fixed or measure(self.dataset, self.rows(client)["train"].numpy())).to(self.store.y.device)
+
+    def public_for(self, client: int) -> Mapping[int, Data]:
+        return self.public if (scale := self._scale(client)) is None else Rescaled(self.public, scale)
+
+    def exams_for(self, client: int) -> ExamSets:
+        if (scale := self._scale(client)) is None:
+            return self.exams
+        return {domain: Rescaled(sets, scale) for domain, sets in self.exams.items()}
+
+    def scale_of(self, client: int) -> Scale | None:
+        """How a client's rows are normalized; None: not at all, except that the bytes of images become [-1, 1]."""
+        scale = self._scale(client)
+        return None if scale is None else scale.to(torch.device("cpu"))
+
+    @property
+    def tests_on_own(self) -> bool:
+        """Whether each client is tested on rows that it holds."""
+        return self._common is None
+
+    @property
+    def normalization(self) -> Normalize:
+        return self._normalize
 
     def samples(self, client: int) -> int:
         """Size of the client's training set, n_k."""
@@ -217,16 +308,22 @@ class Federated:
         return len(self.rows(client)["test"])
 
     def counts(self, client: int) -> list[int]:
-        """Training samples per class."""
+        """Training samples per class. If nothing is classified, the number of training samples alone."""
         labels = self._labels[self.rows(client)["train"].numpy()]
-        return [int(count) for count in np.bincount(labels, minlength=len(self.dataset.classes))]
+        classes = len(self.dataset.classes) if self.dataset.target == "classes" else 1
+        return [int(count) for count in np.bincount(labels, minlength=classes)]
 
     @cached_property
     def public(self) -> dict[int, Data]:
         """The public set of every client, which all clients know. Empty: there is no public fraction."""
+        device, clients = self.store.y.device, len(self.parts)
+        if self._foreign:  # clients own equal shares of the rows, in order
+            first = len(self.dataset.y)
+            ends = [first + self._foreign * k // clients for k in range(clients + 1)]
+            return {k: Data(self.store, torch.arange(*ends[k : k + 2], device=device)) for k in range(clients)}
         if not self._fractions.public:
             return {}
-        return {k: self.sets(k)["public"] for k in range(len(self.parts))}
+        return {k: Data(self.store, self.rows(k)["public"].to(device)) for k in range(clients)}
 
     @cached_property
     def exams(self) -> ExamSets:
@@ -243,3 +340,23 @@ class Federated:
                 rows["test"] = common[self.dataset.domain[common] == number].to(device)
             exams[name] = {s: Data(self.store, r) for s, r in rows.items()}
         return exams
+
+
+def have_same_targets(dataset: Dataset, foreign: Dataset) -> bool:
+    """Whether the labels of another data set mean the same."""
+    return foreign.classes == dataset.classes and foreign.target == dataset.target
+
+
+def _append(dataset: Dataset, foreign: Dataset) -> tuple[Tensor, Tensor]:
+    """The rows of a data set and then the public rows of another one, whose form must be the same."""
+    if foreign.input != dataset.input or foreign.x.dtype != dataset.x.dtype:
+        kinds = [
+            f"{one.name} has {one.input} ({str(one.x.dtype).removeprefix('torch.')})" for one in (dataset, foreign)
+        ]
+        raise MismatchError(f"--public-data must have rows of the form of --data, but {' and '.join(kinds)}.")
+    y = (
+        foreign.y
+        if have_same_targets(dataset, foreign)
+        else torch.full((len(foreign.y), *dataset.y.shape[1:]), UNLABELED, dtype=torch.int64)
+    )
+    return torch.cat([dataset.x, foreign.x]), torch.cat([dataset.y, y.to(dataset.y.dtype)])

@@ -33,6 +33,16 @@ def iid(labels: np.ndarray, clients: int, rng: Rng) -> Parts:
     return rows_by_owner(rng.permutation(np.arange(len(labels)) % clients), clients)
 
 
+def natural(holder: np.ndarray, clients: int, rng: Rng) -> Parts:
+    """Client k holds the rows of holder k. With fewer clients than holders, the rows of the last holders have none."""
+    holders = int(holder.max()) + 1
+    if clients > holders:
+        raise PartitionError(
+            f"the data names {holders} clients, fewer than {clients}: use --clients {holders} or less."
+        )
+    return rows_by_owner(np.where(holder < clients, holder, NO_OWNER), clients)
+
+
 def pathological(
     labels: np.ndarray, clients: int, rng: Rng, *, classes_per_client: int = 2, unequal: bool = False
 ) -> Parts:

@@ -21,6 +21,7 @@ from pluribus.data.partition import (
     fedhpl_by_class,
     fedhpl_dir,
     iid,
+    natural,
     pathological,
     rows_by_owner,
     sample,
@@ -63,6 +64,7 @@ PARTITIONS: dict[str, PartitionKind] = {
         disjoint=False,
     ),
     "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
+    "natural": PartitionKind(natural, "client k holds the rows of the k-th holder that the data names"),
 }
 
 
@@ -181,6 +183,7 @@ def partition(
     rng: Rng,
     *,
     domain: np.ndarray | None = None,
+    holder: np.ndarray | None = None,
     classes_per_client: int | None = None,
     unequal: bool | None = None,
     mass: str | None = None,
@@ -200,6 +203,13 @@ def partition(
         if domain is None:
             raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
         labels = domain
+    if kind == "natural":
+        if holder is None:
+            raise PartitionError(
+                "partition 'natural' needs data that names a client for each row: name its column, such as "
+                "--columns client=NAME."
+            )
+        labels = holder
     offered: dict[str, Any] = {"classes_per_client": classes_per_client, "unequal": unequal, "mass": mass}
     offered |= {"alpha": alpha, "min_samples": min_samples, "min_share": min_share}
     given = {name: value for name, value in offered.items() if name in found.reads and value is not None}

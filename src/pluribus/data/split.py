@@ -27,6 +27,37 @@ def split(labels: np.ndarray, fractions: Mapping[str, float], rng: np.random.Gen
     return {name: np.flatnonzero(part == at) for at, name in enumerate(fractions)}
 
 
+def split_groups(
+    labels: np.ndarray, fractions: Mapping[str, float], groups: np.ndarray, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Like `split`, but all rows of a group are in one part. Groups count as samples of their most frequent class."""
+    names, number = np.unique(groups, return_inverse=True)
+    usual = np.array([np.bincount(labels[number == at]).argmax() for at in range(len(names))])
+    cut = split(usual, fractions, rng)
+    return {name: np.flatnonzero(np.isin(number, chosen)) for name, chosen in cut.items()}
+
+
+def split_by_time(
+    times: np.ndarray, fractions: Mapping[str, float], groups: np.ndarray | None = None, span: float = 0.0
+) -> dict[str, np.ndarray]:
+    """Sorted positions per part: of every group, the first rows are in the first part, and the last in the last.
+
+    Rows that last for `span` and overlap a row of a later part are left out of the earlier part.
+    """
+    share = _shares(fractions)
+    part = np.full(len(times), -1)
+    for group in [None] if groups is None else np.unique(groups):
+        members = np.arange(len(times)) if group is None else np.flatnonzero(groups == group)
+        members = members[np.argsort(times[members], kind="stable")]
+        ends = np.rint(np.cumsum(share) * len(members) + ROUNDING).astype(np.int64)
+        part[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
+        for end in ends[:-1]:
+            if span and 0 < end < len(members):
+                late = times[members[:end]] + span > times[members[end]] + ROUNDING * span
+                part[members[:end][late]] = -1
+    return {name: np.flatnonzero(part == at) for at, name in enumerate(fractions)}
+
+
 def _shares(fractions: Mapping[str, float]) -> np.ndarray:
     share = np.array(list(fractions.values()), float)
     text = ", ".join(f"{name} {value:g}" for name, value in fractions.items())

@@ -22,6 +22,7 @@ from pluribus import draws
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
+from pluribus.data.scaling import Scale
 from pluribus.engines.observe import observe_step
 from pluribus.internal.batches import Batch, gather
 from pluribus.internal.snapshot import copy_all
@@ -65,7 +66,7 @@ class Captured:
                 samples += self._step_as_written(client, fit, visit)
                 continue
             if id(recording) not in filled:
-                recording.fill(client)
+                recording.fill(client, fit.data.scale)
                 filled.add(id(recording))
             recording.play(visit)
             samples += recording.result
@@ -111,11 +112,12 @@ class Captured:
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
         names = None if fit.augment is None else fit.augment.names  # None: the step sees unchanged images
 
-        def step(rows: Tensor, positions: Tensor, keys: Tensor) -> int:
+        def step(rows: Tensor, positions: Tensor, keys: Tensor, scale: Scale | None) -> int:
             augment = None if names is None else Augment(names, keys)
-            return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment), positions, n))
+            return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment, scale), positions, n))
 
-        return self._find_recording((name_of_step(fit.step), n, client.model.training, inbox, names), client, n, step)
+        key = name_of_step(fit.step), n, client.model.training, inbox, names, fit.data.scale is None
+        return self._find_recording(key, client, n, step, fit.data.scale)
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         """Compute `rows` of every sample of a set, in order. The client is in eval mode."""
@@ -126,14 +128,16 @@ class Captured:
                 batch = data.rows[started : started + n]
                 started += n
 
-                def forward(at: Tensor, *_: Tensor) -> Tensor:
-                    return rows(client, data.store.take(at)[0]).float()
+                def forward(at: Tensor, _: Any, __: Any, scale: Scale | None) -> Tensor:
+                    return rows(client, data.store.take(at, scale=scale)[0]).float()
 
-                recording = self._find_recording((name_of_step(rows), n, "sweep"), client, n, forward)
+                key = name_of_step(rows), n, "sweep", data.scale is None
+                recording = self._find_recording(key, client, n, forward, data.scale)
                 if recording is None:
-                    parts.append(self._sweep_as_written(client, name_of_step(rows), partial(forward, batch)))
+                    written = partial(forward, batch, None, None, data.scale)
+                    parts.append(self._sweep_as_written(client, name_of_step(rows), written))
                 else:
-                    recording.fill(client)
+                    recording.fill(client, data.scale)
                     recording.play(Visit(batch))
                     parts.append(recording.result.clone())
         return torch.cat(parts)
@@ -149,7 +153,9 @@ class Captured:
             self._refuse(name, watch.reason)
         return result
 
-    def _find_recording(self, key: Any, client: Client, n: int, record: Callable[..., Any]) -> Recording | None:
+    def _find_recording(
+        self, key: Any, client: Client, n: int, record: Callable[..., Any], scale: Scale | None
+    ) -> Recording | None:
         """Return the recording for this client, and record it at the second call. None: run as written."""
         if key[0] in self._refused:
             return None
@@ -163,7 +169,7 @@ class Captured:
             self._refuse(key[0], "a nested function is a new object at every call")
             return None
         try:
-            recording = Recording(client, n, record, self._pool)
+            recording = Recording(client, n, record, self._pool, scale)
         except Exception as error:
             self._refuse(key[0], str(error).strip().splitlines()[0])
             return None
@@ -193,24 +199,29 @@ def _visits(fit: Fit, device: torch.device) -> list[Visit]:
 class Recording:
     """A CUDA graph, and the buffers that it reads."""
 
-    def __init__(self, client: Client, n: int, record: Callable[..., Any], pool: Any) -> None:
+    def __init__(
+        self, client: Client, n: int, record: Callable[..., Any], pool: Any, scale: Scale | None = None
+    ) -> None:
         device = client.device
+        self._scale = None if scale is None else scale.clone()
         self._rows, self._positions, self._keys = (torch.zeros(n, dtype=torch.int64, device=device) for _ in range(3))
         self._inbox = None if client.inbox is None else {k: v.clone() for k, v in client.inbox.got.items()}
         sets = _Sets(client.data)
         self._graph = torch.cuda.CUDAGraph()
         with _use_buffers(client, sets, self._inbox), capture(self._graph, pool, device), client.autocast():
-            self.result = record(self._rows, self._positions, self._keys)
-        self._sets = {name: sets[name].rows for name in sets.read}
+            self.result = record(self._rows, self._positions, self._keys, self._scale)
+        self._sets = {name: sets[name] for name in sets.read}
 
     def fits(self, client: Client) -> bool:
         """Whether the sets that the step itself reads have the recorded sizes."""
-        return all(len(client.data[name]) == len(rows) for name, rows in self._sets.items())
+        return all(len(client.data[name]) == len(data) for name, data in self._sets.items())
 
-    def fill(self, client: Client) -> None:
-        """Copy the client's rows and inbox into the buffers. Weights and state are already in place."""
-        for name, rows in self._sets.items():
-            rows.copy_(client.data[name].rows)
+    def fill(self, client: Client, scale: Scale | None) -> None:
+        """Copy the client's rows, scale and inbox into the buffers. Weights and state are already in place."""
+        _copy_scale(self._scale, scale)
+        for name, data in self._sets.items():
+            data.rows.copy_(client.data[name].rows)
+            _copy_scale(data.scale, client.data[name].scale)
         if self._inbox is not None and client.inbox is not None:
             copy_all(self._inbox, client.inbox.got)
 
@@ -228,12 +239,19 @@ class _Sets(dict[str, Data]):
     """Copies of a client's sets that note which of them are read."""
 
     def __init__(self, sets: dict[str, Data]) -> None:
-        super().__init__({name: Data(data.store, data.rows.clone()) for name, data in sets.items()})
+        scales = {name: None if data.scale is None else data.scale.clone() for name, data in sets.items()}
+        super().__init__({name: Data(data.store, data.rows.clone(), scales[name]) for name, data in sets.items()})
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Data:
         self.read.add(name)
         return super().__getitem__(name)
+
+
+def _copy_scale(buffer: Scale | None, scale: Scale | None) -> None:
+    if buffer is not None and scale is not None:
+        buffer.mean.copy_(scale.mean)
+        buffer.factor.copy_(scale.factor)
 
 
 @contextmanager

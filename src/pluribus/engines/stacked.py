@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from pluribus.client import Client
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
+from pluribus.data.scaling import Scale
 from pluribus.engines.capture import Tell, capture, name_of_step
 from pluribus.internal.batches import Batch
 from pluribus.internal.steps import Descent, Fit, Loss, Map, Runner
@@ -205,7 +206,7 @@ class Stack:
         self._optimizer = Optimizer(Opt(self._leaves), client.optimizers["model"].rule)  # type: ignore[arg-type]
         self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
-        self._recordings: dict[tuple[Any, int, bool, bool], _Recorded | None] = {}
+        self._recordings: dict[Any, _Recorded | None] = {}
         self._pool = torch.cuda.graph_pool_handle() if client.device.type == "cuda" else None
 
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
@@ -226,6 +227,7 @@ class Stack:
         missing = [rows[0]] * (self._places - len(rows))  # empty places train on any rows; the result is not used
         keys = [fit.augment.keys for fit in fits.values() if fit.augment is not None]
         visited = [pad_sequence(parts + missing, batch_first=True) for parts in (rows, orders, keys) if parts]
+        scale = _stack_scales([fit.data.scale for fit in fits.values()], self._places)
         steps = _group_steps([fit.sizes for fit in fits.values()], self._places)
         starts = torch.tensor([step.starts for step in steps]).to(first.device, non_blocking=True)
         active = torch.tensor([step.active for step in steps]).to(first.device, non_blocking=True)
@@ -234,7 +236,8 @@ class Stack:
             columns = starts[index][:, None] + torch.arange(step.size, device=first.device)
             columns = columns.clamp(max=visited[0].shape[1] - 1)
             now = [part.gather(1, columns) for part in visited]
-            self._run_step(loss, store, step.size, _Given(None if everyone else active[index], *now))
+            given = _Given(None if everyone else active[index], now[0], now[1], now[2] if keys else None, scale)
+            self._run_step(loss, store, step.size, given)
         self._copy(clients, inward=False)
         return {c: self._totals[at].clone() / sum(fit.sizes) for at, (c, fit) in enumerate(fits.items())}
 
@@ -253,7 +256,7 @@ class Stack:
 
     def _run_step(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
         """Run one step of all or of the active clients: as written, then recorded, then replayed."""
-        key = name_of_step(loss), n, given.active is not None, given.keys is not None
+        key = name_of_step(loss), n, given.active is not None, given.keys is not None, given.scale is not None
         if key not in self._recordings or not given.rows.is_cuda:
             self._recordings[key] = None
             self._step(loss, store, n, given)
@@ -270,7 +273,8 @@ class Stack:
     def _step(self, loss: Loss, store: Store, n: int, given: _Given) -> None:
         shape, active = (self._places, n), given.active
         augment = None if given.keys is None else Augment(self._one.local.augment, given.keys.flatten())
-        x, y = store.take(given.rows.flatten(), augment)
+        scale = None if given.scale is None else Scale(*(part.repeat_interleave(n, 0) for part in given.scale))
+        x, y = store.take(given.rows.flatten(), augment, scale)
         x = x.contiguous().view(*shape, *x.shape[1:])
         kept = [] if active is None else [value.detach().clone() for value in self._all()]
 
@@ -279,7 +283,7 @@ class Stack:
                 return loss(self._one, Batch(x, y, i, n))
 
         with self._one.autocast():
-            losses = vmap(one)(self._stack, x, y.view(shape), given.positions)
+            losses = vmap(one)(self._stack, x, y.view(*shape, *y.shape[1:]), given.positions)
         self._optimizer.apply(torch.autograd.grad(losses.sum(), self._leaves, allow_unused=True))
         with torch.no_grad():
             if active is not None:
@@ -298,10 +302,14 @@ class _Given(NamedTuple):
     active: Tensor | None  # places; None: all
     rows: Tensor
     positions: Tensor
-    keys: Tensor | None = None  # None: images are not augmented
+    keys: Tensor | None = None  # None: rows are not augmented
+    scale: Scale | None = None  # of each place
 
     def clone(self) -> _Given:
         return _Given(*(None if value is None else value.clone() for value in self))  # type: ignore[arg-type]
+
+    def tensors(self) -> list[Tensor]:
+        return [value for value in (*self[:4], *(self.scale or ())) if value is not None]
 
 
 class _Recorded(NamedTuple):
@@ -309,9 +317,8 @@ class _Recorded(NamedTuple):
     buffers: _Given
 
     def play(self, given: _Given) -> None:
-        for buffer, value in zip(self.buffers, given, strict=True):
-            if buffer is not None and value is not None:
-                buffer.copy_(value)
+        for buffer, value in zip(self.buffers.tensors(), given.tensors(), strict=True):
+            buffer.copy_(value)
         self.graph.replay()
 
 
@@ -326,9 +333,18 @@ def _group_steps(sizes: Sequence[Sequence[int]], places: int) -> list[_GroupStep
     return steps
 
 
+def _stack_scales(scales: Sequence[Scale | None], places: int) -> Scale | None:
+    """The scales of all clients, one per place. Empty places have any scale."""
+    known = [scale for scale in scales if scale is not None]
+    if not known:
+        return None
+    known += [known[0]] * (places - len(known))
+    return Scale(torch.stack([one.mean for one in known]), torch.stack([one.factor for one in known]))
+
+
 def _tensors(client: Client) -> dict[str, Tensor]:
     """All tensors of a client that a loss may read or a step may change."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, Tensor] = {} if client.class_weight is None else {"class_weight": client.class_weight}
     for part, module in (("model", client.model), ("state", client.state)):
         found |= {f"{part}.{n}": v.detach() for n, v in (*module.named_parameters(), *module.named_buffers())}
     for name, value in client.got.items():
@@ -349,12 +365,13 @@ def _substitute(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]
                     if given is not None:
                         before.append((own, name, value))
                         own[name] = given
-    got = client.got
+    got, weight = client.got, client.class_weight
+    client.class_weight = tensors.get("class_weight")
     client.got = Kept({name: _substitute_value(name, value, tensors) for name, value in got.items()})
     try:
         yield
     finally:
-        client.got = got
+        client.got, client.class_weight = got, weight
         for own, name, value in before:
             own[name] = value
 

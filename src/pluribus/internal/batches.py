@@ -11,14 +11,15 @@ from torch import Tensor, nn
 
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
-from pluribus.models.probe import Shape, normalized_pixels
+from pluribus.inputs import Input
+from pluribus.models.probe import normalized_pixels
 
 LEAST_NUMBERS = 8  # that a batch normalization needs per channel
 CHUNK = 2**22  # floats gathered at once: one gather serves many small batches, and memory stays small for large images
 
 
 class Batch(NamedTuple):
-    """Images, labels, their positions in the set, and the number of rows as a Python number."""
+    """Rows, labels, their positions in the set, and the number of rows as a Python number."""
 
     x: Tensor
     y: Tensor
@@ -26,7 +27,7 @@ class Batch(NamedTuple):
     n: int
 
 
-def least_rows(model: nn.Module, shape: Shape) -> int:
+def least_rows(model: nn.Module, shape: Input) -> int:
     """Rows that a batch needs so that a model can learn from it.
 
     Gradients explode if a layer normalizes over few numbers. The median gradient norm of a MobileNetV2 on 32 x 32

@@ -11,7 +11,7 @@ SPREAD = 0.1  # standard deviation of the initial prompts; images are in [-1, 1]
 class Border(nn.Module):
     """x + delta, where delta (c, H, W) is learned in a border of `width` pixels and zero inside it."""
 
-    def __init__(self, shape: tuple[int, int, int], width: int) -> None:
+    def __init__(self, shape: tuple[int, ...], width: int) -> None:
         super().__init__()
         channels, height, across = shape
         self.inside = height - 2 * width, across - 2 * width

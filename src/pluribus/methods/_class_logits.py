@@ -4,7 +4,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Field, Message, Wire
@@ -50,7 +49,7 @@ class ClassLogits(Method):
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
         client.state.seen.add(batch.y, self.output(logits))  # of the model before the step, in train mode
-        return F.cross_entropy(logits, batch.y) + self.distillation(client, logits, batch.y)
+        return client.task_loss(logits, batch.y) + self.distillation(client, logits, batch.y)
 
     def setup(self, server: Server) -> None:
         server.state.sums = torch.zeros(server.task.classes, server.task.classes)

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Field, Wire
@@ -36,7 +35,7 @@ class Prototypes(Method):
     def pulled(self, client: Client, z: Tensor, y: Tensor) -> Tensor:
         """Cross-entropy plus lambda times the distance from features to the known prototypes of their class."""
         distance = distance_to_rows(z, client.got.rows("prototypes"), y)
-        return F.cross_entropy(client.model.head(z), y) + self.pull * distance
+        return client.task_loss(client.model.head(z), y) + self.pull * distance
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Predict by the nearest prototype; by the head while no prototype is known."""

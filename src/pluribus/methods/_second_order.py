@@ -6,7 +6,6 @@ from collections.abc import Mapping
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.ops import backward_again, derivable
@@ -32,7 +31,7 @@ def moved(theta: Parameters, direction: Parameters, rate: float) -> dict[str, Te
 def gradient(client: Client, theta: Parameters, batch: Batch) -> dict[str, Tensor]:
     """The gradient of the loss at other parameters. The client does not change."""
     theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
-    loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
+    loss = client.task_loss(client.call(batch.x, theta), batch.y)
     return _gradient(loss, theta)
 
 
@@ -40,7 +39,7 @@ def hessian_product(client: Client, theta: Parameters, direction: Parameters, ba
     """The Hessian of the loss times a direction, by differentiating gradient times direction."""
     theta = {name: value.detach().requires_grad_() for name, value in theta.items()}
     with derivable(client):
-        loss = F.cross_entropy(client.call(batch.x, theta), batch.y)
+        loss = client.task_loss(client.call(batch.x, theta), batch.y)
         slope = _gradient(loss, theta, create_graph=True)
         along = torch.stack([(slope[name] * direction[name]).sum() for name in slope]).sum()
         backward_again(client, along, "--variant hessian-free or --variant first-order")

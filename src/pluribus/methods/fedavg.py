@@ -12,6 +12,7 @@ from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, average_uploads
 from pluribus.server import Server
+from pluribus.targets import TARGETS
 from pluribus.task import Card, Task
 
 
@@ -23,6 +24,7 @@ class FedAvg(Method):
     paper = "McMahan et al., AISTATS 2017"
     up = "the model"
     down = "the global model"
+    targets = TARGETS
     needs = frozenset({Need.SAME_MODEL})
     views = ("before", "after")  # FedAvg returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})

@@ -95,7 +95,7 @@ class FedGen(Method):
         labels = label_at(client.state.edges, u[:, 0])
         taught = F.cross_entropy(head(generator(theirs, labels)), labels)
         guided = kl(head(generator(ours, batch.y)).detach(), logits).mean()
-        return F.cross_entropy(logits, batch.y) + client.now["alpha"] * taught + client.now["beta"] * guided
+        return client.task_loss(logits, batch.y) + client.now["alpha"] * taught + client.now["beta"] * guided
 
     def _draw_noise(self, client: Client, rows: int) -> Tensor:
         """Draw new numbers in [0, 1) for each step."""

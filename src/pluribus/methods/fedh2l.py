@@ -21,6 +21,7 @@ from pluribus.methods.ind import SETTINGS, own_and_public
 from pluribus.ops import flatten, project, unflatten
 from pluribus.optim import Opt
 from pluribus.settings import setting
+from pluribus.targets import TARGETS
 from pluribus.task import Card, Cards, Task
 
 
@@ -32,6 +33,7 @@ class FedH2L(PeerMethod):
     paper = "Li et al., 2021"
     up = "posteriors on a public batch, and their accuracy"
     down = "the same of every teacher"
+    targets = TARGETS
     needs = frozenset({Need.PUBLIC_DATA})
     defaults = SETTINGS
 
@@ -59,6 +61,8 @@ class FedH2L(PeerMethod):
             )
         if not self.kl and self.labels == "none":
             raise ConflictError("--no-kl and --labels none leave nothing to learn from peers: remove one of them.")
+        if self.labels != "none" and not task.public_labels:
+            raise ConflictError(f"--labels {self.labels} needs labels of public rows: use --labels none.")
         if self.conflict != "project" and max(self.margin, self.eps) > 0:
             raise ConflictError("--margin and --eps need --conflict project: set both to 0, or use --conflict project.")
 
@@ -94,14 +98,17 @@ class FedH2L(PeerMethod):
         data = public_batch(client, client.card.id)
         if (client.t + 1) % self.every or not len(data):
             return None
-        posterior = client.sweep(self.predict, data).softmax(1)
-        accuracy = (posterior.argmax(1) == data.labels()).float().mean()
+        target = client.task.target
+        posterior = target.posterior(client.sweep(self.predict, data))
+        # without labels, all teachers count equally
+        known = client.task.public_labels
+        accuracy = target.confidence(posterior, data.labels()) if known else posterior.new_ones(())
         # all messages of a round have one shape: students drop the padding of a small public set
         most = min(client.local.batch, max(client.task.public.values()))
         return Message({"posterior": F.pad(posterior, (0, 0, 0, most - len(data))), "accuracy": accuracy})
 
     def local_step(self, client: Client, batch: Batch) -> Tensor:
-        loss = F.cross_entropy(client.model(batch.x), batch.y)  # Eq. 1
+        loss = client.task_loss(client.model(batch.x), batch.y)  # Eq. 1
         grads = client.grads(loss)  # Eq. 2
         client.state.local_gradient = client.state.local_gradient + flatten(grads, client.parameters())
         if self.conflict != "pcgrad":
@@ -124,10 +131,10 @@ class FedH2L(PeerMethod):
         logits = client.model(batch.x)
         loss: Tensor = logits.new_zeros(())
         if self.kl:
-            divergence = F.kl_div(logits.log_softmax(1), taught, reduction="none").sum(1)  # Eq. 4
+            divergence = client.task.target.divergence_from(taught, logits)  # Eq. 4
             loss = loss + (share * confidence * divergence).sum()  # Eq. 3
         if self.labels != "none":
-            loss = loss + (share * F.cross_entropy(logits, batch.y, reduction="none")).sum()  # Eq. 5
+            loss = loss + (share * client.task_loss(logits, batch.y, reduction="none")).sum()  # Eq. 5
         lesson = flatten(client.grads(loss), client.parameters())  # Eq. 6
         resolved = unflatten(self._resolve(lesson, client.state.local_gradient), client.parameters())
         client.apply(resolved, "model" if self.lesson_lr is None else "lesson")

@@ -7,7 +7,6 @@ from typing import Literal
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError
@@ -31,6 +30,7 @@ class FedHPL(Method):
     paper = "Ma et al., arXiv 2024"
     up = "mean correct logit of each class"
     down = "global logit of each class"
+    takes = ("image",)
     needs = frozenset({Need.PRETRAINED})
     defaults = MappingProxyType(
         {"models": "tiny", "image_size": 16, "batch_size": 16, "momentum": 0.9, "weight_decay": 1e-4}
@@ -110,7 +110,7 @@ class FedHPL(Method):
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
-        loss = F.cross_entropy(logits, batch.y)
+        loss = client.task_loss(logits, batch.y)
         if self.upload == "none":
             return loss
         teacher, temperature = client.got.rows("logits"), self.temperature

@@ -15,10 +15,11 @@ from pluribus.message import Field, Message, Wire
 from pluribus.method import Sizes, Traffic, register
 from pluribus.methods import _lowrank as lowrank
 from pluribus.methods._auxiliary import Auxiliary
-from pluribus.ops import Weighting, client_weights, kl, weighted_mean
+from pluribus.ops import Weighting, client_weights, weighted_mean
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
+from pluribus.targets import TARGETS, Target
 from pluribus.task import Card, Task
 
 
@@ -33,9 +34,9 @@ class Side(NamedTuple):
         """The same values without gradients."""
         return Side(*(value.detach() for value in self))
 
-    def taught_by(self, other: "Side") -> Tensor:
+    def taught_by(self, other: "Side", target: Target) -> Tensor:
         """L: the task loss plus the distillation loss, whose weight grows as both task losses fall."""
-        taught = kl(other.logits, self.logits).mean() + F.mse_loss(other.features, self.features)
+        taught = target.divergence(other.logits, self.logits).mean() + F.mse_loss(other.features, self.features)
         return self.task + taught / (self.task + other.task)
 
 
@@ -47,6 +48,7 @@ class FedKD(Auxiliary):
     paper = "Wu et al., Nature Communications 2022"
     up = "the mentee, in low-rank factors"
     down = "the mean mentee, in low-rank factors"
+    targets = TARGETS
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     mentee_lr: float | None = setting(None, above=0)
@@ -110,16 +112,16 @@ class FedKD(Auxiliary):
         mentor, mentee = client.model, client.state.shared
         z, z_g = mentor.features(batch.x), mentee.features(batch.x)
         o, o_g = mentor.head(z), mentee.head(z_g)
-        task_loss, mentee_task_loss = F.cross_entropy(o, batch.y), F.cross_entropy(o_g, batch.y)
-        mapped = client.state.adapter(z_g)
+        task_loss, mentee_task_loss = client.task_loss(o, batch.y), client.task_loss(o_g, batch.y)
+        mapped, target = client.state.adapter(z_g), client.task.target
         if self.losses == "own":
             one, other = Side(task_loss, z, o), Side(mentee_task_loss, mapped, o_g)
-            loss, mentee_loss = one.taught_by(other.held()), other.taught_by(one.held())
+            loss, mentee_loss = one.taught_by(other.held(), target), other.taught_by(one.held(), target)
         else:
             hidden = F.mse_loss(mapped, z)
             certainty = task_loss + mentee_task_loss  # D: smaller losses give more weight to distillation
-            loss = task_loss + (kl(o_g, o).mean() + hidden) / certainty
-            mentee_loss = mentee_task_loss + (kl(o, o_g).mean() + hidden) / certainty
+            loss = task_loss + (target.divergence(o_g, o).mean() + hidden) / certainty
+            mentee_loss = mentee_task_loss + (target.divergence(o, o_g).mean() + hidden) / certainty
         client.descend(loss + mentee_loss, "model", "mentee", "adapter")
         return task_loss
 

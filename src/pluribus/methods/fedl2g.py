@@ -107,7 +107,7 @@ class FedL2G(Method):
     def step(self, client: Client, batch: Batch) -> Tensor:
         features = client.features(batch.x)
         logits = client.model.head(features)
-        task_loss = F.cross_entropy(logits, batch.y)
+        task_loss = client.task_loss(logits, batch.y)
         client.descend(task_loss + self._guiding_loss(client, batch, features, logits))  # Eq. 4
         return task_loss
 
@@ -128,10 +128,10 @@ class FedL2G(Method):
 
         with derivable(client):
             features, logits = self._forward(client, batch.x, theta)
-            task_loss = F.cross_entropy(logits, batch.y)
+            task_loss = client.task_loss(logits, batch.y)
             study = client.grads(task_loss + self._guiding_loss(client, batch, features, logits))
             moved = {name: theta[name].detach() - eta * study.pop(name) for name in list(study)}  # Eq. 5
-            turn_into_gradients(lambda: F.cross_entropy(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
+            turn_into_gradients(lambda: client.task_loss(self._forward(client, quiz_x, moved)[1], quiz_y), moved)
             g_q = moved  # overwrites theta'
             at = {name: theta[name].detach() for name in g_q}
             rate = directional(client, activations, at, g_q)  # J_j g_q

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client, Data
-from pluribus.errors import PartitionError
+from pluribus.errors import MismatchError, PartitionError
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Exchange, Method, Need, register
 from pluribus.optim import Opt
@@ -47,6 +47,8 @@ class FedMD(Method):
     def check(self, task: Task, cards: Cards) -> None:
         if not self._alignment_size(task):
             raise PartitionError("no client has enough data for a public sample: use a larger --public-fraction.")
+        if self.pretrain_public and not task.public_labels:
+            raise MismatchError("the public rows have no labels to pretrain on: use --pretrain-public 0.")
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
         logits = {"logits": Field((self._alignment_size(task), task.classes))}

@@ -7,7 +7,6 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError
@@ -19,6 +18,7 @@ from pluribus.ops import Weighting, average_uploads
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
+from pluribus.targets import TARGETS
 from pluribus.task import Cards, Task
 
 
@@ -30,6 +30,7 @@ class FedMRL(Auxiliary):
     paper = "Yi et al., NeurIPS 2024"
     up = "the small model"
     down = "the mean small model"
+    targets = TARGETS
     views = ("after", "before")
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
@@ -72,8 +73,8 @@ class FedMRL(Auxiliary):
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         u, small = self.fused(client, batch.x), client.state.shared
-        task_loss = F.cross_entropy(client.model.head(u), batch.y)
-        small_loss = F.cross_entropy(small.head(u[:, : small.width]), batch.y)
+        task_loss = client.task_loss(client.model.head(u), batch.y)
+        small_loss = client.task_loss(small.head(u[:, : small.width]), batch.y)
         client.descend(task_loss + self.small_weight * small_loss, "model", "small", "projector")
         return task_loss
 

@@ -4,7 +4,6 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Message
@@ -43,4 +42,4 @@ class FedRep(FedAvg):
         """The loss of the head on a frozen body, whose batch-norm statistics do not change."""
         with torch.no_grad():
             features = client.call(batch.x, {}, "features")
-        return F.cross_entropy(client.model.head(features), batch.y)
+        return client.task_loss(client.model.head(features), batch.y)

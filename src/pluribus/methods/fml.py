@@ -5,16 +5,16 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.message import Message
 from pluribus.method import register
 from pluribus.methods._auxiliary import Auxiliary
-from pluribus.ops import Weighting, average_uploads, kl
+from pluribus.ops import Weighting, average_uploads
 from pluribus.optim import Opt
 from pluribus.server import Server
 from pluribus.settings import setting
+from pluribus.targets import TARGETS
 
 
 @register("fml")
@@ -25,6 +25,7 @@ class FML(Auxiliary):
     paper = "Shen et al., arXiv 2020"
     up = "the meme model"
     down = "the mean meme model"
+    targets = TARGETS
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     label_weight: float = setting(0.5, at_least=0, at_most=1, symbol="alpha")
@@ -40,9 +41,10 @@ class FML(Auxiliary):
     def step(self, client: Client, batch: Batch) -> Tensor:
         own, meme = client.model(batch.x), client.state.shared(batch.x)
         alpha, beta = self.label_weight, self.meme_label_weight
-        task_loss = F.cross_entropy(own, batch.y)
-        private_loss = alpha * task_loss + (1 - alpha) * kl(meme.detach(), own).mean()
-        meme_loss = beta * F.cross_entropy(meme, batch.y) + (1 - beta) * kl(own.detach(), meme).mean()
+        divergence = client.task.target.divergence  # KL, for classes
+        task_loss = client.task_loss(own, batch.y)
+        private_loss = alpha * task_loss + (1 - alpha) * divergence(meme.detach(), own).mean()
+        meme_loss = beta * client.task_loss(meme, batch.y) + (1 - beta) * divergence(own.detach(), meme).mean()
         client.descend(private_loss + meme_loss, "model", "meme")  # each loss has gradients for one model only
         return task_loss
 

@@ -7,6 +7,7 @@ from pluribus.client import Client, Data
 from pluribus.message import Message
 from pluribus.method import Method, Need, register
 from pluribus.optim import Opt
+from pluribus.targets import TARGETS
 
 # The paper's Rotated MNIST settings, on embedded digits.
 SETTINGS = MappingProxyType(
@@ -33,7 +34,8 @@ class Ind(Method):
     """Each client trains on its own private and public data; nothing is sent."""
 
     paper = "baseline of Li et al., 2021"
-    needs = frozenset({Need.PUBLIC_DATA})
+    targets = TARGETS
+    needs = frozenset({Need.PUBLIC_DATA, Need.PUBLIC_LABELS})
     defaults = SETTINGS
 
     def optimizers(self, client: Client) -> dict[str, Opt]:
@@ -57,6 +59,8 @@ class Agg(Ind):
 
 
 def own_and_public(client: Client, everyones: bool) -> Data:
-    """The client's private data, joined with its own public data or with that of all clients."""
+    """The client's private data, joined with its own public data or with that of all clients, if it has labels."""
+    if not client.task.public_labels:
+        return client.data["train"]
     public = client.public
     return Data.join([client.data["train"], *(public.values() if everyones else [public[client.card.id]])])

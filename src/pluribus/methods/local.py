@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pluribus.method import Method, register
+from pluribus.targets import TARGETS
 
 
 @register("local")
@@ -11,3 +12,4 @@ class Local(Method):
     """Each client trains on its own data; nothing is sent."""
 
     paper = "baseline"
+    targets = TARGETS

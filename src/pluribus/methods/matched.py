@@ -34,7 +34,7 @@ class FedAvgMatched(FedAvg):
     paper = Ind.paper
     up = "the model, in some rounds"
     down = "the global model, in some rounds"
-    needs = frozenset({Need.SAME_MODEL, Need.PUBLIC_DATA})
+    needs = frozenset({Need.SAME_MODEL, Need.PUBLIC_DATA, Need.PUBLIC_LABELS})
     defaults = MappingProxyType({**SETTINGS, "models": "mlp-64"})
 
     matched_batch: int = setting(32, at_least=1, symbol="B")

@@ -31,6 +31,7 @@ class PFedPG(Method):
     paper = "Yang et al., ICCV 2023"
     up = "trained prompts"
     down = "the client's own prompts"
+    takes = ("image",)
     needs = frozenset({Need.SAME_MODEL, Need.PRETRAINED})
     views = ("after", "before")
     defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "batch_size": 16, "momentum": 0.9})

@@ -3,7 +3,6 @@
 from dataclasses import dataclass
 
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
@@ -22,6 +21,7 @@ class PFedPT(FedAvg):
     """Average whole models; each client adds a private learned border to its images."""
 
     paper = "Li et al., arXiv 2023"
+    takes = ("image",)
     views = ("after", "before")
 
     border: int = setting(2, at_least=1, symbol="s")
@@ -45,11 +45,11 @@ class PFedPT(FedAvg):
 
     def prompt_loss(self, client: Client, batch: Batch) -> Tensor:
         """Stage 1: train the border. The model and its batch-norm statistics do not change."""
-        return F.cross_entropy(client.call(client.state.prompt(batch.x), client.parameters()), batch.y)
+        return client.task_loss(client.call(client.state.prompt(batch.x), client.parameters()), batch.y)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:
         """Stage 2: train the model on images with the border."""
-        return F.cross_entropy(self.predict(client, batch.x), batch.y)
+        return client.task_loss(self.predict(client, batch.x), batch.y)
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         return client.model(client.state.prompt(x))  # type: ignore[no-any-return]

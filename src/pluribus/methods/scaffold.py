@@ -14,6 +14,7 @@ from pluribus.models import TwoPartModel
 from pluribus.ops import average_uploads, flatten, unflatten
 from pluribus.server import Server
 from pluribus.settings import setting
+from pluribus.targets import TARGETS
 from pluribus.task import Card, Task
 
 
@@ -25,6 +26,7 @@ class Scaffold(Method):
     paper = "Karimireddy et al., ICML 2020"
     up = "progress of the model and of the client's control variate"
     down = "the global model and its control variate"
+    targets = TARGETS
     needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
     views = ("before", "after")  # the algorithm returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})

@@ -4,10 +4,11 @@ from pluribus.models import plain, tiny, vision, vits  # noqa: F401  importing t
 from pluribus.models.groups import GROUPS, Group, assign, width_of
 from pluribus.models.own import OwnModel, own_models, take_models
 from pluribus.models.two_part import TwoPartModel
-from pluribus.models.zoo import ModelEntry, build, entries, has_weights, note_on, register_model
+from pluribus.models.zoo import GROUP_OF, ModelEntry, build, entries, has_weights, note_on, register_model
 
 __all__ = [
     "GROUPS",
+    "GROUP_OF",
     "Group",
     "ModelEntry",
     "OwnModel",

@@ -7,7 +7,8 @@ from typing import Literal, NamedTuple
 import torch
 from torch import nn
 
-from pluribus.models.probe import Shape, run_with_zeros
+from pluribus.inputs import Input
+from pluribus.models.probe import run_with_zeros
 
 Kind = Literal["conv", "dwconv", "linear", "norm"]
 
@@ -23,7 +24,7 @@ class Layer(NamedTuple):
     groups: int = 1
 
 
-def layers_of(model: nn.Module, shape: Shape) -> tuple[Layer, ...]:
+def layers_of(model: nn.Module, shape: Input | tuple[int, ...]) -> tuple[Layer, ...]:
     """All layers of a model in the order of first use. The model does not change, and may be on any device."""
     names = {module: name for name, module in model.named_modules()}
     order: dict[nn.Module, Kind] = {}

@@ -1,8 +1,9 @@
 """A user's own models: builders and modules from Python, and where a complete classifier is cut into two parts.
 
 A builder gets what it asks for: the number of classes as `classes` or `num_classes`, the number of channels as
-`in_channels`, and the image shape as its first other argument. It returns a `TwoPartModel`, a classifier or a backbone.
-One that asks for the shape and not for the classes returns a backbone.
+`in_channels`, the size of the vocabulary of tokens as `vocabulary`, the numbers of values of a table's categories as
+`categories`, and the shape of a row as its first other argument. It returns a `TwoPartModel`, a classifier or a
+backbone. One that asks for the shape and not for the classes returns a backbone.
 """
 
 from __future__ import annotations
@@ -18,8 +19,9 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.errors import FormatError, MismatchError, MissingSettingError, UserCodeError
+from pluribus.inputs import Input
 from pluribus.internal.lookup import dotted_path, given_name, object_name
-from pluribus.models.probe import Shape, run_with_zeros
+from pluribus.models.probe import run_with_zeros
 
 NO_HEAD = "none"  # value of the setting `split`: modules are backbones
 CLASSES = ("classes", "num_classes", "n_classes")
@@ -103,7 +105,7 @@ def own_models(models: Models) -> dict[str, OwnModel]:
 # Build ----------------------------------------------------------------------------------------------------------------
 
 
-def make(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classes: int) -> Made:
+def make(source: Callable[..., Any] | nn.Module, name: str, shape: Input, classes: int) -> Made:
     """Call a builder, or copy a module. Under `torch.device("meta")` the copy has no numbers."""
     if isinstance(source, nn.Module):
         net = copy.deepcopy(source)
@@ -116,7 +118,7 @@ def make(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classe
     return Made(net, _may_classify(positional, named))
 
 
-def may_classify(source: Callable[..., Any] | nn.Module, name: str, shape: Shape, classes: int) -> bool:
+def may_classify(source: Callable[..., Any] | nn.Module, name: str, shape: Input, classes: int) -> bool:
     """Whether a builder or a module may be a classifier. Nothing is built to find out."""
     return isinstance(source, nn.Module) or _may_classify(*_arguments(source, name, shape, classes))
 
@@ -125,12 +127,12 @@ def _may_classify(positional: Sequence[Any], named: Mapping[str, Any]) -> bool:
     return not (positional or "shape" in named) or any(key in named for key in CLASSES)
 
 
-def _arguments(builder: Callable[..., Any], name: str, shape: Shape, classes: int) -> tuple[list[Any], dict[str, Any]]:
+def _arguments(builder: Callable[..., Any], name: str, shape: Input, classes: int) -> tuple[list[Any], dict[str, Any]]:
     """What a builder asks for. Arguments after `*` or with a default are asked for by their name alone."""
     try:
         parameters = inspect.signature(builder).parameters.values()
     except (TypeError, ValueError):  # some functions in C have no signature
-        return [shape], {}
+        return [shape.shape], {}
     positional: list[Any] = []
     named: dict[str, Any] = {}
     for one in parameters:
@@ -139,16 +141,18 @@ def _arguments(builder: Callable[..., Any], name: str, shape: Shape, classes: in
         elif one.name in CLASSES:
             named[one.name] = classes
         elif one.name in CHANNELS:
-            named[one.name] = shape[0]
+            named[one.name] = shape.shape[0]
+        elif one.name in ("vocabulary", "categories"):
+            named[one.name] = getattr(shape, one.name)
         elif one.name == "shape" and one.kind is not one.POSITIONAL_ONLY:
-            named["shape"] = shape
+            named["shape"] = shape.shape
         elif one.default is one.empty and one.kind in (one.POSITIONAL_ONLY, one.POSITIONAL_OR_KEYWORD):
             if positional or named:
                 raise UserCodeError(
-                    f"model '{name}' asks for '{one.name}'. A builder may ask for shape, classes and in_channels: give "
-                    f"the other arguments a default."
+                    f"model '{name}' asks for '{one.name}'. A builder may ask for shape, classes, in_channels, "
+                    f"vocabulary and categories: give the other arguments a default."
                 )
-            positional.append(shape)
+            positional.append(shape.shape)
     return positional, named
 
 
@@ -176,7 +180,7 @@ class _Call(NamedTuple):
 _cuts: WeakKeyDictionary[Any, dict[Any, Cut]] = WeakKeyDictionary()
 
 
-def find_cut(source: Any, made: Made, name: str, shape: Shape, classes: int, split: str | None) -> Cut:
+def find_cut(source: Any, made: Made, name: str, shape: Input, classes: int, split: str | None) -> Cut:
     """Find the head of a user's module. It is found once per builder or module, because that takes a forward pass."""
     known = _cuts.setdefault(source, {})
     key = shape, classes, split, layout(source)
@@ -185,7 +189,7 @@ def find_cut(source: Any, made: Made, name: str, shape: Shape, classes: int, spl
     return known[key]
 
 
-def _find_cut(made: Made, name: str, shape: Shape, classes: int, split: str | None) -> Cut:
+def _find_cut(made: Made, name: str, shape: Input, classes: int, split: str | None) -> Cut:
     wanted = _named_heads(made.net, split)
     output, calls = _run(made.net, shape, wanted)
     if not isinstance(output, Tensor):
@@ -195,7 +199,7 @@ def _find_cut(made: Made, name: str, shape: Shape, classes: int, split: str | No
             f"the logits, such as `return self.net(x){part}`."
         )
     if output.dim() != 2:
-        raise RuntimeError("it must return one flat vector for each image")
+        raise RuntimeError("it must return one flat vector for each row")
     width = output.shape[1]
     last = calls[-1] if calls and calls[-1].output is output else None
     if wanted:
@@ -229,7 +233,7 @@ def _cut_at(last: _Call | None, path: str, name: str, width: int, classes: int) 
     if width != classes:
         raise MismatchError(f"model '{name}' returns {width} numbers, but the task has {classes} classes.")
     if not (last.inputs and isinstance(last.inputs[0], Tensor) and last.inputs[0].dim() == 2):
-        raise MismatchError(f"--split {path}: this layer of model '{name}' must take one flat vector for each image.")
+        raise MismatchError(f"--split {path}: this layer of model '{name}' must take one flat vector for each row.")
     return Cut(path)
 
 
@@ -241,7 +245,7 @@ def _shown(name: str) -> str:
     return f"model {name.removeprefix('given:')}"
 
 
-def _run(net: nn.Module, shape: Shape, only: Sequence[str]) -> tuple[Any, list[_Call]]:
+def _run(net: nn.Module, shape: Input, only: Sequence[str]) -> tuple[Any, list[_Call]]:
     """The output of a module, and the calls of its linear layers, or of the layers in `only`."""
     calls: list[_Call] = []
 

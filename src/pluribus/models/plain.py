@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from torch import nn
 
+from pluribus.inputs import Kind
 from pluribus.models.probe import Shape, output_width
 from pluribus.models.zoo import Builder, register_model
+
+FLAT: tuple[Kind, ...] = ("image", "signal", "table", "tensor")  # what a perceptron takes
 
 
 def _stack(
@@ -37,8 +40,8 @@ def _stack(
     return backbone
 
 
-register_model("mlp-64", "one hidden layer of 64; for small images")(_stack(hidden=(64,)))
-register_model("mlp-128-64", "hidden layers of 128 and 64; for small images")(_stack(hidden=(128, 64)))
+register_model("mlp-64", "one hidden layer of 64; for small images", takes=FLAT)(_stack(hidden=(64,)))
+register_model("mlp-128-64", "hidden layers of 128 and 64; for small images", takes=FLAT)(_stack(hidden=(128, 64)))
 register_model("cnn-16", "one 3x3 convolution of 16, FC 64; for small images")(
     _stack(16, kernel=3, padding=1, hidden=(64,))
 )

@@ -15,8 +15,8 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from pluribus.errors import WeightsError
+from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
-from pluribus.models.probe import Shape, shape_text
 from pluribus.models.two_part import TwoPartModel
 
 SHIPPED = Path(__file__).parent / "weights"
@@ -57,7 +57,7 @@ class Normalize(nn.Module):
 
 
 def fill_weights(
-    backbone: nn.Module, model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
+    backbone: nn.Module, model: str, origin: Origin | None, own: bool, weights: str | None, shape: Input
 ) -> nn.Module:
     """Load the pretrained weights of a backbone and add its normalization. On the meta device, only check the weights.
 
@@ -85,7 +85,7 @@ def layers_before(backbone: nn.Module) -> tuple[list[nn.Module], Any]:
 
 
 def _tensors(
-    model: str, origin: Origin | None, own: bool, weights: str | None, shape: Shape
+    model: str, origin: Origin | None, own: bool, weights: str | None, shape: Input
 ) -> tuple[Mapping[str, Tensor], str] | None:
     """Named tensors, and the name of their source."""
     if weights is not None and weights not in LIBRARIES:
@@ -129,7 +129,7 @@ def _load(path: Path, changed: int) -> Mapping[str, Tensor]:
 
 
 @lru_cache(maxsize=8)
-def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
+def _download(model: str, origin: Origin, shape: Input) -> Mapping[str, Tensor]:
     """Get the weights from their library, which caches them after the first download."""
     from pluribus.internal.torchvision import torchvision
 
@@ -140,7 +140,9 @@ def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
                 import timm
 
                 config = timm.get_pretrained_cfg(origin.name)
-                sized: dict[str, Any] = {"img_size": shape[1:]} if config is None or config.fixed_input_size else {}
+                sized: dict[str, Any] = (
+                    {"img_size": shape.shape[1:]} if config is None or config.fixed_input_size else {}
+                )
                 net = timm.create_model(origin.name, pretrained=True, num_classes=0, **sized)
             else:
                 net = models.get_model(origin.name, weights="IMAGENET1K_V1")
@@ -154,7 +156,7 @@ def _download(model: str, origin: Origin, shape: Shape) -> Mapping[str, Tensor]:
     return state
 
 
-def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str, shape: Shape) -> None:
+def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str, shape: Input) -> None:
     """Copy weights into a network, after checking their names and shapes."""
     # The head of a complete model is for the classes of this task. The weights are for other classes.
     target = {
@@ -169,7 +171,7 @@ def _copy(tensors: Mapping[str, Tensor], source: str, net: nn.Module, model: str
     for name, value in target.items():
         if name in tensors and value.shape != tensors[name].shape:
             raise WeightsError(
-                f"the weights for '{model}' ({source}) do not fit {shape_text(shape)} images: '{name}' is "
+                f"the weights for '{model}' ({source}) do not fit {shape}: '{name}' is "
                 f"{tuple(tensors[name].shape)}, not {tuple(value.shape)}. Resize the images with --image-size."
             )
     with torch.no_grad():

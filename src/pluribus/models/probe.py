@@ -1,4 +1,4 @@
-"""The output shape of a network for an image, measured without changing the network."""
+"""The output shape of a network for a row, measured without changing the network."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-Shape = tuple[int, int, int]
+from pluribus.inputs import Input, as_input
+
+Shape = tuple[int, ...]  # of one row
 _SMALL = 10_000_000  # parameters
 
 
@@ -18,27 +20,27 @@ def shape_text(shape: Shape) -> str:
     return "x".join(map(str, shape))
 
 
-def output_width(net: nn.Module, shape: Shape) -> int:
-    """The D of the output (B, D) of `net` for images of this shape. `net` may be on any device. It does not change.
+def output_width(net: nn.Module, shape: Input | tuple[int, ...]) -> int:
+    """The D of the output (B, D) of `net` for such rows. `net` may be on any device. It does not change.
 
-    Images of a wrong shape raise torch's own RuntimeError.
+    Rows of a wrong shape raise torch's own RuntimeError.
     """
     output = run_with_zeros(net, shape)
     if not isinstance(output, torch.Tensor) or output.dim() != 2:
-        raise RuntimeError("it must return one flat vector for each image")
+        raise RuntimeError("it must return one flat vector for each row")
     return output.shape[1]
 
 
-def normalized_pixels(net: nn.Module, shape: Shape) -> int | None:
-    """The smallest number of pixels per image in a batch normalization of `net`. None: `net` has none.
+def normalized_pixels(net: nn.Module, shape: Input | tuple[int, ...]) -> int | None:
+    """The smallest number of pixels or time steps per row in a batch normalization of `net`. None: `net` has none.
 
     >>> normalized_pixels(nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2)), (1, 8, 8))
     36
     """
     seen: list[int] = []
 
-    def record(_: nn.Module, images: tuple[torch.Tensor]) -> None:
-        seen.append(images[0][0, 0].numel())
+    def record(_: nn.Module, rows: tuple[torch.Tensor]) -> None:
+        seen.append(rows[0][0, 0].numel())
 
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     hooks = [norm.register_forward_pre_hook(record) for norm in norms]
@@ -51,8 +53,8 @@ def normalized_pixels(net: nn.Module, shape: Shape) -> int | None:
     return min(seen, default=None)
 
 
-def run_with_zeros(net: nn.Module, shape: Shape) -> Any:
-    """The output for two images of zeros, with zeros as weights."""
+def run_with_zeros(net: nn.Module, shape: Input | tuple[int, ...]) -> Any:
+    """The output for two rows of zeros, with zeros as weights."""
     # The meta device computes nothing, but its first matrix product makes torch load code for a second. On zeros, a
     # small network takes a millisecond.
     tensors = dict([*net.named_parameters(), *net.named_buffers()])
@@ -60,7 +62,7 @@ def run_with_zeros(net: nn.Module, shape: Shape) -> Any:
     # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
     stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in tensors.items()}
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
-    # Two images, because batch normalization in train mode refuses one. A forked generator, because this pass must not
+    # Two rows, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.
     with device, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return functional_call(net, stand_ins, (torch.zeros(2, *shape, dtype=kind),))
+        return functional_call(net, stand_ins, (as_input(shape).zeros(2, kind),))

@@ -13,26 +13,31 @@ import torch
 from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
+from pluribus.inputs import KINDS, MANY, Input, Kind, as_input
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
 from pluribus.models.pretrained import Origin, fill_weights
-from pluribus.models.probe import Shape, output_width, shape_text
+from pluribus.models.probe import Shape, output_width
 from pluribus.models.timm import TIMM, timm_backbone
 from pluribus.models.two_part import PROJECTORS, TwoPartModel, projection
 
-Builder = Callable[[Shape], nn.Module]
+Builder = Callable[..., nn.Module]
 HeadKind = Literal["linear", "mlp"]
 LIST_COMMAND = "pluribus list models"
 MLP_HEAD_HIDDEN = 768
+# The group of models for each kind of rows, and how a user finds others.
+GROUP_OF: dict[Kind, str] = {"image": "small", "signal": "sensor5", "tokens": "text6", "table": "table4"}
+GROUP_OF["tensor"] = "table4"
+LOOK = {kind: f"Use --models {group}, or one of {LIST_COMMAND} --takes {kind}." for kind, group in GROUP_OF.items()}
 
 _B = TypeVar("_B", bound=Builder)
 
 
 @dataclass(frozen=True)
 class ModelEntry:
-    """One architecture. `builder` returns its backbone, which maps each image to one flat feature vector.
+    """One architecture. `builder` returns its backbone, which maps each row to one flat feature vector.
 
     `origin` is the source of its pretrained weights, if there is one. A builder that loads weights itself has an
     attribute `pretrained = True`.
@@ -45,6 +50,8 @@ class ModelEntry:
     origin: Origin | None = None
     own: bool = False
     """Whether it is not registered, but given by its path or as an object."""
+    takes: tuple[Kind, ...] = KINDS
+    """The kinds of rows that it takes."""
 
     @property
     def loads_own(self) -> bool:
@@ -56,9 +63,16 @@ _native_widths: WeakKeyDictionary[Any, dict[Any, int]] = WeakKeyDictionary()  # 
 
 
 def register_model(
-    name: str, about: str, *, head: HeadKind = "linear", origin: Origin | None = None
+    name: str,
+    about: str,
+    *,
+    takes: Kind | tuple[Kind, ...] = "image",
+    head: HeadKind = "linear",
+    origin: Origin | None = None,
 ) -> Callable[[_B], _B]:
     """Register a builder of backbones, with one line about it for `pluribus list models`.
+
+    `takes` are the kinds of rows that it takes. The builder gets what it asks for, see `own.py`.
 
     A builder that is defined again, as in a cell of a notebook, replaces itself.
     """
@@ -68,7 +82,8 @@ def register_model(
             raise UserCodeError(f"model name '{name}' must not contain a dot (own builders) or a comma (lists).")
         known = _entries.get(name)
         check_free("model", name, known and known.builder, builder)
-        _entries[name] = ModelEntry(name, about, builder, head, origin)
+        kinds = (takes,) if isinstance(takes, str) else takes
+        _entries[name] = ModelEntry(name, about, builder, head, origin, takes=kinds)
         return builder
 
     return register
@@ -89,15 +104,16 @@ def has_weights(model: Model, weights: str | None = None) -> bool:
 def build(
     model: Model,
     *,
-    shape: Shape,
+    shape: Input | Shape,
     classes: int,
     width: int | None = None,
     projector: str = "pool",
     weights: str | None = None,
     split: str | None = None,
 ) -> TwoPartModel:
-    """Build a model for images of `shape` (channels, height, width).
+    """Build a model for rows of a form: an `Input`, or the shape of an image (channels, height, width).
 
+    `classes` is the number of outputs.
     `model` is a registered name, a model of timm (`timm:NAME`), the dotted path of your own builder,
     `package.module.function`, or an object (see `own.py`). A builder returns a backbone, a complete `TwoPartModel`, or
     a classifier, which is split at the layer `split`. `width` is the common feature width K of all clients, and
@@ -108,9 +124,12 @@ def build(
     """
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
-    common = None if projector == "none" else width
+    common, shape = None if projector == "none" else width, as_input(shape)
     entry = _find(model)
     name = entry.name
+    if shape.kind not in entry.takes:
+        kinds = " and ".join(MANY[kind] for kind in entry.takes)
+        raise MismatchError(f"model '{name}' takes {kinds}, but the data are {MANY[shape.kind]}. {LOOK[shape.kind]}")
     with at(f"model {name}"):
         try:
             made = make(entry.builder, name, shape, classes)
@@ -127,7 +146,7 @@ def build(
         except RuntimeError as error:
             own = own_line(error)
             why = first_line(error) + (f" ({own})" if own else "")
-            raise MismatchError(f"model '{name}' cannot take {shape_text(shape)} images: {why}.") from error
+            raise MismatchError(f"model '{name}' cannot take {shape}: {why}.") from error
         width = common or native
         if head is not None and width == native:
             return TwoPartModel(backbone, head, width)
@@ -135,7 +154,7 @@ def build(
         return TwoPartModel(features, _head(entry.head, width, classes), width)
 
 
-def note_on(model: Model, shape: Shape, classes: int, width: int | None, split: str | None) -> str:
+def note_on(model: Model, shape: Input, classes: int, width: int | None, split: str | None) -> str:
     """A sentence about how a user's own model becomes a model in two parts. Empty if there is nothing to say."""
     entry = _find(model)
     if not (entry.own or may_classify(entry.builder, entry.name, shape, classes)):
@@ -175,10 +194,10 @@ def _find(model: Model) -> ModelEntry:
 @cache
 def _timm_entry(name: str) -> ModelEntry:
     backbone = timm_backbone(name.removeprefix(TIMM))
-    return ModelEntry(name, "a model of timm", backbone, origin=backbone.origin)
+    return ModelEntry(name, "a model of timm", backbone, origin=backbone.origin, takes=("image",))
 
 
-def _native_width(backbone: nn.Module, builder: Any, shape: Shape, path: str | None) -> int:
+def _native_width(backbone: nn.Module, builder: Any, shape: Input, path: str | None) -> int:
     """Measure the width once per builder, shape and cut, because a deep network takes up to half a second."""
     known, key = _native_widths.setdefault(builder, {}), (shape, path, layout(builder))
     if key not in known:
@@ -186,7 +205,7 @@ def _native_width(backbone: nn.Module, builder: Any, shape: Shape, path: str | N
     return known[key]
 
 
-def _check(model: TwoPartModel, name: str, shape: Shape, classes: int, common: int | None) -> None:
+def _check(model: TwoPartModel, name: str, shape: Input, classes: int, common: int | None) -> None:
     """Check that a user's complete model is what it declares."""
     missing = [part for part in ("features", "head", "width") if not hasattr(model, part)]
     if missing:

@@ -13,6 +13,7 @@ from pluribus.client import Local
 from pluribus.data.augment import AUGMENTATIONS, parse_augmentations
 from pluribus.errors import AgreementError, SchemaError, unknown
 from pluribus.experiment import Experiment
+from pluribus.inputs import Input
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
 from pluribus.optim import Life, Rule
@@ -143,7 +144,7 @@ class Agreement:
     def task(self) -> Task:
         return Task(
             classes=len(self.classes),
-            shape=self.shape,
+            input=Input("image", self.shape),
             width=self.width,
             projector=self.projector,
             clients=self.clients,

@@ -14,6 +14,7 @@ from pluribus.assembly import Parts, common_width, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
+from pluribus.inputs import Input
 from pluribus.method import Need, Wires, check_needs, describe_completed, hyperparameters
 from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
 from pluribus.sites.envelope import seal, unseal
@@ -128,7 +129,7 @@ def _check_same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str])
 def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
     """Complete the agreement with the facts of the sites."""
     models = tuple(facts[k].model for k in range(offer.clients))
-    native = partial(native_widths, offer.shape, len(offer.classes), models)
+    native = partial(native_widths, Input("image", offer.shape), len(offer.classes), models)
     width = common_width(offer.width, offer.projector, native)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)

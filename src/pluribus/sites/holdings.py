@@ -79,8 +79,6 @@ def relabel(dataset: Dataset, classes: tuple[str, ...]) -> Dataset:
 class Holdings:
     """The sets of the one client of a site, and the public sets, in one store."""
 
-    exams: ExamSets = MappingProxyType({})  # real sites have no domains
-
     def __init__(self, own: Mapping[str, Dataset], public: Public | None, clients: int, device: torch.device) -> None:
         columns = [own[name] for name in OWN] + ([public.dataset] if public else [])
         self._store = Store(torch.cat([c.x for c in columns]), torch.cat([c.y for c in columns]), device)
@@ -94,6 +92,12 @@ class Holdings:
     def sets(self, client: int) -> dict[str, Data]:
         own = {name: self._data(rows) for name, rows in self._rows.items()}
         return own | {"public": self.public.get(client, self._data(torch.arange(0)))}
+
+    def public_for(self, client: int) -> Mapping[int, Data]:
+        return self.public
+
+    def exams_for(self, client: int) -> ExamSets:
+        return MappingProxyType({})  # real sites have no domains
 
     def _data(self, rows: Tensor) -> Data:
         return Data(self._store, rows.to(self._device))

@@ -95,8 +95,6 @@ class _SavedModel:
 class _NoData:
     """Sets without images. Public sets have the agreed lengths, because the state of a method may depend on them."""
 
-    exams: ExamSets = MappingProxyType({})
-
     def __init__(self, agreement: Agreement) -> None:
         nothing = torch.empty(0, *agreement.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
         self._store = Store(*nothing, torch.device("cpu"))
@@ -104,6 +102,12 @@ class _NoData:
 
     def sets(self, client: int) -> dict[str, Data]:
         return {name: self._blank(0) for name in OWN} | {"public": self.public.get(client, self._blank(0))}
+
+    def public_for(self, client: int) -> dict[int, Data]:
+        return self.public
+
+    def exams_for(self, client: int) -> ExamSets:
+        return MappingProxyType({})
 
     def _blank(self, rows: int) -> Data:
         return Data(self._store, torch.zeros(rows, dtype=torch.int64))

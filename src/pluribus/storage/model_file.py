@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from pluribus import draws
 from pluribus.errors import DamagedFileError, MismatchError, UnknownNameError, UserCodeError
+from pluribus.inputs import Input
 from pluribus.models import OwnModel, TwoPartModel, build
-from pluribus.models.probe import Shape
 from pluribus.models.prompts import Prompting, prompting_of
 from pluribus.storage.files import write_tensors
 
@@ -25,7 +25,7 @@ class ModelFacts:
     """What builds a model again, and where it comes from."""
 
     model: str
-    shape: Shape
+    input: Input
     classes: int
     names: tuple[str, ...]
     """Names of the classes, by number."""
@@ -44,12 +44,12 @@ class ModelFacts:
 
     def build(self, own: Any = None) -> nn.Module:
         """A new model of this architecture. `own` is a builder or module that replaces the one of its name."""
-        how: dict[str, Any] = {"shape": self.shape, "classes": self.classes, "width": self.width}
+        how: dict[str, Any] = {"shape": self.input, "classes": self.classes, "width": self.width}
         how |= {"projector": self.projector, "split": self.split}
         with draws.seeded("load model"):  # the caller's random numbers do not change
             model = build(self.model if own is None else OwnModel(self.model, own), **how)
         if self.prompting is not None:
-            Prompting(**self.prompting).attach(model, self.shape)
+            Prompting(**self.prompting).attach(model, self.input.shape)
         return model
 
     def to_metadata(self) -> dict[str, str]:
@@ -57,9 +57,11 @@ class ModelFacts:
 
     @classmethod
     def of_metadata(cls, metadata: Mapping[str, str]) -> ModelFacts:
+        if "shape" in metadata:  # a file of version 0.1
+            shape = Input("image", tuple(json.loads(metadata["shape"])))
+            metadata = {**metadata, "input": json.dumps(shape.facts())}
         read = {one.name: json.loads(metadata[one.name]) for one in fields(cls)}
-        channels, height, width = (int(size) for size in read["shape"])
-        return cls(**read | {"shape": (channels, height, width), "names": tuple(read["names"])})
+        return cls(**read | {"input": Input.of(read["input"]), "names": tuple(read["names"])})
 
 
 def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPartModel) -> None:
@@ -67,7 +69,7 @@ def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPa
     if (prompting := prompting_of(model)) is not None:
         facts = replace(facts, prompting=asdict(prompting))
         with torch.device("meta"):
-            prompting.attach(skeleton, facts.shape)
+            prompting.attach(skeleton, facts.input.shape)
     tensors = {name: value.detach().cpu().clone().contiguous() for name, value in model.state_dict().items()}
     if changed := _differing(skeleton.state_dict(), tensors):
         raise MismatchError(

@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from pluribus import draws
 from pluribus.assembly import Assembly
@@ -72,7 +71,7 @@ class BareLoop:
     def _train(self, model: nn.Module, k: int) -> float:
         local, device = self._parts.local, self._parts.device
         x, y = _whole(self._parts.data.sets(k)["train"])
-        least = least_rows(model, self._parts.task.shape)
+        least = least_rows(model, self._parts.task.input)
         sizes = batch_sizes(len(y), local.batch, least)
         model.train(len(y) >= least)
         optimizer = make_optimizer(local.rule, model)
@@ -82,13 +81,13 @@ class BareLoop:
             seen = x if augment is None else augment(x)
             for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
                 optimizer.zero_grad()
-                F.cross_entropy(model(bx), by).backward()  # type: ignore[no-untyped-call]
+                self._parts.task.target.loss(model(bx), by).backward()  # type: ignore[no-untyped-call]
                 optimizer.step()
         return now(device) - started
 
     def _evaluate(self, model: nn.Module, k: int) -> float:
         device = self._parts.device
-        exams = self._parts.data.exams.values() or [self._parts.data.sets(k)]
+        exams = self._parts.data.exams_for(k).values() or [self._parts.data.sets(k)]
         images = [_whole(exam[name])[0] for exam in exams for name in ("val", "test")]
         model.eval()
         started = now(device)
