@@ -66,6 +66,7 @@ def run(
             return _run(replace(parts, warnings=[*parts.warnings, *_note_memory(parts)]), MemoryRun(), watchers)
         with closing(RunFolder.create(described.out)) as folder:
             folder.write_partition(parts.manifest)
+            folder.write_normalization(parts.normalization())
             folder.write_config(described.settings(), described.decisive())
             return _run(parts, folder, watchers)
 

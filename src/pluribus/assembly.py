@@ -18,8 +18,8 @@ from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
-from pluribus.data.partitions import BUILT_IN, OwnPartition, find_partition, name_partition
-from pluribus.data.scaling import parse_normalize
+from pluribus.data.partitions import BUILT_IN, NATURAL, OwnPartition, find_partition, name_partition
+from pluribus.data.scaling import parse_normalize, scale_facts
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
 from pluribus.experiment import Experiment, check_portable
@@ -45,6 +45,11 @@ class Parts:
     data: DataFacts
     warnings: list[str]
 
+    @property
+    def holders(self) -> Mapping[int, str]:
+        """Names of the clients, if the data has names for them."""
+        return {}
+
 
 @dataclass(frozen=True)
 class Assembly(Parts):
@@ -55,6 +60,21 @@ class Assembly(Parts):
     manifest: Manifest
     local: Local
     device: torch.device
+
+    @property
+    def holders(self) -> Mapping[int, str]:
+        natural = self.experiment.partition == NATURAL
+        return dict(enumerate(self.dataset.clients or self.dataset.domains)) if natural else {}
+
+    def normalization(self) -> dict[str, Any] | None:
+        """How rows are normalized, as plain numbers for the run folder. None: not at all, or images in [-1, 1]."""
+        mode = self.data.normalization.mode
+        if mode == "none":
+            return None
+        clients = range(self.task.clients) if self.data.normalization.by_client else range(1)
+        scales = {k: self.data.scale_of(k) for k in clients}
+        facts = [scale_facts(scale, self.dataset) for scale in scales.values() if scale is not None]
+        return {"mode": mode, **({"clients": facts} if self.data.normalization.by_client else facts[0])}
 
 
 def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Method | None = None) -> Assembly:

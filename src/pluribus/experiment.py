@@ -18,10 +18,10 @@ import torch
 
 from pluribus.data import Dataset
 from pluribus.data.augment import parse_augmentations
-from pluribus.data.datasets import kind_of_data
+from pluribus.data.datasets import count_holders, kind_of_data
 from pluribus.data.federated import SplitBy
 from pluribus.data.given import name_data, take_data
-from pluribus.data.partitions import OwnPartition, name_partition, take_partition
+from pluribus.data.partitions import NATURAL, OwnPartition, name_partition, take_partition
 from pluribus.data.reading import Reading, parse_columns, write_columns
 from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
@@ -344,29 +344,33 @@ def experiment(
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, names, "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
-    given = clients_of_partition(given) | given
     hyper = embedded_hyper(cls, given) | hyper
-    usual = _defaults(cls, "data" in given) | _models_for_data(cls, given)
+    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
     if "public_data" in given:
         usual.pop("public_fraction", None)
     return Experiment(method=name, hyper=hyper, **{**usual, **given})
 
 
-def _models_for_data(cls: type[Method], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The models for data that are no images, if the user names none. One model, if the method needs that."""
-    kind = (
-        "image" if "data" not in given else kind_of_data(given["data"], parse_columns(given.get("columns", "")), given)
-    )
-    if kind == "image":
-        return {}
-    group = GROUP_OF[kind]
-    return {"models": GROUPS[group].models[0] if Need.SAME_MODEL in cls.needs else group}
+def defaults_of_data(given: Mapping[str, Any], one_model: bool = False) -> dict[str, Any]:
+    """The number of clients and the models, if the user's data or partition decide them and the user does not."""
+    found: dict[str, Any] = {} if "clients" in given else _clients_of_partition(given)
+    if "data" in given and "models" not in given:
+        kind = kind_of_data(given["data"], parse_columns(given.get("columns", "")), "window" in given)
+        if kind != "image":
+            group = GROUP_OF[kind]
+            found["models"] = GROUPS[group].models[0] if one_model else group
+    return found
 
 
-def clients_of_partition(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The setting `clients`, if a partition that is given as an object decides it."""
-    partition = take_partition(settings.get("partition", ""))
-    number = partition.clients if isinstance(partition, OwnPartition) else None
+def _clients_of_partition(given: Mapping[str, Any]) -> dict[str, Any]:
+    """The number of clients of a partition that is given as an object, or that the data names."""
+    partition = take_partition(given.get("partition", ""))
+    if partition == NATURAL and "data" in given:
+        how = {name: given[name] for name in (*SETTINGS["data"], "seed") if name in given and name != "clients"}
+        one = Experiment(**how)
+        number: int | None = count_holders(one.data, image_size=one.image_size, seed=one.seed, reading=one.reading())
+    else:
+        number = partition.clients if isinstance(partition, OwnPartition) else None
     return {} if number is None else {"clients": number}
 
 

@@ -84,7 +84,7 @@ class Federation:
         self.ledger = Ledger()
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
-        self.names: Mapping[int, str] = {}
+        self.names: Mapping[int, str] = parts.holders
         self.half = ServerHalf(parts.method, parts.task, parts.cards)
         self.server = self.half.server
         if engine is None:

@@ -152,7 +152,8 @@ def _parse_for_all(
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for group in vars(given).values() for k, v in vars(group).items()}
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
-    usual = {"data", "models"} - given_names(args)  # not named: the hyper-parameters for the embedded ones hold
+    # not named: the hyper-parameters for the embedded ones hold, and the data decide the others
+    usual = {"data", "models", "clients"} - given_names(args)
     settings |= {k: flat[k] for k in common if k in flat and flat[k] != ONE_BY_ONE and k not in usual}
     out = flat["out"] or new_folder(command, data_label(flat["data"]))
     rows = [*methods, *map(_parse_row, flat["row"])]

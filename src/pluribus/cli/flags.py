@@ -30,7 +30,9 @@ BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the ru
 
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
-AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "augment"), str)
+AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "augment", "columns"), str)
+AS_TEXT["public_data"] = str | None
+DECIDING = ("data", "models", "partition", "clients", "columns", "window")  # settings that decide defaults of others
 
 
 def given_names(args: list[str]) -> set[str]:
@@ -50,8 +52,10 @@ def begin(args: list[str]) -> tuple[Experiment, list[str]]:
     method, args = take_flag(args, "--method")
     if method is None and args and not args[0].startswith("-"):
         method, args = args[0], args[1:]
-    named = {name: take_flag(args, f"--{name}")[0] for name in ("data", "models")}  # a method's defaults depend on them
-    return experiment(method, config, **{name: value for name, value in named.items() if value is not None}), args
+    named = {name: take_flag(args, flag_name(name))[0] for name in DECIDING}
+    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    given |= {name: int(given[name]) for name in ("clients", "window") if str(given.get(name)).isdecimal()}
+    return experiment(method, config, **given), args
 
 
 def take_flag(args: list[str], flag: str) -> tuple[str | None, list[str]]:

@@ -135,6 +135,8 @@ def _load_keyed(
     key = (source, image_size, arguments.get("seed"), arguments.get("reading"))
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
+    if (counted := _counted.pop(key, None)) is not None:
+        return key, counted
     with at(f"data {name}"):
         dataset = loader(**arguments)
     try:
@@ -176,8 +178,22 @@ def load_shared(
         return {key: kept[key]}
 
 
-def kind_of_data(source: Any, columns: Columns, settings: Mapping[str, Any]) -> Kind:
-    """The kind of a data set, as far as it can be told without reading it. Otherwise `image`."""
+def count_holders(name: str | Dataset | Loader, **how: Any) -> int | None:
+    """The number of clients that a data set names; None if it names none. The next `load` does not read it again."""
+    global _counted
+    key, dataset = _load_keyed(name, **how)
+    _counted = {key: dataset}
+    return len(dataset.clients or dataset.domains) or None
+
+
+_counted: dict[Key, Dataset] = {}
+
+
+def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
+    """The kind of a data set, as far as it can be told without reading it. Otherwise `image`.
+
+    `windows`: whether the user asks for windows.
+    """
     if isinstance(source, Dataset):
         return source.kind
     if not isinstance(source, str | os.PathLike):

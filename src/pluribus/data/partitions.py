@@ -49,6 +49,7 @@ class PartitionKind:
         return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY)
 
 
+NATURAL = "natural"
 PARTITIONS: dict[str, PartitionKind] = {
     "iid": PartitionKind(iid, "equal random shares"),
     "pathological": PartitionKind(pathological, "exactly --classes-per-client classes each, --unequal in size"),
@@ -64,7 +65,7 @@ PARTITIONS: dict[str, PartitionKind] = {
         disjoint=False,
     ),
     "domain": PartitionKind(by_domain, "client k holds domain k mod D"),
-    "natural": PartitionKind(natural, "client k holds the rows of the k-th holder that the data names"),
+    NATURAL: PartitionKind(natural, "client k holds the rows of the k-th holder that the data names"),
 }
 
 
@@ -203,7 +204,7 @@ def partition(
         if domain is None:
             raise PartitionError("partition 'domain' needs a data set with domains, such as rotated-digits or pacs.")
         labels = domain
-    if kind == "natural":
+    if kind == NATURAL:
         if holder is None:
             raise PartitionError(
                 "partition 'natural' needs data that names a client for each row: name its column, such as "

@@ -43,7 +43,17 @@ class CommonSettings(TypedDict, total=False):
     test_fraction: float
     public_fraction: float
     test: Literal["own", "official", "common"]
+    split_by: Literal["auto", "rows", "group", "time"]
+    public_data: Any
     image_size: int | None
+    columns: Any
+    label_kind: Literal["classes", "labels", "numbers", "auto"]
+    window: int | None
+    stride: int | None
+    tokenizer: str
+    vocabulary: int
+    length: int | None
+    normalize: str
     models: ModelsLike
     split: str | None
     width: int | None
@@ -59,6 +69,8 @@ class CommonSettings(TypedDict, total=False):
     lr_decay: float
     optimizer_life: Literal["round", "run"]
     augment: str | Sequence[str]
+    class_weights: Literal["equal", "balanced"]
+    loss: Literal["mse", "l1"]
     participation: float
     drop_rate: float
     straggler_rate: float

@@ -98,6 +98,11 @@ class RunFolder:
     def write_partition(self, manifest: Manifest) -> None:
         write_text(self.path / "partition.json", manifest.to_json())
 
+    def write_normalization(self, facts: dict[str, Any] | None) -> None:
+        """Write means and deviations, if rows are normalized by them."""
+        if facts is not None:
+            write_json(self.path / "normalization.json", facts)
+
     def read_partition(self) -> Manifest:
         path = self.path / "partition.json"
         try:

@@ -16,7 +16,7 @@ from pluribus.assembly import Assembly, assemble
 from pluribus.experiment import (
     TRAINING,
     Experiment,
-    clients_of_partition,
+    defaults_of_data,
     embedded_hyper,
     experiment,
     from_toml,
@@ -149,7 +149,7 @@ def describe_rows(
         if label not in [row.label for row in rows]:
             raise errors.unknown("row", label, [row.label for row in rows], "pluribus compare --help")
     given, written = {**_read_config(config), **settings}, _read_hyper(config)
-    common = {**common_settings(config), **({} if "clients" in given else clients_of_partition(given)), **settings}
+    common = {**common_settings(config), **defaults_of_data(given), **settings}
     if common["test"] == "own" and not common["test_fraction"]:
         raise errors.RangeError("a comparison needs test data: --test-fraction must be above 0.")
     described, usual = {}, {name: getattr(Experiment, name) for name in TRAINING}
