@@ -123,7 +123,7 @@ class Agreement:
         if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
         if rule.factor <= 0 or rule.warmup < 0 or (rule.clip_norm is not None and rule.clip_norm <= 0):
-            return "the factor of the learning rate and the norm of gradients must be above 0, its warm-up at least 0"
+            return "the factor of --lr-steps and the norm for clipping must be above 0, the warm-up at least 0"
         if not set(self.augment) <= set(AUGMENTATIONS):
             return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
         return None
