@@ -218,6 +218,7 @@ WIDER = {
     "models": "ModelsLike",
     "partition": "PartitionLike",
     "device": "DeviceLike",
+    "lr_steps": "str | Sequence[int]",
     "augment": "str | Sequence[str]",
     "weights": "str | Path | None",
     "out": "str | Path | None",

@@ -27,7 +27,6 @@ from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
-from pluribus.optim import Rule
 from pluribus.targets import Target
 from pluribus.task import Cards, DataFacts, Task
 
@@ -82,7 +81,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
 
     `dataset` and `method` replace those that the experiment names. They need not have a name that can be looked up.
     """
-    given = method or experiment.build_method()
+    given, rule = method or experiment.build_method(), experiment.rule()
     device = _device(experiment)
     dataset = dataset or load_data(experiment)
     if (
@@ -112,7 +111,6 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     data = Federated(dataset, parts, fractions, one.seed, device, channels_last, domain_of, normalize, foreign)
     warnings += _check_split(data)
     task, cards, width_notes = _task(experiment, dataset, data, domain_of, given)
-    rule = Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay)
     architectures = cards.architectures()
     warnings += [*width_notes, *(note for model in architectures if (note := _note_on_model(task, model)))]
     _check_normalization(task, data, architectures)

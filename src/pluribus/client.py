@@ -121,12 +121,11 @@ class Client:
         """Start the work of one exchange."""
         self._round, self._exchange, self._fits, self._loss, self.steps = t, exchange, 0, None, 0
         self.inbox = None
-        trained = max(t - self.task.warmup, 0)  # rounds of training so far, by which the learning rate decays
-        for name, value in {"lr": self.local.rule.rate(trained), **now}.items():
+        for name, value in {"lr": self.local.rule.rate(self.trained), **now}.items():
             kind = torch.float64 if name == "lr" else torch.float32
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
         for optimizer in self.optimizers.values():
-            optimizer.begin(trained)
+            optimizer.begin(self.trained)
         if exchange == 0 or isinstance(exchange, str):  # later exchanges of a round keep its optimizers
             for optimizer in self.optimizers.values():
                 if optimizer.life == "round":
@@ -174,6 +173,11 @@ class Client:
     @property
     def round(self) -> int:
         return self._round  # for engines, which may read it in a step
+
+    @property
+    def trained(self) -> int:
+        """Rounds of training before this one, which decide the learning rate. Rounds of a method's warm-up are none."""
+        return max(self._round - self.task.warmup, 0)
 
     @property
     def t(self) -> int:

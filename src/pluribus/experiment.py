@@ -30,6 +30,7 @@ from pluribus.internal.lookup import GIVEN
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
 from pluribus.models.own import name_model
+from pluribus.optim import Rule, parse_steps
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.folder import DIGEST
 from pluribus.storage.toml import read_toml
@@ -123,6 +124,16 @@ class Experiment:
     """Weight decay of local training."""
     lr_decay: float = setting(1.0, group="training", above=0, below=math.inf)
     """The local learning rate is multiplied by this after every round."""
+    lr_schedule: Literal["constant", "cosine", "steps"] = setting("constant", group="training")
+    """Course of the local learning rate: constant, along a cosine to 0 at the end, or lower after --lr-steps."""
+    lr_steps: str | tuple[int, ...] = setting("", group="training")
+    """Numbers of rounds, comma-separated, after each of which the rate is multiplied by --lr-factor. Default: none."""
+    lr_factor: float = setting(0.1, group="training", above=0, below=math.inf)
+    """Factor on the local learning rate at each of --lr-steps."""
+    lr_warmup: int = setting(0, group="training", at_least=0)
+    """First rounds, in which the local learning rate rises in equal steps to --lr."""
+    clip_norm: float | None = setting(None, group="training", above=0, below=math.inf)
+    """Largest L2 norm of the gradient in a local step: a larger one is scaled down. Default: not clipped."""
     optimizer_life: Literal["round", "run"] = setting("round", group="training")
     """How long momentum and moments are kept: one round, or the run, even if a download replaces the weights."""
     augment: str | tuple[str, ...] = setting("", group="training")
@@ -183,6 +194,7 @@ class Experiment:
         taken["columns"] = write_columns(parse_columns(self.columns))
         taken["public_data"] = None if self.public_data is None else take_data(self.public_data)
         parse_normalize(self.normalize)
+        taken["lr_steps"] = ",".join(map(str, parse_steps(self.lr_steps)))
         for name, value in taken.items():
             object.__setattr__(self, name, value)
         divided = self.partition.clients if isinstance(self.partition, OwnPartition) else None
@@ -213,6 +225,22 @@ class Experiment:
         cls, name = find(self.method), self.method
         check_names(self.hyper, _field_names(cls), f"hyper-parameter of {name}", f"pluribus run {name} --help")
         return cls(**convert_fields(cls, self.hyper))  # a class may override the check of its own fields
+
+    def rule(self) -> Rule:
+        """The update rule of local training. A schedule that does not fit the rounds is refused."""
+        return Rule(
+            self.optimizer,
+            self.lr,
+            self.momentum,
+            self.weight_decay,
+            self.lr_decay,
+            self.lr_schedule,
+            parse_steps(self.lr_steps),
+            self.lr_factor,
+            self.lr_warmup,
+            self.rounds,
+            self.clip_norm,
+        )
 
     @property
     def data_name(self) -> str:
@@ -269,6 +297,12 @@ class Experiment:
 SETTINGS = group_names(Experiment)  # names by group; those in `execution` change no metric
 TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, except where one method sets its own
 FOR_SIMULATIONS = ("data", "execution")  # groups that each real site sets itself
+
+
+def at_constant_rate(described: Experiment) -> Experiment:
+    """The same work without a schedule of the learning rate, which would not fit another number of rounds."""
+    names = ("lr_schedule", "lr_steps", "lr_factor", "lr_warmup")
+    return dataclasses.replace(described, **{name: getattr(Experiment, name) for name in names})
 
 
 def settings_of_sites() -> list[str]:

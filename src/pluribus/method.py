@@ -434,4 +434,9 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             f"{label} treats the clients' progress as a sum of gradients, which holds for plain SGD only: use "
             f"--optimizer sgd --momentum 0."
         )
+    if Need.PLAIN_SGD in method.needs and rule.clip_norm is not None:
+        raise ConflictError(
+            f"{label} treats the clients' progress as a sum of gradients, but clipped steps are shorter: leave out "
+            f"--clip-norm."
+        )
     method.check(task, cards)

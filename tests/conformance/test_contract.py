@@ -518,6 +518,13 @@ class TestPlainSGD:
     def test_plain_sgd_is_taken(self):
         assert assemble_tiny(Careful, weight_decay=0.1, lr_decay=0.9).local.rule.name == "sgd"
 
+    def test_clipped_gradients_are_refused(self):
+        with refused(ConflictError, "--clip-norm"):
+            assemble_tiny(Careful, clip_norm=1.0)
+
+    def test_a_rate_that_is_constant_in_a_round_is_taken(self):
+        assert assemble_tiny(Careful, lr_schedule="cosine", lr_warmup=1).local.rule.rate(1) == 0.05
+
 
 class TestServerOptimizer:
     @staticmethod

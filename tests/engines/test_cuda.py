@@ -62,6 +62,8 @@ def test_clients_may_take_turns_in_one_place(name, monkeypatch):
         {"optimizer": "amsgrad", "lr": 1e-3},
         {"optimizer": "adamw", "lr": 1e-3, "lr_decay": 0.5},
         {"lr_decay": 0.5},
+        {"clip_norm": 0.5, "lr_schedule": "cosine", "lr_warmup": 1},
+        {"optimizer": "adam", "lr": 1e-3, "clip_norm": 0.5, "lr_schedule": "steps", "lr_steps": "1,3"},
         {"batch_size": 7},
         {"precision": "bfloat16"},
         {"precision": "float32", "channels_last": False},
@@ -129,11 +131,10 @@ def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
     assert_same(pluribus.resume(tmp_path / "run", progress=False), case.run())
 
 
-@pytest.mark.parametrize("augment", ["", "crop,flip,erase"])
+@pytest.mark.parametrize("more", [{}, {"augment": "crop,flip,erase"}, {"clip_norm": 0.5}], ids=str)
 @pytest.mark.parametrize("name", ["local", "fedgh", "fedavg", "fedprox", "fd", "fedproto", "fedrep"])
-def test_stacked_clients_train_as_alone(name, augment):
-    settings = {"clients": 9, "models": "cnn-16-32", "momentum": 0.9, "precision": "float32", "min_samples": 4}
-    settings |= {"augment": augment}
+def test_stacked_clients_train_as_alone(name, more):
+    settings = {"clients": 9, "models": "cnn-16-32", "momentum": 0.9, "precision": "float32", "min_samples": 4, **more}
     alone, stacked = captured(name, **settings), run(name, device="cuda", rounds=4, **settings)
     assert reasons(stacked) == []
     one, other = (Checkpoint(result.folder / "state") for result in (alone, stacked))

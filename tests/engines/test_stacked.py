@@ -86,6 +86,16 @@ class Losses(Method):
 
 
 @dataclass(frozen=True)
+class WarmedUp(Method):
+    """Its first round does not count for the learning rate."""
+
+    warmup: int = 1
+
+    def warmup_rounds(self) -> int:
+        return self.warmup
+
+
+@dataclass(frozen=True)
 class Breaks(Method):
     """One client goes wrong before it trains."""
 
@@ -105,7 +115,7 @@ class Unstackable(Method):
 
 
 def parts_of(method: Any, **settings: Any):
-    small = {"clients": CLIENTS, "models": "cnn-16-32", "batch_size": 6, "min_samples": 4}
+    small = {"rounds": 2, "clients": CLIENTS, "models": "cnn-16-32", "batch_size": 6, "min_samples": 4}
     return assemble_tiny(method, **small | settings)
 
 
@@ -117,11 +127,20 @@ def parts_of(method: Any, **settings: Any):
         {"models": "mlp-64", "batch_size": 5, "lr_decay": 0.5},
         {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
         {"augment": "crop,flip,erase", "epochs": 2},
+        {"models": "mlp-64", "lr": 0.5, "clip_norm": 0.1, "lr_schedule": "cosine", "lr_warmup": 1},
     ],
-    ids=["plain", "momentum", "mlp", "life", "augment"],
+    ids=["plain", "momentum", "mlp", "life", "augment", "clip"],
 )
 @pytest.mark.parametrize("method", [Local, TwoFits, Losses])
 def test_together_is_as_one_after_the_other(method, settings):
+    assert_alike(method, **settings)
+
+
+def test_rounds_of_a_warm_up_do_not_count_for_the_rate():
+    assert_alike(WarmedUp, models="mlp-64", lr=0.5, lr_decay=0.1)
+
+
+def assert_alike(method, **settings):
     parts, told = parts_of(method, **settings), []
     alone, together = make_host(parts), make_host(parts)
     expected, found = worked(alone, 2), worked(together, 2, told.append)

@@ -43,6 +43,7 @@ from pluribus.errors import (
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Federation, Observer
 from pluribus.message import decode, encode
+from pluribus.optim import Rule
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.sites.agreement import Agreement
@@ -134,7 +135,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedgh": {"augment": "crop,flip,erase"},
     "fedl2g-f": {"warmup": 2},
     "fedfree": {"momentum": 0.9},
-    "fedgen": {},
+    "fedgen": {"lr_schedule": "steps", "lr_steps": "1,2", "clip_norm": 0.5},
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
     "fedmd": {"public_fraction": 0.2, "pretrain_public": 1, "pretrain_private": 1},
@@ -526,8 +527,9 @@ def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
         ({"version": "9.9"}, ["9.9", pluribus.__version__]),
         ({"width": "wide"}, ["wide"]),
         ({"optimizer_life": "week"}, ["week"]),
+        ({"rule": Rule(clip_norm=-1.0)}, ["norm"]),
     ],
-    ids=["labels", "images", "version", "nonsense", "life"],
+    ids=["labels", "images", "version", "nonsense", "life", "rule"],
 )
 def test_what_does_not_fit_is_one_sentence_at_the_start(
     change: dict[str, Any], facts: list[str], tmp_path: Path

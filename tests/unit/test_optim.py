@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from pluribus.optim import Opt, Optimizer, Rule
+from pluribus.optim import Opt, Optimizer, Rule, clip_gradients
 
 RULES = [
     Rule("sgd", lr=0.1),
@@ -109,6 +110,31 @@ class TestAgainstTorch:
             optimizer.apply(gradients(mine, step))
             resumed.apply(gradients(twin, step))
         assert_equal(mine, twin)
+
+
+@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.name}-{rule.momentum}-{rule.weight_decay}")
+@pytest.mark.parametrize("norm", [0.01, 0.3, 100.0])
+def test_clipped_steps_are_those_of_torch(rule, norm):
+    mine = small_model()
+    theirs = copy.deepcopy(mine)
+    optimizer = Optimizer(Opt(mine), replace(rule, clip_norm=norm))
+    other = torchs_own(theirs.parameters(), rule)
+    for step in range(5):
+        optimizer.apply(gradients(mine, step))
+        for p, g in zip(theirs.parameters(), gradients(theirs, step), strict=True):
+            p.grad = g
+        nn.utils.clip_grad_norm_(theirs.parameters(), norm)
+        other.step()
+        assert_equal(mine, theirs)
+
+
+def test_stacked_gradients_are_clipped_as_those_of_single_clients():
+    apart = [gradients(small_model(), seed) for seed in range(4)]
+    apart = [[g * 10**at for g in some] for at, some in enumerate(apart)]
+    stacked = clip_gradients([torch.stack(parts) for parts in zip(*apart, strict=True)], 1.0, stacked=True)
+    alone = [clip_gradients(some, 1.0) for some in apart]
+    for together, parts in zip(stacked, zip(*alone, strict=True), strict=True):
+        torch.testing.assert_close(together, torch.stack(parts))
 
 
 class TestParameters:

@@ -318,3 +318,12 @@ def test_momentum_that_lasts_for_the_run_is_kept_and_decides() -> None:
     with pytest.raises(KeyboardInterrupt):
         run_tiny("fedavg", folder, observers=[StopAfter(2)], optimizer_life="run", **settings)
     assert_same(straight, pluribus.resume(folder, progress=False))
+
+
+@pytest.mark.parametrize("schedule", [{"lr_schedule": "cosine"}, {"lr_schedule": "steps", "lr_steps": "1,3"}], ids=str)
+def test_a_schedule_continues_where_it_was(schedule: dict[str, Any]) -> None:
+    settings = schedule | {"models": "mlp-64", "rounds": 4, "checkpoint_every": 1, "clip_norm": 1.0}
+    folder = new_folder()
+    with pytest.raises(KeyboardInterrupt):
+        run_tiny("fedavg", folder, observers=[StopAfter(2)], **settings)
+    assert_same(run_tiny("fedavg", **settings), pluribus.resume(folder, progress=False))

@@ -30,7 +30,7 @@ BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the ru
 
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
-AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "augment", "columns"), str)
+AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "lr_steps", "augment", "columns"), str)
 AS_TEXT["public_data"] = str | None
 DECIDING = ("data", "models", "partition", "clients", "columns", "window")  # settings that decide defaults of others
 

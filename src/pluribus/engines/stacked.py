@@ -203,7 +203,8 @@ class Stack:
         trained = {f"model.{name}": None for name in client.optimizers["model"].parameters}
         self._stack |= {name: nn.Parameter(self._stack[name]) for name in trained}
         self._leaves = [self._stack[name] for name in trained]
-        self._optimizer = Optimizer(Opt(self._leaves), client.optimizers["model"].rule)  # type: ignore[arg-type]
+        rule = client.optimizers["model"].rule
+        self._optimizer = Optimizer(Opt(self._leaves), rule, stacked=True)  # type: ignore[arg-type]
         self._by_place = [[value.detach()[at] for value in self._all()] for at in range(places)]
         self._totals = torch.zeros(places, device=client.device)
         self._recordings: dict[Any, _Recorded | None] = {}
@@ -212,7 +213,7 @@ class Stack:
     def fit(self, fits: Mapping[Client, Fit]) -> dict[Client, Tensor | None]:
         """Train these clients. Returns their mean losses."""
         clients, first = list(fits), next(iter(fits))
-        self._optimizer.begin(max(first.round, 0))
+        self._optimizer.begin(first.trained)
         for name, value in first.now.items():
             self._one.now[name].copy_(value)
         self._totals.zero_()

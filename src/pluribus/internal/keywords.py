@@ -67,6 +67,11 @@ class CommonSettings(TypedDict, total=False):
     momentum: float
     weight_decay: float
     lr_decay: float
+    lr_schedule: Literal["constant", "cosine", "steps"]
+    lr_steps: str | Sequence[int]
+    lr_factor: float
+    lr_warmup: int
+    clip_norm: float | None
     optimizer_life: Literal["round", "run"]
     augment: str | Sequence[str]
     class_weights: Literal["equal", "balanced"]

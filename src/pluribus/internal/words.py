@@ -11,7 +11,24 @@ import re
 # With these words a sentence continues after a flag that has no value. Any other word is the flag's value.
 NO_VALUE = (
     *("a", "and", "are", "as", "at", "by", "cannot", "for", "from", "gives", "has", "have", "if", "in", "is"),
-    *("keeps", "leave", "maps", "must", "names", "need", "needs", "of", "on", "or", "sets", "shows", "takes", "that"),
+    *(
+        "keeps",
+        "leave",
+        "maps",
+        "must",
+        "names",
+        "need",
+        "needs",
+        "of",
+        "on",
+        "or",
+        "replaces",
+        "resizes",
+        "sets",
+        "shows",
+        "takes",
+        "that",
+    ),
     *("to", "was", "when", "with"),
 )
 

@@ -1,6 +1,6 @@
 """pFedPT (Li et al., 2023): each client adds a private border of learned pixels to its images; models are averaged."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -10,7 +10,7 @@ from pluribus.message import Message
 from pluribus.method import register
 from pluribus.methods._border import Border
 from pluribus.methods.fedavg import FedAvg
-from pluribus.optim import Opt, Rule
+from pluribus.optim import Opt
 from pluribus.settings import setting
 from pluribus.task import Cards, Task
 
@@ -32,7 +32,8 @@ class PFedPT(FedAvg):
     """Learning rate of the border, with plain SGD."""
 
     def optimizers(self, client: Client) -> dict[str, Opt]:
-        plain = Rule("sgd", lr=self.prompt_lr, decay=client.local.rule.decay)
+        # plain SGD, whose rate follows the schedule of the experiment
+        plain = replace(client.local.rule, name="sgd", lr=self.prompt_lr, momentum=0, weight_decay=0, clip_norm=None)
         return {"prompt": Opt(client.state.prompt, plain), "model": Opt(client.model)}
 
     def prepare(self, client: Client) -> None:

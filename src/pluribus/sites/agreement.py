@@ -65,7 +65,7 @@ class Agreement:
             clients=one.clients,
             rounds=one.rounds,
             seed=one.seed,
-            rule=Rule(one.optimizer, one.lr, one.momentum, one.weight_decay, one.lr_decay),
+            rule=one.rule(),
             epochs=one.epochs,
             batch=one.batch_size,
             optimizer_life=one.optimizer_life,
@@ -122,6 +122,8 @@ class Agreement:
             return f"optimizer_life must be one of {', '.join(get_args(Life))}, not '{sanitize(self.optimizer_life)}'"
         if min(rule.lr, rule.decay) <= 0 or min(rule.momentum, rule.weight_decay) < 0:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
+        if rule.factor <= 0 or rule.warmup < 0 or (rule.clip_norm is not None and rule.clip_norm <= 0):
+            return "the factor of --lr-steps and the norm for clipping must be above 0, the warm-up at least 0"
         if not set(self.augment) <= set(AUGMENTATIONS):
             return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
         return None

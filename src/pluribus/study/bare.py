@@ -82,6 +82,8 @@ class BareLoop:
             for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
                 optimizer.zero_grad()
                 self._parts.task.target.loss(model(bx), by).backward()  # type: ignore[no-untyped-call]
+                if local.rule.clip_norm is not None:
+                    nn.utils.clip_grad_norm_(model.parameters(), local.rule.clip_norm)
                 optimizer.step()
         return now(device) - started
 

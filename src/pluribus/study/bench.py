@@ -23,7 +23,7 @@ import torch
 
 from pluribus.api import run
 from pluribus.assembly import Assembly
-from pluribus.experiment import Experiment, experiment, repeat
+from pluribus.experiment import Experiment, at_constant_rate, experiment, repeat
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
 from pluribus.internal.keywords import BenchSettings
@@ -150,10 +150,10 @@ def bench(
     """Measure some rounds of a federation after one warm-up round, and a bare loop that does the work of each round.
 
     Arguments are those of `pluribus.run`. `rounds` is the number of measured rounds; it overrides the rounds of an
-    Experiment or a file. The run folder is deleted at the end unless `out` names one. `bare=False` skips the bare loop,
-    which takes as long as the run.
+    Experiment or a file. The learning rate is constant, because a schedule is for a whole run. The run folder is
+    deleted at the end unless `out` names one. `bare=False` skips the bare loop, which takes as long as the run.
     """
-    described = replace(experiment(method, config, **settings), rounds=rounds)
+    described = replace(at_constant_rate(experiment(method, config, **settings)), rounds=rounds)
     watch = _Watch(bare)
     temporary = TemporaryDirectory(prefix="pluribus-bench-") if described.out is None else None
     with temporary or contextlib.nullcontext(described.out) as out:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from pluribus.api import run
 from pluribus.errors import ConflictError, PluribusError
-from pluribus.experiment import Experiment
+from pluribus.experiment import Experiment, at_constant_rate
 
 ROUNDS = 2  # measured rounds: the first round of a client may have additional training
 
@@ -55,7 +55,9 @@ def equal_rounds(described: Mapping[str, Experiment]) -> dict[str, int]:
 
 
 def _measure(described: Experiment, folder: Path) -> Budget:
-    short = replace(described, rounds=ROUNDS, evaluate="participants", evaluate_every=ROUNDS, out=str(folder))
+    short = replace(
+        at_constant_rate(described), rounds=ROUNDS, evaluate="participants", evaluate_every=ROUNDS, out=str(folder)
+    )
     try:
         history = run(short, progress=False).history
     except PluribusError as error:
