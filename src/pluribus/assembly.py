@@ -17,6 +17,7 @@ from pluribus.data.augment import check_augmentations, parse_augmentations
 from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
+from pluribus.data.host_store import make_store
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.data.partitions import BUILT_IN, NATURAL, OwnPartition, find_partition, name_partition
 from pluribus.data.scaling import parse_normalize, scale_facts
@@ -108,7 +109,10 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     channels_last = device.type == "cuda" if experiment.channels_last is None else experiment.channels_last
     domain_of = _domain_of(experiment, dataset)
     normalize, foreign = parse_normalize(one.normalize), _public_data(experiment)
-    data = Federated(dataset, parts, fractions, one.seed, device, channels_last, domain_of, normalize, foreign)
+    store = partial(make_store, where=one.store)
+    data = Federated(dataset, parts, fractions, one.seed, device, channels_last, domain_of, normalize, foreign, store)
+    if one.store == "auto" and not data.store.resident:
+        warnings.append(f"the data ({dataset.x.nbytes / 2**30:.1f} GiB) stay on the host: they do not fit on the GPU.")
     warnings += _check_split(data)
     task, cards, width_notes = _task(experiment, dataset, data, domain_of, given)
     architectures = cards.architectures()

@@ -21,6 +21,7 @@ from pluribus.data.augment import parse_augmentations
 from pluribus.data.datasets import count_holders, kind_of_data
 from pluribus.data.federated import SplitBy
 from pluribus.data.given import name_data, take_data
+from pluribus.data.host_store import Where
 from pluribus.data.partitions import NATURAL, OwnPartition, name_partition, take_partition
 from pluribus.data.reading import Reading, parse_columns, write_columns
 from pluribus.data.scaling import parse_normalize
@@ -173,6 +174,8 @@ class Experiment:
     """Arithmetic of clients: tf32 (float32, but TF32 in convolutions on a GPU, as torch does), float32 or bfloat16."""
     channels_last: bool | None = setting(None, group="execution")
     """Store images and filters with channels last. Default: only on a GPU, where it is faster."""
+    store: Where = setting("auto", group="execution")
+    """Where rows are kept: on the device, or on the host, from where batches are copied. auto: on a GPU if they fit."""
     capture: bool = setting(True, group="execution")
     """On a GPU, record each training step once and replay it."""
     stack: bool = setting(True, group="execution")

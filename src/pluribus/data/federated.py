@@ -7,7 +7,7 @@ unless a `Scale` says otherwise.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from types import MappingProxyType
@@ -28,6 +28,8 @@ from pluribus.errors import MismatchError
 class Store:
     """All rows and targets of an experiment, on the device."""
 
+    resident = True
+
     def __init__(self, x: Tensor, y: Tensor, device: torch.device, channels_last: bool = False) -> None:
         self.x = x.to(device)
         self.y = y.to(device)
@@ -35,7 +37,12 @@ class Store:
 
     def take(self, rows: Tensor, augment: Augment | None = None, scale: Scale | None = None) -> tuple[Tensor, Tensor]:
         """These rows as a model gets them, and their targets."""
-        x = self.x[rows]
+        return self.finish(self.x[rows], self.y[rows], augment, scale)
+
+    def finish(
+        self, x: Tensor, y: Tensor, augment: Augment | None = None, scale: Scale | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Rows and targets as a model gets them, from how they are stored."""
         if scale is not None:
             x = scale(x.to(torch.float32))
         elif x.dtype == torch.uint8:
@@ -46,8 +53,19 @@ class Store:
             x = x.to(torch.int64)
         if augment is not None:
             x = augment(x)
-        y = self.y[rows]
-        return x.contiguous(memory_format=self._layout), y if y.dtype != torch.uint8 else y.to(torch.float32)
+        return x.contiguous(memory_format=self._layout), _as_target(y)
+
+    def labels(self, rows: Tensor) -> Tensor:
+        return _as_target(self.y[rows])
+
+    @property
+    def index_device(self) -> torch.device:
+        """Where row numbers are kept."""
+        return self.x.device
+
+
+def _as_target(y: Tensor) -> Tensor:
+    return y.to(torch.float32) if y.dtype == torch.uint8 else y
 
 
 @dataclass(frozen=True)
@@ -83,11 +101,10 @@ class Data:
 
     def take(self, positions: Tensor, augment: Augment | None = None) -> tuple[Tensor, Tensor]:
         """Rows and targets at these positions of the set, as a model gets them."""
-        return self.store.take(self.rows[positions], augment, self.scale)
+        return self.store.take(self.rows[positions.to(self.rows.device)], augment, self.scale)
 
     def labels(self) -> Tensor:
-        y = self.store.y[self.rows]
-        return y if y.dtype != torch.uint8 else y.to(torch.float32)
+        return self.store.labels(self.rows)
 
 
 ExamSets = Mapping[str, Mapping[str, Data]]  # domain -> `val` and `test`
@@ -192,13 +209,15 @@ class Federated:
         domain_of: Mapping[int, int] = MappingProxyType({}),  # of each client, where clients hold one domain each
         normalize: Normalize = AS_IT_IS,
         foreign: Dataset | None = None,  # public rows from another data set
+        store: Callable[..., Store] = Store,
     ) -> None:
         self.dataset = dataset
         self.parts = parts
         self._foreign = 0 if foreign is None else len(foreign.y)
         self.public_labels = foreign is None or have_same_targets(dataset, foreign)
         x, y = (dataset.x, dataset.y) if foreign is None else _append(dataset, foreign)
-        self.store = Store(x, y, device, channels_last)
+        self.store = store(x, y, device, channels_last)
+        self.device = device
         self._fractions = fractions
         self._way = fractions.way(dataset)
         self._normalize = choose_normalize(normalize, dataset)
@@ -268,7 +287,7 @@ class Federated:
         return cut | {name: cut["test"][at] for name, at in positions.items()}
 
     def sets(self, client: int) -> dict[str, Data]:
-        device, scale = self.store.y.device, self._scale(client)
+        device, scale = self.store.index_device, self._scale(client)
         own = {name: Data(self.store, rows.to(device), scale) for name, rows in self.rows(client).items()}
         return own | ({"public": replace(self.public[client], scale=scale)} if self._foreign else {})
 
@@ -276,7 +295,7 @@ class Federated:
         """How the client's rows are normalized, on the device."""
         if self._fixed is None and not self._normalize.by_client:
             return None
-        return (self._fixed or measure(self.dataset, self.rows(client)["train"].numpy())).to(self.store.y.device)
+        return (self._fixed or measure(self.dataset, self.rows(client)["train"].numpy())).to(self.device)
 
     def public_for(self, client: int) -> Mapping[int, Data]:
         return self.public if (scale := self._scale(client)) is None else Rescaled(self.public, scale)
@@ -316,7 +335,7 @@ class Federated:
     @cached_property
     def public(self) -> dict[int, Data]:
         """The public set of every client, which all clients know. Empty: there is no public fraction."""
-        device, clients = self.store.y.device, len(self.parts)
+        device, clients = self.store.index_device, len(self.parts)
         if self._foreign:  # clients own equal shares of the rows, in order
             first = len(self.dataset.y)
             ends = [first + self._foreign * k // clients for k in range(clients + 1)]
@@ -330,7 +349,7 @@ class Federated:
         """Per domain, the union of its clients' val and test sets, or its part of a common test set."""
         if not self._domain_of:
             return {}
-        device = self.store.y.device
+        device = self.store.index_device
         exams: dict[str, dict[str, Data]] = {}
         for number, name in enumerate(self.dataset.domains):
             members = [k for k, d in self._domain_of.items() if d == number]

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import gc
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,9 +21,12 @@ from torch.nn import functional as F
 from pluribus import draws
 from pluribus.client import Client
 from pluribus.data.augment import Augment
-from pluribus.data.federated import Data
+from pluribus.data.federated import Data, Store
+from pluribus.data.host_store import HostStore
 from pluribus.data.scaling import Scale
 from pluribus.engines.observe import observe_step
+from pluribus.engines.staging import Staging
+from pluribus.engines.visit import Visit
 from pluribus.internal.batches import Batch, gather
 from pluribus.internal.snapshot import copy_all
 from pluribus.internal.steps import Descent, Eager, Fit, Map, Step, sweep_sizes
@@ -60,8 +63,9 @@ class Captured:
         self._total.zero_()
         done, samples = self._try_out(client, fit, visits)
         filled: set[int] = set()
-        for visit in visits[done:]:
-            recording = self._find_step(client, fit, len(visit.rows))
+        source = self._source(fit.data.store, max(fit.sizes))
+        for visit in _stage(source, visits[done:]):
+            recording = self._find_step(client, fit, len(visit.rows), source)
             if recording is None:
                 samples += self._step_as_written(client, fit, visit)
                 continue
@@ -81,7 +85,8 @@ class Captured:
         if name in self._seen:
             return 0, 0
         self._seen.add(name)
-        self._find_step(client, fit, len(visits[0].rows))  # marks the size as seen
+        source = self._source(fit.data.store, max(fit.sizes))
+        self._find_step(client, fit, len(visits[0].rows), source)  # marks the size as seen
         generator = torch.cuda.default_generators[self._device.index or 0]
         with _exclusive, draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
@@ -108,37 +113,46 @@ class Captured:
         self._total.add_(loss.detach() * batch.n)
         return batch.n
 
-    def _find_step(self, client: Client, fit: Fit, n: int) -> Recording | None:
+    def _source(self, store: Store, least: int) -> Store:
+        """Where recorded steps read rows: the store, or a place for rows that are copied from the host."""
+        if not isinstance(store, HostStore):
+            return store
+        if self.lane.staging is None or self.lane.staging.capacity < least:
+            self.lane.staging = Staging(store, least)
+        staging: Staging = self.lane.staging
+        return staging
+
+    def _find_step(self, client: Client, fit: Fit, n: int, source: Store) -> Recording | None:
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
         names = None if fit.augment is None else fit.augment.names  # None: the step sees unchanged images
 
         def step(rows: Tensor, positions: Tensor, keys: Tensor, scale: Scale | None) -> int:
             augment = None if names is None else Augment(names, keys)
-            return self._step(client, fit.step, Batch(*fit.data.store.take(rows, augment, scale), positions, n))
+            return self._step(client, fit.step, Batch(*source.take(rows, augment, scale), positions, n))
 
-        key = name_of_step(fit.step), n, client.model.training, inbox, names, fit.data.scale is None
+        key = name_of_step(fit.step), n, client.model.training, inbox, names, fit.data.scale is None, _size(source)
         return self._find_recording(key, client, n, step, fit.data.scale)
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         """Compute `rows` of every sample of a set, in order. The client is in eval mode."""
         parts: list[Tensor] = []
-        started = 0
+        sizes = sweep_sizes(len(data))
+        source = self._source(data.store, max(sizes))
+
+        def forward(at: Tensor, _: Any, __: Any, scale: Scale | None) -> Tensor:
+            return rows(client, source.take(at, scale=scale)[0]).float()
+
         with torch.no_grad():
-            for n in sweep_sizes(len(data)):
-                batch = data.rows[started : started + n]
-                started += n
-
-                def forward(at: Tensor, _: Any, __: Any, scale: Scale | None) -> Tensor:
-                    return rows(client, data.store.take(at, scale=scale)[0]).float()
-
-                key = name_of_step(rows), n, "sweep", data.scale is None
+            for visit in _stage(source, [Visit(part) for part in torch.split(data.rows, sizes)]):
+                n = len(visit.rows)
+                key = name_of_step(rows), n, "sweep", data.scale is None, _size(source)
                 recording = self._find_recording(key, client, n, forward, data.scale)
                 if recording is None:
-                    written = partial(forward, batch, None, None, data.scale)
+                    written = partial(forward, visit.rows, None, None, data.scale)
                     parts.append(self._sweep_as_written(client, name_of_step(rows), written))
                 else:
                     recording.fill(client, data.scale)
-                    recording.play(Visit(batch))
+                    recording.play(visit)
                     parts.append(recording.result.clone())
         return torch.cat(parts)
 
@@ -181,17 +195,21 @@ class Captured:
         self._tell(f"{_display_name(name)} is not captured: {why.rstrip('.')}.")
 
 
-class Visit(NamedTuple):
-    """One batch: rows of the store, their positions in the set, and the augmentation of the images."""
+def _size(source: Store) -> int:
+    """Part of the key of a recording: a larger place for staged rows is another place."""
+    return source.capacity if isinstance(source, Staging) else 0
 
-    rows: Tensor
-    positions: Tensor | None = None
-    augment: Augment | None = None
+
+def _stage(source: Store, visits: Sequence[Visit]) -> Iterable[Visit]:
+    """Visits whose rows are where recorded steps read them."""
+    return source.visit(visits) if isinstance(source, Staging) else visits
 
 
 def _visits(fit: Fit, device: torch.device) -> list[Visit]:
-    positions = fit.order[: sum(fit.sizes)].to(device, non_blocking=True)
-    rows, batches = (torch.split(part, fit.sizes) for part in (fit.data.rows[positions], positions))
+    order = fit.order[: sum(fit.sizes)]
+    positions, own = order.to(device, non_blocking=True), fit.data.rows
+    visited = own[positions] if fit.data.store.resident else own[order]  # row numbers are beside the rows
+    rows, batches = (torch.split(part, fit.sizes) for part in (visited, positions))
     changes = [None] * len(rows) if fit.augment is None else fit.augment.split(fit.sizes)
     return [Visit(*visit) for visit in zip(rows, batches, changes, strict=True)]
 

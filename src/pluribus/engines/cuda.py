@@ -18,6 +18,7 @@ from pluribus.client import Client
 from pluribus.engines.capture import Captured
 from pluribus.engines.serial import Serial
 from pluribus.engines.stacked import Group, is_stackable, split_groups
+from pluribus.engines.staging import Staging
 from pluribus.host import Host
 from pluribus.request import Answer, Request, Work
 
@@ -31,6 +32,7 @@ class Lane:
     def __init__(self, device: torch.device) -> None:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.load = 0.0
+        self.staging: Staging | None = None  # for rows that stay on the host
         self._thread = ThreadPoolExecutor(1, "lane")
 
     def do(self, work: Callable[[], R]) -> Future[R]:
@@ -45,6 +47,8 @@ class Lane:
 
     def close(self) -> None:
         self._thread.shutdown(cancel_futures=True)
+        if self.staging is not None:
+            self.staging.close()
 
 
 class Cuda(Serial):

@@ -43,6 +43,8 @@ SLOTS = 8  # a stack has a multiple of this many places, so that one recording s
 def is_stackable(method: Method, client: Client) -> bool:
     """Whether a client is small, and its method does nothing in a step but descend a loss with SGD."""
     optimizer = client.optimizers.get("model")
+    if not client.data["train"].store.resident:
+        return False  # a stack reads the rows of all clients at once
     small = sum(p.numel() for p in client.model.parameters()) <= MOST_WEIGHTS
     return small and type(method).step is Method.step and optimizer is not None and optimizer.rule.name == "sgd"
 

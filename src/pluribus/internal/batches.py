@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
 from typing import NamedTuple
 
 import torch
@@ -57,12 +59,32 @@ def gather(data: Data, order: Tensor, sizes: list[int], augment: Augment | None 
     if not sizes:
         return
     chunk = max(1, CHUNK // (data.store.x[0].numel() * max(sizes)))
-    start = 0
-    for first in range(0, len(sizes), chunk):
-        group = sizes[first : first + chunk]
-        end = start + sum(group)
-        positions = order[start:end]
-        x, y = data.take(positions, None if augment is None else augment.part(start, end))
-        start = end
+    groups = [sizes[first : first + chunk] for first in range(0, len(sizes), chunk)]
+    ends = [0, *accumulate(map(sum, groups))]
+
+    def take(start: int, end: int) -> tuple[Tensor, Tensor]:
+        return data.take(order[start:end], None if augment is None else augment.part(start, end))
+
+    taken = map(take, ends, ends[1:]) if data.store.resident else _ahead(take, ends)
+    for (x, y), group, start, end in zip(taken, groups, ends, ends[1:], strict=False):
+        positions = order[start:end].to(x.device, non_blocking=True)
         for bx, by, bi in zip(*(torch.split(part, group) for part in (x, y, positions)), strict=True):
             yield Batch(bx, by, bi, len(bi))
+
+
+def _ahead(take: Callable[[int, int], tuple[Tensor, Tensor]], ends: Sequence[int]) -> Iterator[tuple[Tensor, Tensor]]:
+    """Take rows from the host in another thread, one part ahead, on the stream of this thread."""
+    stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
+
+    def take_on_stream(start: int, end: int) -> tuple[Tensor, Tensor]:
+        with torch.cuda.stream(stream):
+            return take(start, end)
+
+    with ThreadPoolExecutor(1, "ahead") as thread:
+        parts = [(start, end) for start, end in pairwise(ends)]
+        waiting = thread.submit(take_on_stream, *parts[0])
+        for following in [*parts[1:], None]:
+            taken = waiting.result()
+            if following is not None:
+                waiting = thread.submit(take_on_stream, *following)
+            yield taken

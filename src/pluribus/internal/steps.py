@@ -66,7 +66,7 @@ class Eager:
         total = torch.zeros((), device=client.device)
         samples = 0
         with draws.seeded(*fit.key, device=client.device), client.autocast():
-            for batch in gather(fit.data, fit.order.to(client.device), fit.sizes, fit.augment):
+            for batch in gather(fit.data, fit.order.to(fit.data.rows.device), fit.sizes, fit.augment):
                 loss = fit.step(client, batch)
                 if loss is not None:
                     total += loss.detach() * batch.n
@@ -74,7 +74,7 @@ class Eager:
         return total / samples if samples else None
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
-        order = torch.arange(len(data), device=client.device)
+        order = torch.arange(len(data), device=data.rows.device)
         with torch.no_grad(), client.autocast():
             return torch.cat([rows(client, b.x).float() for b in gather(data, order, sweep_sizes(len(data)))])
 
