@@ -323,7 +323,8 @@ class Federation:
 
     def _facts(self, k: int) -> ClientFacts:
         data, card = self.parts.data, self.parts.cards[k]
-        classes, counts = self.parts.task.names, data.counts(k)
-        names = () if counts is None else tuple(c for c, count in zip(classes, counts, strict=True) if count)
+        counts = data.counts(k) if self.parts.task.target.kind == "classes" else None
+        classes = zip(self.parts.task.names, counts or (), strict=counts is not None)
+        names = tuple(name for name, count in classes if count)
         model, exams = card.model.removeprefix(GIVEN), exam_sizes(self.parts.task, k)
         return ClientFacts(k, model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)

@@ -312,21 +312,22 @@ def _first_few(parts: Sequence[str], most: int = 8) -> str:
 
 
 def print_partition(parts: Assembly, console: Console, most: int = 30) -> None:
-    """Print how many rows of each class every client holds."""
-    names = parts.task.names
+    """Print how many rows of each class every client holds. If nothing is classified, how many rows."""
+    names = parts.task.names if parts.task.target.kind == "classes" else ()
     if len(names) > 20 or parts.task.clients > most:
         sizes = [sum(counts) for counts in parts.manifest.counts]
         held = [sum(count > 0 for count in counts) for counts in parts.manifest.counts]
+        classes = f" and {min(held)} to {max(held)} of {len(names)} classes" if names else ""
         console.print(
-            f" partition {parts.manifest.kind}: {min(sizes)} to {max(sizes)} rows and "
-            f"{min(held)} to {max(held)} of {len(names)} classes per client   {parts.manifest.digest[:12]}",
+            f" partition {parts.manifest.kind}: {min(sizes)} to {max(sizes)} rows{classes} per client   "
+            f"{parts.manifest.digest[:12]}",
             highlight=False,
         )
         return
     table = Table(_right("client"), "model", *(_right(name[:6]) for name in names), _right("rows"), box=None)
     for k, counts in enumerate(parts.manifest.counts):
-        cells = [str(count) if count else "[dim]·[/]" for count in counts]
-        table.add_row(str(k), parts.cards[k].model, *cells, str(sum(counts)))
+        cells = [str(count) if count else "[dim]·[/]" for count in counts[: len(names)]]
+        table.add_row(escape(parts.holders.get(k, str(k))), parts.cards[k].model, *cells, str(sum(counts)))
     console.print(table)
     console.print(f" partition {parts.manifest.kind}   {parts.manifest.digest[:12]}", style="dim", highlight=False)
 
