@@ -77,20 +77,22 @@ def resume(
     data: Any = None,
     models: Any = None,
     partition: Any = None,
+    public_data: Any = None,
     progress: bool = True,
     observers: Sequence[Observer] = (),
     track: str | Sequence[str] = (),
 ) -> Result:
     """Continue a stopped run from its last checkpoint. For a finished run, return its result.
 
-    A run that was started with objects needs the same `data`, `models` and `partition` again.
+    A run that was started with objects needs the same `data`, `models`, `partition` and `public_data` again.
     """
     check_guarded()
     if (Path(path) / RESULT).exists():
         return load_result(path)
     watchers = _collect_observers(observers, track, progress)
     with closing(RunFolder.open(path)) as folder:
-        described = read_experiment(folder, {"data": data, "models": models, "partition": partition})
+        objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
+        described = read_experiment(folder, objects)
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)

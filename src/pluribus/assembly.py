@@ -144,6 +144,8 @@ def _public_data(experiment: Experiment) -> Dataset | None:
 
 def _check_split(data: Federated) -> list[str]:
     """Every client needs rows to train on. Note rows that a split by time leaves out."""
+    if data.split_by == "rows":
+        return []  # such a split always has rows for training
     left = 0
     for k, part in enumerate(data.parts[:ENOUGH_CLIENTS]):
         rows = data.rows(k)
@@ -267,6 +269,8 @@ def _check_fixed_split(experiment: Experiment, dataset: Dataset, parts: list[np.
         return
     if experiment.test != "own":
         raise MismatchError(f"{dataset.name} has a fixed split with a test part: leave out --test {experiment.test}.")
+    if experiment.split_by != "auto":
+        raise MismatchError(f"{dataset.name} has a fixed split: leave out --split-by {experiment.split_by}.")
     part = dataset.part.numpy()
     for k, rows in enumerate(parts):
         held = set(part[rows].tolist())

@@ -120,7 +120,8 @@ class Dataset:
     def digest(self) -> str:
         """A hash of all rows and labels."""
         found = hashlib.sha256(",".join(self.classes).encode())
-        for column in (self.x, self.y):
+        held = (column for column in (self.client, self.group, self.time, self.part) if column is not None)
+        for column in (self.x, self.y, *held):
             found.update(column.contiguous().numpy().data)
         return found.hexdigest()
 

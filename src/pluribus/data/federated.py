@@ -219,7 +219,7 @@ class Federated:
         self.store = store(x, y, device, channels_last)
         self.device = device
         self._fractions = fractions
-        self._way = fractions.way(dataset)
+        self.split_by = fractions.way(dataset)
         self._normalize = choose_normalize(normalize, dataset)
         self._seed = seed
         self._domain_of = dict(domain_of)
@@ -272,9 +272,9 @@ class Federated:
         """Positions of each part in the client's rows: row by row, group by group, or in the order of time."""
         shares, rng = self._fractions.shares(), numpy_rng(self._seed, "split", client)
         group, time = (None if one is None else one.numpy()[held] for one in (self.dataset.group, self.dataset.time))
-        if self._way == "time" and time is not None:
+        if self.split_by == "time" and time is not None:
             return split_by_time(time, shares, group, self.dataset.span)
-        if self._way == "group" and group is not None:
+        if self.split_by == "group" and group is not None:
             return split_groups(self._labels[held], shares, group, rng)
         return split(self._labels[held], shares, rng)
 

@@ -40,7 +40,7 @@ from pluribus.storage.model_file import read_model
 from pluribus.storage.store import RunStore
 
 Round = Literal["selected", "last"]
-OBJECTS = ("data", "models", "partition")  # settings that Python also takes as objects
+OBJECTS = ("data", "models", "partition", "public_data")  # settings that Python also takes as objects
 
 
 def load_model(
@@ -52,13 +52,14 @@ def load_model(
     data: Any = None,
     models: Any = None,
     partition: Any = None,
+    public_data: Any = None,
 ) -> nn.Module:
     """Load a trained model in eval mode.
 
     `path` is a file that `Result.save_model` wrote, or the folder of a run. In a folder, `client` chooses the model: by
     default the one whose accuracy the run reports, or with `round="last"` that of the last checkpoint. `model` is the
     builder or module of the model in a file, if its name cannot be looked up. The folder of a run that was started with
-    objects needs the same `data`, `models` and `partition` again.
+    objects needs the same `data`, `models`, `partition` and `public_data` again.
     """
     if Path(path).is_file():
         if client is not None or round != "selected":
@@ -68,7 +69,8 @@ def load_model(
         raise FileAccessError(f"there is no file or folder {path}: give the file of a model, or the folder of a run.")
     if model is not None:
         raise ConflictError(f"{path} is a folder, which says how its models are built: leave out model=.")
-    with open_run(path, data=data, models=models, partition=partition) as (parts, folder):
+    objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
+    with open_run(path, **objects) as (parts, folder):
         if client is None:
             clients = f"0 to {len(parts.cards) - 1}"
             raise MissingSettingError(f"{path} has a model for each client: choose one with client=, {clients}.")
