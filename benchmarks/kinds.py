@@ -1,6 +1,6 @@
 """What a training step on signals, tokens and tables costs on one GPU, against the same step without the library.
 
-    python benchmarks/kinds.py [--json]
+    python benchmarks/kinds.py [FOLDER]
 
 A bare step is written by hand for the same model and batch: one CUDA graph that gathers the rows of a batch, runs the
 model forward and backward, and takes a step of SGD. Ours is one client of `local`, whose rounds only train. The rows of
@@ -16,6 +16,7 @@ import platform
 import statistics
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -117,30 +118,25 @@ def measure(dataset: Dataset, model: str) -> dict[str, Any]:
     return {"kind": dataset.kind, "model": model, "bare_us": bare * 1e6, "ours_us": ours * 1e6, "ratio": ours / bare}
 
 
-def measure_stores() -> list[dict[str, Any]]:
-    """The same images on the GPU and on the host, in one run each."""
-    dataset, rows = photos(), []
+def measure_stores() -> Iterator[dict[str, Any]]:
+    """The same images on the GPU and on the host."""
+    dataset = photos()
     for model in ("cnn4", "resnet18"):
-        took = {where: our_step(dataset, model, store=where) for where in ("device", "host")}
-        micro = {f"{where}_us": seconds * 1e6 for where, seconds in took.items()}
-        rows.append({"kind": "image", "model": model, **micro, "ratio": took["host"] / took["device"]})
-    return rows
+        device, host = (our_step(dataset, model, store=where) for where in ("device", "host"))
+        yield {"model": model, "device_us": device * 1e6, "host_us": host * 1e6, "ratio": host / device}
 
 
 def main() -> None:
     hardware = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__, "python": platform.python_version()}
     facts: dict[str, Any] = {"command": "python benchmarks/kinds.py", **hardware}
-    facts["steps"] = [_tell(measure(*workload)) for workload in WORKLOADS]
-    facts["stores"] = [_tell(row) for row in measure_stores()]
-    text = json.dumps(facts, indent=1)
-    if "--json" in sys.argv:
-        print(text)
-    else:
-        Path(__file__).with_name("results").joinpath("kinds.json").write_text(text + "\n")
+    folder = Path(sys.argv[1]) if len(sys.argv) > 1 else Path(__file__).with_name("results")
+    for name, rows in {"kinds": map(measure, *zip(*WORKLOADS, strict=True)), "stores": measure_stores()}.items():
+        text = json.dumps(facts | {"rows": [_tell(row) for row in rows]}, indent=1)
+        folder.joinpath(f"{name}.json").write_text(text + "\n")
 
 
 def _tell(row: dict[str, Any]) -> dict[str, Any]:
-    rounded = {key: round(value, 3) if isinstance(value, float) else value for key, value in row.items()}
+    rounded = {key: round(value, 2) if isinstance(value, float) else value for key, value in row.items()}
     print("  ".join(f"{key} {value}" for key, value in rounded.items()), file=sys.stderr, flush=True)
     return rounded
 

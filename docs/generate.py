@@ -290,6 +290,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result overhead": lambda: _result("overhead"),
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),
+    "result kinds": lambda: _result("kinds"),
+    "result stores": lambda: _result("stores"),
     "result workers": lambda: _result("workers"),
     "result ray": lambda: _result("ray"),
     **{
