@@ -45,6 +45,14 @@ class Local(NamedTuple):
     class_weights: Literal["equal", "balanced"] = "equal"
 
 
+class Sets(NamedTuple):
+    """The sets of a client: its own, the public ones by owner, and those of the domains."""
+
+    data: dict[str, Data]
+    public: Mapping[int, Data]
+    exams: ExamSets
+
+
 @dataclass(eq=False, repr=False)
 class Client:
     """What a method sees of one client.
@@ -97,9 +105,14 @@ class Client:
         self.optimizers = {name: Optimizer(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
         self.got = Kept({name: _empty_buffer(field, self.device) for name, field in down.items() if field.kept})
 
-    def take_over(self, card: Card, data: dict[str, Data]) -> None:
+    def sets(self) -> Sets:
+        """All sets, as this client normalizes them."""
+        return Sets(self.data, self.public, self.exams)
+
+    def take_over(self, card: Card, sets: Sets) -> None:
         """Become another client of the same architecture. The caller restores the tensors."""
-        self.card, self.data = card, data
+        self.card = card
+        self.data, self.public, self.exams = sets
         if self.class_weight is not None and (weight := self._balance()) is not None:
             self.class_weight.copy_(weight)  # in place, because captured steps read it there
 

@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from pluribus.assembly import Assembly
-from pluribus.client import Client, Local
-from pluribus.data.federated import ClientSets, Data
+from pluribus.client import Client, Local, Sets
+from pluribus.data.federated import ClientSets
 from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
@@ -64,10 +64,10 @@ class Limits(NamedTuple):
 
 
 class Away(NamedTuple):
-    """A client that left its place in memory: its card, its data and a copy of its tensors."""
+    """A client that left its place in memory: its card, its sets and a copy of its tensors."""
 
     card: Card
-    data: dict[str, Data] | None  # None: it came from another host, and its sets are not yet made here
+    sets: Sets | None  # None: it came from another host, and its sets are not yet made here
     saved: Snapshot
 
 
@@ -224,10 +224,11 @@ class Host:
         self._delete_copies()
         if not alike:
             return self._find_seat(k, beside)
-        if (away := self._away.get(k)) is None or away.data is None:
+        if (away := self._away.get(k)) is None or away.sets is None:
             away = _away(self._create(k))
         self._away.pop(k, None)
-        client.take_over(away.card, away.data or {})
+        assert away.sets is not None
+        client.take_over(away.card, away.sets)
         away.saved.put_back(all_tensors(client))
         return client
 
@@ -316,7 +317,7 @@ def _footprint(task: Task, model: str) -> int:
 
 
 def _away(client: Client) -> Away:
-    return Away(client.card, client.data, Snapshot(all_tensors(client)))
+    return Away(client.card, client.sets(), Snapshot(all_tensors(client)))
 
 
 def all_tensors(client: Client) -> Tensors:
