@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from pluribus import Batch, Card, Client, Dataset, Field, Message, Server, Task, Wire
 from pluribus.message import Value
@@ -66,6 +67,24 @@ class Attached(SharedHead):
     def local_update(self, client: Client) -> Message:
         client.updates = getattr(client, "updates", 0) + 1
         return Message(changed(super().local_update(client), 1 / client.updates))
+
+
+@dataclass(frozen=True)
+class Brightened(SharedHead):
+    """Changes pixels, which ids of tokens are not."""
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return client.task_loss(client.model(batch.x * 1.01), batch.y)
+
+
+@dataclass(frozen=True)
+class Classified(SharedHead):
+    """Says that it predicts numbers, but needs classes."""
+
+    targets = ("classes", "numbers")
+
+    def loss(self, client: Client, batch: Batch) -> Tensor:
+        return F.cross_entropy(client.model(batch.x), batch.y.long())
 
 
 @dataclass(frozen=True)

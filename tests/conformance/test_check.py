@@ -13,8 +13,10 @@ import mutants
 import pluribus
 from conftest import new_folder
 from pluribus.cli import main
+from pluribus.conformance import every_kind
 from pluribus.conformance.cases import Case
 from pluribus.conformance.clients import runs
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.conformance.methods import PROMISES
 from pluribus.conformance.report import Line
 from pluribus.conformance.targets import find_target
@@ -97,6 +99,23 @@ def test_what_does_not_run_has_one_line_that_says_why(mutant, promise, facts):
     missing = [fact for fact in facts if fact not in line.detail]
     assert not missing, str(line)
     assert "clients=2, rounds=1" in " ".join(line.case.split()) or mutant is mutants.NotANumber
+
+
+@pytest.mark.parametrize(
+    ("mutant", "broken"),
+    [(mutants.Brightened, {"tokens"}), (mutants.Classified, {"numbers to predict"})],
+)
+def test_rows_and_targets_that_a_method_cannot_work_with_are_found(mutant, broken):
+    case, lines = Case(mutant, Path(new_folder())), {}
+    for sample in SAMPLES:
+        lines[sample.name] = HELD[f"{sample.name}: {every_kind.RUNS}"].check(case)
+    assert {name for name, line in lines.items() if line.status == "failed"} == broken
+    (found,) = (lines[name] for name in broken)
+    assert "mutants.py, line" in found.detail
+    assert "pluribus.conformance.kinds.few_" in found.case
+    refused = {name: line.detail for name, line in lines.items() if line.status == "skipped"}
+    assert refused.keys() == {one.name for one in SAMPLES if one.target not in mutant.targets}
+    assert all("mutants." in sentence for sentence in refused.values()), "the sentence of the refusal"
 
 
 def test_if_runs_are_never_equal_no_other_promise_compares_them(monkeypatch):
@@ -229,7 +248,8 @@ def test_a_report_fits_into_80_columns_and_into_json():
     assert lines[0] == "method mutants.Undeclared"
     assert max(map(len, lines)) <= 80
     assert json.loads(json.dumps(report.to_json()))["lines"][0]["status"] == "failed"
-    assert repr(report) == "CheckReport(method mutants.Undeclared: 1 failed, 25 skipped)"
+    skipped = len(PROMISES) - 1
+    assert repr(report) == f"CheckReport(method mutants.Undeclared: 1 failed, {skipped} skipped)"
 
 
 def test_the_command_prints_the_report_and_exits_with_1(capsys):

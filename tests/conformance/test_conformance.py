@@ -22,19 +22,23 @@ from torch.nn import functional as F
 from conftest import assemble_tiny, make_host, new_folder
 from kit import ByHand, StepError, check_step, differing, everything, kept
 from pluribus.client import Batch, Client
+from pluribus.conformance import every_kind
 from pluribus.conformance.cases import Case
 from pluribus.conformance.clients import EVENTFUL
 from pluribus.conformance.digits import LONELY
 from pluribus.conformance.hands import worked
+from pluribus.conformance.kinds import SAMPLES, Sample
 from pluribus.conformance.methods import PROMISES
 from pluribus.conformance.promise import Promise
 from pluribus.errors import MismatchError, SchemaError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation
+from pluribus.inputs import KINDS
 from pluribus.message import Message
 from pluribus.method import Method, Need, PeerMethod, find, hyperparameters, methods, name_of
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
+from pluribus.targets import TARGETS
 from refusals import refused
 from toys import TOYS, Constant, Deaf, Misnamed, Overlooked, Turns, Uninstalled, Unmerged, Unread
 
@@ -42,8 +46,9 @@ NAMES = [*methods(), *(name_of(toy) for toy in (*TOYS, Turns))]
 # The tests of a method share its runs, so one process has them all.
 every_method = pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.xdist_group(n)) for n in NAMES])
 
-ELSEWHERE = ("worker processes give the same bits", "captured steps give the same bits")  # tests/engines
-HERE = {one.name: one for one in PROMISES if one.name not in ELSEWHERE}
+# Worker processes and GPUs are in tests/engines, and other rows than images below.
+ELSEWHERE = ("worker processes give the same bits", "captured steps give the same bits")
+HERE = {one.name: one for one in PROMISES if one.name not in ELSEWHERE and one not in every_kind.PROMISES}
 
 
 @cache
@@ -66,7 +71,52 @@ def test_a_method_keeps(name: str, promise: Promise[Case]) -> None:
 
 
 def test_no_promise_is_forgotten() -> None:
-    assert len(HERE) + len(ELSEWHERE) == len(PROMISES) == len({one.name for one in PROMISES})
+    others = len(ELSEWHERE) + len(every_kind.PROMISES)
+    assert len(HERE) + others == len(PROMISES) == len({one.name for one in PROMISES})
+
+
+# ---- rows that are no images -----------------------------------------------------------------------------------------
+
+ON_A_KIND = {one.name: one for one in every_kind.PROMISES if every_kind.GPU not in one.name}
+
+
+def is_due(name: str, promise: Promise[Case]) -> bool:
+    """All methods run on all samples. Their steps are looked at on two of six samples each, in turn."""
+    sample = SAMPLES.index(promise.settings["sample"])
+    return every_kind.STEPS not in promise.name or sample % 3 == list(methods()).index(name) % 3
+
+
+@pytest.mark.parametrize(
+    ("name", "promise"),
+    [
+        pytest.param(name, one, id=f"{name}-{one.name}", marks=pytest.mark.xdist_group(name))
+        for name in methods()
+        for one in ON_A_KIND.values()
+        if is_due(name, one)
+    ],
+)
+def test_a_method_works_with_every_kind_that_it_takes(name: str, promise: Promise[Case]) -> None:
+    cls, sample = find(name), promise.settings["sample"]
+    line = promise.check(case_of(name))
+    if sample.target in cls.targets and sample.kind in cls.takes:
+        assert line.status == "passed", str(line)
+    else:
+        assert (line.status, name in line.detail) == ("skipped", True), str(line)
+
+
+def test_every_kind_and_target_has_a_sample_and_methods_that_work_with_it() -> None:
+    assert {sample.kind for sample in SAMPLES} == {*KINDS} - {"image"}
+    assert {sample.target for sample in SAMPLES} == {*TARGETS}
+    only_images = {name for name, cls in methods().items() if cls.takes != KINDS}
+    assert only_images == {"fedhpl", "pfedpg", "pfedpt"}, "they learn prompts of images"
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_there_is_something_to_learn_in_every_sample(sample: Sample) -> None:
+    """Twenty rounds fit the training rows far better than two do."""
+    longer = case_of("local").but(sample=sample, rounds=20, evaluate_every=20, lr=0.2, momentum=0.9)
+    losses = [one["loss"] for one in longer.result.history]
+    assert losses[-1] < 0.8 * losses[1]
 
 
 # ---- the cases are what they are meant to be -------------------------------------------------------------------------

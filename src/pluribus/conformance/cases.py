@@ -86,9 +86,14 @@ class Case:
         self._known: dict[Any, Any] = {} if known is None else known
 
     def but(self, **settings: Any) -> Self:
+        """The same case with other settings. `sample` names data of another kind, with models for it."""
+        before = self.settings
+        if (sample := settings.pop("sample", None)) is not None:
+            before = {name: value for name, value in before.items() if name != "image_size"}
+            settings = sample.settings_for(Need.SAME_MODEL in self.cls.needs) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
-        return type(self)(self.method, self._scratch, {**self.settings, **settings}, self._known, self.cls)
+        return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)
 
     def once(self, make: Callable[[Self], T]) -> T:
         """What a function makes of this case, made once."""

@@ -25,12 +25,12 @@ from pluribus.storage.folder import RunFolder
 
 def same_seed_same_bits(case: Case) -> None:
     """A second run is the first one, whatever state the global generators are in."""
-    with _global_generators(seed=1):
+    with global_generators(seed=1):
         second = case.run()
     found = run_difference(case.result, second)
     if found is None:
         return
-    with _global_generators(seed=1):
+    with global_generators(seed=1):
         third = case.run()
     if run_difference(second, third) is None:
         raise BrokenError(
@@ -41,7 +41,8 @@ def same_seed_same_bits(case: Case) -> None:
 
 
 @contextmanager
-def _global_generators(seed: int) -> Iterator[None]:
+def global_generators(seed: int) -> Iterator[None]:
+    """Put the global generators of torch, numpy and random into another state, and back on exit."""
     states = random.getstate(), np.random.get_state()
     try:
         with torch.random.fork_rng(devices=[]):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from pluribus.conformance import clients, equality, learning, messages
+from pluribus.conformance import clients, equality, every_kind, learning, messages
 from pluribus.conformance.cases import PAIR, STATISTICS, Case
 from pluribus.conformance.digits import LONELY, TWO_CLASSES
 from pluribus.conformance.promise import Promise
@@ -156,8 +156,8 @@ PROMISES: tuple[Promise[Case], ...] = (
         {"rounds": 1},
         TWO_CLIENTS,
     ),
+    *every_kind.PROMISES,
 )
-GPU = "captured steps give the same bits"
 
 
 def check_method(method: str | Method | type[Method], scratch: Path, device: str = "auto") -> Iterator[Line]:
@@ -177,8 +177,8 @@ def check_method(method: str | Method | type[Method], scratch: Path, device: str
         return
     repeats = True
     for promise in PROMISES:
-        if promise.name == GPU and device == "cpu":
-            yield Line(GPU, "skipped", "only on a GPU.")
+        if promise.settings.get("device") == "cuda" and device == "cpu":
+            yield Line(promise.name, "skipped", "only on a GPU.")
         elif promise.compares and not repeats:
             yield Line(promise.name, "skipped", "equal runs differ already.")
         else:
