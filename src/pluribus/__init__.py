@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pluribus.method import Exchange, Method, Need, PeerMethod, register
     from pluribus.models import TwoPartModel, register_model
     from pluribus.optim import Opt, Rule
-    from pluribus.prediction import Prediction, predict
+    from pluribus.prediction import LabelsPrediction, NumbersPrediction, Prediction, predict
     from pluribus.report import write_report
     from pluribus.result import Result
     from pluribus.server import Server
@@ -57,7 +57,7 @@ _HOMES = {
     "method": ("Exchange", "Method", "Need", "PeerMethod", "register"),
     "models": ("TwoPartModel", "register_model"),
     "optim": ("Opt", "Rule"),
-    "prediction": ("Prediction", "predict"),
+    "prediction": ("LabelsPrediction", "NumbersPrediction", "Prediction", "predict"),
     "report": ("write_report",),
     "result": ("Result",),
     "server": ("Server",),
@@ -78,12 +78,12 @@ _FORMER = {"Split": "TwoPartModel"}
 # fmt: off
 __all__ = [
     "Batch", "Bench", "Card", "CheckReport", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange",
-    "Experiment", "Field", "Inbox", "Message", "Method", "Need", "Observer", "Opt", "PeerMethod", "PluribusError",
-    "Prediction", "Result", "Rows", "Rule", "Server", "Settings", "Study", "StudyResult", "Task", "Tuned",
-    "TwoPartModel", "Wire", "bench", "check", "check_data", "compare", "list_data", "list_groups", "list_methods",
-    "list_models", "list_partitions", "load_model", "load_result", "predict", "register", "register_data",
-    "register_model", "register_partition", "resume", "run", "schema_of", "setting", "study", "tune",
-    "write_report",
+    "Experiment", "Field", "Inbox", "LabelsPrediction", "Message", "Method", "Need", "NumbersPrediction", "Observer",
+    "Opt", "PeerMethod", "PluribusError", "Prediction", "Result", "Rows", "Rule", "Server", "Settings", "Study",
+    "StudyResult", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check", "check_data", "compare", "list_data",
+    "list_groups", "list_methods", "list_models", "list_partitions", "load_model", "load_result", "predict",
+    "register", "register_data", "register_model", "register_partition", "resume", "run", "schema_of", "setting",
+    "study", "tune", "write_report",
 ]
 # fmt: on
 

@@ -13,15 +13,26 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from pluribus.client import Client
+from pluribus.data.dataset import FORMS, Dataset
 from pluribus.data.federated import Data, Store
 from pluribus.data.given import take_rows
-from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
-from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
+from pluribus.data.images import SUFFIXES, Found, Picture, decode_all, find_images, picture_notes, skipped_note
+from pluribus.errors import (
+    ConflictError,
+    DataError,
+    FileAccessError,
+    MismatchError,
+    MissingDataError,
+    MissingSettingError,
+)
 from pluribus.evaluate import Metrics, rule_of, score
+from pluribus.inputs import MANY, PADDING, Kind
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
@@ -30,10 +41,10 @@ from pluribus.storage.reopen import Round, check_client, check_round, open_run, 
 
 @dataclass(frozen=True)
 class Prediction:
-    """The class of one image."""
+    """The class of one row."""
 
     file: str | None
-    """None if the image was given in a tensor."""
+    """The file of an image. None if the row was given in an array."""
     label: str
     number: int
     """The number of the class `label`."""
@@ -42,13 +53,35 @@ class Prediction:
     If they are distances, as in FedProto, it is only a number that grows as the distance shrinks."""
 
 
+@dataclass(frozen=True)
+class LabelsPrediction:
+    """The labels of one row, of which it may have several."""
+
+    file: str | None
+    labels: tuple[str, ...]
+    """The labels whose share is above one half."""
+    shares: dict[str, float]
+    """The model's probability of every label."""
+
+
+@dataclass(frozen=True)
+class NumbersPrediction:
+    """The numbers that are predicted for one row, by name."""
+
+    file: str | None
+    numbers: dict[str, float]
+
+
+AnyPrediction = Prediction | LabelsPrediction | NumbersPrediction
+
+
 def _print_note(sentence: str) -> None:
     print(f"note: {sentence}", file=sys.stderr)
 
 
 def predict(
     path: str | Path,
-    images: str | Path | Sequence[str | Path] | Tensor,
+    rows: str | Path | Sequence[str | Path] | Tensor | np.ndarray,
     client: int | None = None,
     round: Round = "selected",
     *,
@@ -56,14 +89,16 @@ def predict(
     models: Any = None,
     partition: Any = None,
     tell: Callable[[str], None] = _print_note,
-) -> list[Prediction]:
-    """Classify images with a model that a run has trained.
+) -> list[Prediction] | list[LabelsPrediction] | list[NumbersPrediction]:
+    """Predict with a model that a run has trained: the class of each row, its labels, or numbers.
 
     `path` is the folder of a run, where `client` chooses the model, or the state folder of a real site. By default the
     model is that of the reported accuracy, from the round that validation selects; `round="last"` takes the last round.
-    `images` are files and folders of images, which are resized to the shape that the model takes, or a tensor of bytes
-    (N, channels, height, width) in that shape. `tell` is called with notes about the files: which ones were skipped,
-    scaled or rotated. A run that was started with objects needs the same `data`, `models` and `partition` again.
+    `rows` are an array or a tensor in the form of the run's data: bytes of images (N, channels, height, width), raw
+    signals, ids of tokens, or tables. They are normalized as those of the client were. Images may also be files and
+    folders, and are resized to the shape that the model takes. `tell` is called with notes about the files: which ones
+    were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models` and `partition`
+    again.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -71,44 +106,52 @@ def predict(
     ['3', '3']
     """
     check_round(round)
-    found, notes = (images, []) if isinstance(images, Tensor) else _files(images)
+    notes: list[str] = []
+    found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _files(rows, notes)
     pictures: list[Picture] = []
     objects = {"data": data, "models": models, "partition": partition}
     with _open_model(Path(path), client, round, objects) as (method, trained):
-        _check(found, trained)
-        channels, height, width = trained.task.shape
-        batches = _batches(found, (channels, height, width), pictures)
+        given = take_form(found, trained) if isinstance(found, Tensor) else _check_files(found, trained)
+        batches = _batches(given, trained.task.shape, pictures)
         predictions = [one for files, x in batches for one in _predictions(method, trained, files, x)]
     if not isinstance(found, Tensor):
         notes += picture_notes(found, pictures)
     for sentence in notes:
         tell(sentence)
-    return predictions
+    return predictions  # type: ignore[return-value]  # all are of one class
 
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
     """Accuracy and loss of a trained client on new rows, in the form of its training data."""
-    images, labels = take_rows(x, y, client.task.names)
-    if not len(images):
-        raise MissingDataError("no images were given.")
-    _check(images, client)
-    store = Store(images, labels, client.device, client.local.channels_last)
-    data = Data(store, torch.arange(len(images), device=client.device))
+    rows, labels = take_rows(x, y, client.task.names)
+    if not len(rows):
+        raise MissingDataError("no rows were given.")
+    data = _as_data(client, take_form(rows, client), labels)
     correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
     return {"accuracy": correct / samples, "loss": loss / samples}
 
 
-def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
+def to_csv(predictions: Sequence[AnyPrediction], path: Path) -> None:
     """Write predictions to a CSV file, one line each."""
-    write_to(path, csv_of([asdict(one) for one in predictions]))
+    write_to(path, csv_of([flat_row(one) for one in predictions]))
 
 
-def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[str]]:
-    """The given files, with all images of a given folder; and notes about other files in the folders."""
-    given = [images] if isinstance(images, str | Path) else images
+def flat_row(prediction: AnyPrediction) -> dict[str, Any]:
+    """A prediction as a row of a table. Shares and numbers have a column each."""
+    if isinstance(prediction, LabelsPrediction):
+        shares = {f"share {name}": share for name, share in prediction.shares.items()}
+        return {"file": prediction.file, "labels": ", ".join(prediction.labels), **shares}
+    if isinstance(prediction, NumbersPrediction):
+        return {"file": prediction.file, **prediction.numbers}
+    return asdict(prediction)
+
+
+def _files(given: str | Path | Sequence[str | Path], notes: list[str]) -> list[Path]:
+    """The given files, with all images of a given folder. Other files in the folders are noted."""
+    given = [given] if isinstance(given, str | Path) else given
     if not given:
         raise MissingDataError("no images were given: give files, or folders of images.")
-    found, notes = [], []
+    found: list[Path] = []
     for path in map(Path, given):
         if not path.exists():
             raise MissingDataError(f"there is no file or folder {path}.")
@@ -117,44 +160,95 @@ def _files(images: str | Path | Sequence[str | Path]) -> tuple[list[Path], list[
             raise MissingDataError(f"{path} holds no images. Names of images end in {', '.join(sorted(SUFFIXES))}.")
         found += inside.images
         notes += [f"{path}: {sentence}" for sentence in skipped_note(inside.skipped, path)]
-    return found, notes
+    return found
+
+
+def _check_files(files: list[Path], trained: Client) -> list[Path]:
+    """Refuse files for a model that takes no images, or images that no file can hold."""
+    row = trained.task.input
+    if row.kind != "image":
+        raise MismatchError(f"the model takes {row}, and no images: give them as an array instead of {files[0]}.")
+    if row.shape[0] not in (1, 3):
+        wanted = " x ".join(map(str, row.shape))
+        raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
+    return files
 
 
 def _batches(
-    images: Tensor | list[Path], shape: Shape, pictures: list[Picture]
+    rows: Tensor | list[Path], shape: tuple[int, ...], pictures: list[Picture]
 ) -> Iterator[tuple[Sequence[str | None], Tensor]]:
     """Batches of the size that evaluation uses, for the same bits. The facts about the files go to `pictures`."""
-    for start in range(0, len(images), SWEEP_BATCH):
-        some = images[start : start + SWEEP_BATCH]
+    for start in range(0, len(rows), SWEEP_BATCH):
+        some = rows[start : start + SWEEP_BATCH]
         if isinstance(some, Tensor):
             yield [None] * len(some), some
         else:
-            x, before = decode_all(some, shape)
+            channels, height, width = shape
+            x, before = decode_all(some, (channels, height, width))
             pictures += before
             yield [str(file) for file in some], x
 
 
-def _check(images: Tensor | list[Path], trained: Client) -> None:
-    shape = trained.task.shape
-    wanted = " x ".join(map(str, shape))
-    # the data of a real site, which it need not keep, are bytes
-    dtype = next((rows.store.x.dtype for rows in trained.data.values()), torch.uint8)
-    if not isinstance(images, Tensor):
-        if shape[0] not in (1, 3):
-            raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
-    elif images.dtype != dtype or tuple(images.shape[1:]) != shape:
-        kinds = [str(kind).removeprefix("torch.") for kind in (dtype, images.dtype)]
-        given = f"{kinds[1]} {' x '.join(map(str, images.shape))}"
-        raise DataError(f"the model takes images {kinds[0]} N x {wanted}, as it was trained; these are {given}.")
+def take_form(x: Tensor, trained: Client) -> Tensor:
+    """Rows in the form in which the run stores its data. Rows of another form are refused."""
+    row, dtype = trained.task.input, _stored_dtype(trained)
+    if row.kind == "tokens" and x.dim() == 2 and x.shape[1] < row.shape[0]:
+        x = F.pad(x, (0, row.shape[0] - x.shape[1]), value=PADDING)
+    if tuple(x.shape[1:]) != row.shape or not _converts(x.dtype, dtype, row.kind):
+        kinds = [str(kind).removeprefix("torch.") for kind in (dtype, x.dtype)]
+        wanted, given = (" x ".join(map(str, shape)) for shape in (row.shape, x.shape))
+        raise DataError(
+            f"the model takes {MANY[row.kind]} {kinds[0]} N x {wanted}, as it was trained; these are {kinds[1]} "
+            f"{given}."
+        )
+    if len(x) and row.kind == "tokens" and not 0 <= int(x.min()) <= int(x.max()) < row.vocabulary:  # before ids wrap
+        raise DataError(f"ids of tokens must be in 0..{row.vocabulary - 1}, as the model was trained.")
+    x = x.detach().cpu().to(dtype)
+    if len(x):  # a data set checks its rows
+        values = tuple(tuple(map(str, range(count))) for count in row.categories)
+        about: dict[str, Any] = {"kind": row.kind, "vocabulary": row.vocabulary, "categories": values}
+        Dataset("to predict", x, torch.zeros(len(x), dtype=torch.int64), ("any",), **about)
+    return x
 
 
-def _predictions(method: Method, client: Client, files: Sequence[str | None], x: Tensor) -> Iterator[Prediction]:
-    store = Store(x, torch.zeros(len(x), dtype=torch.int64), client.device, client.local.channels_last)
-    scores = client.sweep(method.predict, Data(store, torch.arange(len(x), device=client.device)))
-    numbers = scores.argmax(1)  # of the scores: the softmax may round two of them to the same number
-    shares = scores.softmax(1).gather(1, numbers[:, None]).flatten()
-    for file, number, share in zip(files, numbers.tolist(), shares.tolist(), strict=True):
-        yield Prediction(file, client.task.names[number], number, share)
+def _stored_dtype(trained: Client) -> torch.dtype:
+    """The type of the run's rows. A real site need not keep its rows: its images are bytes."""
+    row = trained.task.input
+    usual = {"image": torch.uint8, "tokens": torch.int32}.get(row.kind, row.dtype)
+    stored = next((rows.store.x.dtype for rows in trained.data.values()), usual)
+    return stored if stored in FORMS[row.kind][0] else usual
+
+
+def _converts(given: torch.dtype, stored: torch.dtype, kind: Kind) -> bool:
+    """Whether rows of a type may become rows of another. Bytes and numbers mean different pixels."""
+    if kind == "image" or given.is_complex or given == torch.bool:
+        return given == stored
+    return stored.is_floating_point or not given.is_floating_point
+
+
+def _as_data(client: Client, x: Tensor, labels: Tensor) -> Data:
+    """New rows as a set of the client, normalized like its own."""
+    store = Store(x, labels, client.device, client.local.channels_last)
+    scale = next((rows.scale for rows in client.data.values()), None)
+    return Data(store, torch.arange(len(x), device=client.device), scale)
+
+
+def _predictions(method: Method, client: Client, files: Sequence[str | None], x: Tensor) -> Iterator[AnyPrediction]:
+    names, target = client.task.names, client.task.target
+    scores = client.sweep(method.predict, _as_data(client, x, torch.zeros(len(x), dtype=torch.int64)))
+    if target.kind == "classes":
+        numbers = scores.argmax(1)  # of the scores: the softmax may round two of them to the same number
+        shares = scores.softmax(1).gather(1, numbers[:, None]).flatten()
+        for file, number, share in zip(files, numbers.tolist(), shares.tolist(), strict=True):
+            yield Prediction(file, names[number], number, share)
+        return
+    chosen, values = target.predict(scores).tolist(), target.posterior(scores).tolist()
+    for file, held, numbers_of in zip(files, chosen, values, strict=True):
+        by_name = dict(zip(names, numbers_of, strict=True))
+        if target.kind == "labels":
+            yield LabelsPrediction(file, tuple(n for n, has in zip(names, held, strict=True) if has), by_name)
+        else:
+            yield NumbersPrediction(file, by_name)
 
 
 @contextmanager

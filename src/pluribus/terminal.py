@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pluribus.data.folders import ImageLabels
     from pluribus.federation import Federation
     from pluribus.internal.ledger import Ledger
-    from pluribus.prediction import Prediction
+    from pluribus.prediction import AnyPrediction
     from pluribus.result import Result
     from pluribus.study.bench import Bench
 
@@ -230,11 +230,16 @@ def join_classes(names: Sequence[str], most: int = 24) -> str:
     return text if len(text) <= most else f"{len(names)} classes"
 
 
-def print_predictions(predictions: Sequence[Prediction], console: Console | None = None) -> None:
-    """Print the predicted class of each image."""
-    table = Table(Column("file", overflow="fold"), "label", _right("score"), box=None)
-    for one in predictions:
-        table.add_row(escape(one.file or "-"), escape(one.label), f"{one.score:.3f}")
+def print_predictions(predictions: Sequence[AnyPrediction], console: Console | None = None) -> None:
+    """Print what is predicted for each row: its class, its labels or numbers."""
+    from pluribus.prediction import flat_row
+
+    rows = [{name: value for name, value in flat_row(one).items() if name != "number"} for one in predictions]
+    texts = ("file", "label", "labels")
+    columns = [Column(n, overflow="fold") if n == "file" else n if n in texts else _right(n) for n in (rows or [{}])[0]]
+    table = Table(*columns, box=None)
+    for row in rows:
+        table.add_row(*(f"{value:.3f}" if isinstance(value, float) else escape(value or "-") for value in row.values()))
     (console or Console(highlight=False)).print(table)
 
 

@@ -17,6 +17,8 @@ from torch import nn
 import pluribus
 from conftest import new_folder, run_tiny, tiny
 from pluribus.client import Client
+from pluribus.conformance.cases import Case
+from pluribus.conformance.kinds import SAMPLES, Sample
 from pluribus.data import load
 from pluribus.errors import (
     ConflictError,
@@ -28,6 +30,7 @@ from pluribus.errors import (
     UnknownNameError,
     UserCodeError,
 )
+from pluribus.inputs import Input
 from pluribus.result import Result
 from refusals import refused
 
@@ -77,6 +80,19 @@ def test_the_file_alone_gives_the_model_of_the_run(method: str, settings: dict[s
             assert not model.training
             assert torch.equal(model(x), expected)
         assert torch.equal(torch.get_rng_state(), before)
+
+
+@pytest.mark.parametrize("sample", SAMPLES[:4], ids=lambda sample: sample.name)
+def test_a_file_holds_a_model_for_any_kind_of_rows(sample: Sample, tmp_path: Path) -> None:
+    case = Case("fedgh", Path(new_folder())).but(sample=sample, clients=2)
+    result, row = case.run(), case.seen_parts.task.input
+    x = case.seen_parts.dataset.x[:5].to(row.dtype)
+    expected = result.model(1)
+    result.save_model(1, tmp_path / "model")
+    shutil.rmtree(result.folder)
+    assert Input.of(facts_of(tmp_path / "model")["input"]) == row
+    with torch.no_grad():
+        assert torch.equal(pluribus.load_model(tmp_path / "model")(x), expected(x))
 
 
 def test_the_last_round_may_be_saved_too(tmp_path: Path) -> None:

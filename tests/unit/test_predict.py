@@ -22,6 +22,7 @@ import pluribus
 from conftest import new_folder, run_tiny
 from pluribus.assembly import Assembly, assemble
 from pluribus.conformance.cases import Case
+from pluribus.conformance.kinds import SAMPLES, Sample
 from pluribus.data import Dataset
 from pluribus.data.folders import read_image_folder
 from pluribus.errors import (
@@ -30,6 +31,7 @@ from pluribus.errors import (
     DamagedFileError,
     DataError,
     FileAccessError,
+    MismatchError,
     MissingDataError,
     MissingSettingError,
     NoModelError,
@@ -39,15 +41,17 @@ from pluribus.errors import (
 )
 from pluribus.experiment import Experiment, from_toml
 from pluribus.method import methods
-from pluribus.prediction import Prediction
+from pluribus.prediction import LabelsPrediction, NumbersPrediction, Prediction, to_csv
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
+from pluribus.terminal import print_predictions
 from refusals import refused
 from terminal import Terminal
 
 NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}
 SITES: dict[str, dict[str, Any]] = RUNS | {
+    "fedgen": {"clip_norm": 0.5},
     "fedproto": {},
     "fedtgp": {},
     "fedbabu": ALIKE,
@@ -249,6 +253,124 @@ def test_of_several_runs_of_a_site_the_newest_predicts(tmp_path: Path) -> None:
             os.utime(file, (seconds + 2**31, seconds + 2**31))
         assert pluribus.predict(tmp_path, x) == pluribus.predict(places[newest], x)
         assert pluribus.predict(tmp_path / "b", x) == pluribus.predict(places["b"], x)
+
+
+# ---- rows that are no images -----------------------------------------------------------------------------------------
+
+CLASSIFIED = [sample for sample in SAMPLES if sample.target == "classes"]
+
+
+@cache
+def sampled(method: str, name: str) -> Result:
+    """A run on a kind of rows that tests may look at, but not change."""
+    (sample,) = (one for one in SAMPLES if one.name == name)
+    return Case(method, Path(new_folder())).but(sample=sample, clients=3).run()
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedproto"])
+@pytest.mark.parametrize("sample", CLASSIFIED, ids=lambda sample: sample.name)
+def test_rows_of_every_kind_are_predicted_as_they_were_measured(method: str, sample: Sample) -> None:
+    result = sampled(method, sample.name)
+    parts = parts_of(result)
+    for k in parts.cards:
+        x, y = exam_of(parts, k)
+        found = pluribus.predict(result.folder, x, k)
+        assert accuracy(found, y) == recorded(result, k)
+        assert pluribus.predict(result.folder, x.numpy(), k) == found
+
+
+def by_hand(result: Result, k: int, x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
+    """The scores of a client's model for rows that are normalized by these numbers."""
+    with torch.no_grad():
+        return result.model(k)((x.double() - mean).mul(1 / std).float())
+
+
+def test_signals_are_normalized_by_the_rows_that_the_client_trained_on() -> None:
+    result = sampled("fedgh", "signals")
+    parts = parts_of(result)
+    own = parts.dataset.x[parts.data.rows(1)["train"]].double()
+    mean, std = own.mean((0, 2))[:, None], own.std((0, 2), correction=0)[:, None]
+    x, _ = exam_of(parts, 1)
+    scores = by_hand(result, 1, x, mean, torch.where(std > 0, std, 1.0))
+    found = pluribus.predict(result.folder, x.float(), 1)  # of float16 rows
+    assert [one.number for one in found] == scores.argmax(1).tolist()
+    assert [one.score for one in found] == pytest.approx(scores.softmax(1).max(1).values.tolist(), abs=1e-4)
+
+
+def test_rows_may_have_another_type_if_that_changes_no_number() -> None:
+    tokens, table = sampled("fedgh", "tokens"), sampled("fedgh", "tables")
+    ids, _ = exam_of(parts_of(tokens), 0)
+    expected = pluribus.predict(tokens.folder, ids, 0)
+    assert pluribus.predict(tokens.folder, ids.long(), 0) == expected
+    short = ids[:, : int((ids != 0).sum(1).max())]
+    assert short.shape[1] < ids.shape[1]
+    assert pluribus.predict(tokens.folder, short, 0) == expected, "the rest is padding"
+    rows, _ = exam_of(parts_of(table), 0)
+    assert pluribus.predict(table.folder, rows.double(), 0) == pluribus.predict(table.folder, rows, 0)
+
+
+FAULTS: dict[str, tuple[str, Any, tuple[str, ...]]] = {
+    "an id beyond the vocabulary": ("tokens", lambda x: x + 2**31 - 8, ("0..65",)),
+    "an id that wraps": ("tokens", lambda x: x.long() + 2**32, ("0..65",)),
+    "no token": ("tokens", lambda x: x * 0, ("row 0", "token")),
+    "padding inside": ("tokens", lambda x: x.flip(1), ("padding",)),
+    "too long": ("tokens", lambda x: torch.cat([x, x], 1), ("int32", "tokens")),
+    "ids that are no whole numbers": ("tokens", lambda x: x.float(), ("int32", "float32")),
+    "NaN": ("signals", lambda x: x.float() / 0, ("not finite", "row 0")),
+    "too few channels": ("signals", lambda x: x[:, :7], ("N x 8 x 8", "7 x 8")),
+    "bools": ("tensors", lambda x: x > 0, ("float32", "bool")),
+    "a category that there is not": ("tables", lambda x: x.clone().index_fill_(1, torch.tensor(10), 4), ("0..3",)),
+}
+
+
+@pytest.mark.parametrize(("kind", "change", "facts"), FAULTS.values(), ids=FAULTS)
+def test_rows_of_another_form_are_refused(kind: str, change: Any, facts: tuple[str, ...]) -> None:
+    result = sampled("fedgh", kind)
+    x, _ = exam_of(parts_of(result), 0)
+    with refused(DataError, *facts):
+        pluribus.predict(result.folder, change(x), 0)
+
+
+def test_image_files_are_refused_where_a_model_takes_no_images(terminal: Terminal, tmp_path: Path) -> None:
+    file = as_files(NOTHING, tmp_path / "scans") / "00000.png"
+    refusal = terminal.refused("predict", sampled("fedgh", "tokens").folder, file, "--client", 0)
+    refusal.check(MismatchError, "tokens", file)
+
+
+def test_several_labels_come_with_the_share_of_each() -> None:
+    result = sampled("local", "several labels")
+    x, _ = exam_of(parts_of(result), 0)
+    own = parts_of(result).data.scale_of(0)
+    scores = by_hand(result, 0, x, own.mean, 1 / own.factor)
+    found, names = pluribus.predict(result.folder, x, 0), ("even", "has a circle", "above 4")
+    assert all(isinstance(one, LabelsPrediction) for one in found)
+    for one, row in zip(found, scores, strict=True):
+        assert list(one.shares) == list(names)
+        assert list(one.shares.values()) == pytest.approx(row.sigmoid().tolist(), abs=1e-5)
+        assert one.labels == tuple(name for name, score in zip(names, row.tolist(), strict=True) if score > 0)
+    assert {len(one.labels) for one in found} > {1}
+
+
+def test_numbers_come_by_name_and_in_columns(tmp_path: Path) -> None:
+    result = sampled("local", "numbers to predict")
+    x, _ = exam_of(parts_of(result), 0)
+    own = parts_of(result).data.scale_of(0)
+    scores = by_hand(result, 0, x, own.mean, 1 / own.factor)
+    found = pluribus.predict(result.folder, x, 0)
+    assert all(isinstance(one, NumbersPrediction) for one in found)
+    assert [list(one.numbers) for one in found] == [["lower", "right"]] * len(x)
+    assert [list(one.numbers.values()) for one in found] == [pytest.approx(row.tolist(), abs=1e-5) for row in scores]
+    to_csv(found, tmp_path / "p.csv")
+    with (tmp_path / "p.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert [float(row["lower"]) for row in rows] == [one.numbers["lower"] for one in found]
+
+
+def test_what_is_predicted_is_printed_by_name(capsys: pytest.CaptureFixture[str]) -> None:
+    print_predictions([LabelsPrediction("a", ("even", "above 4"), {"even": 0.75, "above 4": 0.625})])
+    print_predictions([NumbersPrediction(None, {"lower": 0.125})])
+    printed = capsys.readouterr().out.split()
+    assert " ".join(printed) == "file labels share even share above 4 a even, above 4 0.750 0.625 file lower - 0.125"
 
 
 # ---- the command -----------------------------------------------------------------------------------------------------

@@ -31,7 +31,7 @@ Pluribus: heterogeneous federated learning.
   pluribus study FILE [flags]      compare rows over axes, from a file
   pluribus tune METHOD... [flags]  search settings on validation data
   pluribus reproduce [NAME] [..]   run a paper's table, ours beside the paper's
-  pluribus predict PATH IMAGES     classify images with a trained model
+  pluribus predict PATH FILES      predict with a trained model
   pluribus report RUN... [flags]   write plots and tables to one web page
   pluribus watch RUN               show that page live, during a run
   pluribus bench METHOD [flags]    measure the speed, and where the time goes

@@ -10,14 +10,15 @@ from pluribus.cli.flags import flag, parse, word
 from pluribus.cli.greeter import print_answer
 
 ABOUT_PREDICT = """\
-Classifies images with a model that a run has trained.
+Predicts with a model that a run has trained: classes, several labels at once, or numbers.
 
   pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
   pluribus predict state scans/                          the model of a real site; site.toml names its state folder
 
 Images are resized to the shape that the model takes. The model is the one whose accuracy the run reports: that of the
 round that validation selects. --round last takes the model of the last round. The score is the softmax of the method's
-scores per class: a probability if the scores are logits, and only a number if they are distances.
+scores per class: a probability if the scores are logits, and only a number if they are distances. Rows that are no
+images are predicted in Python, with pluribus.predict.
 """
 
 ABOUT_REPORT = """\
@@ -38,13 +39,13 @@ Shows the page of pluribus report live, during a run. Only this machine can read
 
 
 def predict(args: list[str]) -> None:
-    """pluribus predict: classify images."""
+    """pluribus predict: predict with a trained model."""
     import tyro
 
     words, path = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
     flags: list[Any] = [
         ("path", word(tyro.conf.Positional[str], "PATH", path, "(required)")),
-        ("images", word(words, "IMAGES...", "Files, and folders of images.", "(required)")),
+        ("rows", word(words, "FILES...", "Files, and folders of images.", "(required)")),
         ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
@@ -54,7 +55,7 @@ def predict(args: list[str]) -> None:
     from pluribus.prediction import predict, to_csv
     from pluribus.terminal import print_predictions
 
-    predictions = predict(given.path, given.images, given.client, given.round)
+    predictions = predict(given.path, given.rows, given.client, given.round)
     if given.out:
         to_csv(predictions, Path(given.out))
     rows = [dataclasses.asdict(one) for one in predictions]

@@ -49,7 +49,7 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
                 worker.watch(tell)
                 node.watch()
                 time.sleep(POLL)
-            tell(f"the federation has ended. Use the model: pluribus predict {site.state} IMAGES")
+            tell(f"the federation has ended. Use the model: pluribus predict {site.state} FILES")
             time.sleep(LEAVE)
         finally:
             node.stop()
