@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, get_args
@@ -13,6 +14,8 @@ Kind = Literal["image", "signal", "tokens", "table", "tensor"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 PADDING = 0  # the id after the last token of a row
 UNKNOWN = 1  # the id of a token that is not in the vocabulary
+MOST = 2**31 - 1  # numbers of a row, and ids of tokens
+DIMENSIONS = {"image": 3, "signal": 2, "tokens": 1, "table": 1}
 MANY = {"image": "images", "signal": "signals", "tokens": "tokens", "table": "tables", "tensor": "tensors"}
 
 
@@ -62,17 +65,28 @@ class Input:
     @classmethod
     def of(cls, facts: Mapping[str, Any]) -> Input:
         """Read facts from a file or from another machine. Facts that describe no input raise a ValueError."""
-        kind, vocabulary, whole = facts["kind"], facts.get("vocabulary", 0), facts.get("whole", False)
-        shape, categories = tuple(facts["shape"]), tuple(facts.get("categories", ()))
-        dimensions = {"image": 3, "signal": 2, "tokens": 1, "table": 1}.get(kind, len(shape) or -1)
-        if kind not in KINDS or len(shape) != dimensions or not isinstance(whole, bool):
-            raise ValueError(f"{kind!r} of shape {shape} is no input")
-        for number in (*shape, *categories):
-            if not isinstance(number, int) or isinstance(number, bool) or not 1 <= number < 2**31:
-                raise ValueError(f"{number!r} is not the size of an input")
-        if (kind == "tokens") != (isinstance(vocabulary, int) and vocabulary > UNKNOWN) or len(categories) > shape[0]:
-            raise ValueError(f"a vocabulary of {vocabulary!r} and categories {categories} do not fit {kind}")
+        if not isinstance(facts, Mapping):
+            raise ValueError(f"{facts!r:.80} is no input")
+        kind, whole, vocabulary = facts.get("kind"), facts.get("whole", False), facts.get("vocabulary", 0)
+        shape, categories = _sizes(facts.get("shape")), _sizes(facts.get("categories", ()))
+        if not isinstance(kind, str) or kind not in KINDS or len(shape) != DIMENSIONS.get(kind, len(shape) or -1):
+            raise ValueError(f"{kind!r:.80} of shape {shape} is no input")
+        if math.prod(shape) > MOST or not isinstance(whole, bool) or (whole and kind != "tensor"):
+            raise ValueError(f"{kind} of shape {shape} are no input, or too large")
+        if len(categories) > (shape[0] if kind == "table" else 0):
+            raise ValueError(f"{len(categories)} categories do not fit {kind} of shape {shape}")
+        if type(vocabulary) is not int or not (UNKNOWN < vocabulary <= MOST if kind == "tokens" else vocabulary == 0):
+            raise ValueError(f"a vocabulary of {vocabulary!r:.80} does not fit {kind}")
         return cls(kind, shape, vocabulary, categories, whole)
+
+
+def _sizes(values: object) -> tuple[int, ...]:
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"{values!r:.80} are no sizes of an input")
+    for number in values:
+        if type(number) is not int or not 1 <= number <= MOST:
+            raise ValueError(f"{number!r:.80} is not the size of an input")
+    return tuple(values)
 
 
 def as_input(value: Input | tuple[int, ...]) -> Input:
