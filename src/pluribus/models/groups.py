@@ -40,6 +40,15 @@ GROUPS: dict[str, Group] = {
     "fedhpl-vit": Group(("vit-s16", "vit-b16", "vit-l16", "vit-b16", "vit-s16"), "FedHPL Table 4", None),
     "fedhpl-resnet": Group(("resnet18", "resnet34", "resnet50", "resnet34", "resnet18"), "FedHPL Table 4", None),
     "fedhpl-homogeneous": Group(("vit-b16",), "FedHPL Table 4", None),
+    "sensor5": Group(("cnn1d-3", "resnet1d", "lstm1d", "gru1d", "transformer1d"), "five small models for signals", 64),
+    "text6": Group(
+        ("fasttext", "textcnn", "textlstm", "textbilstm", "textgru", "texttransformer-2"),
+        "six small models for tokens",
+        64,
+    ),
+    "table4": Group(
+        ("table-mlp-2", "table-resnet", "ft-transformer", "logistic"), "four small models for tables", 64
+    ),
 }
 
 

@@ -128,7 +128,8 @@ def build(
     entry = _find(model)
     name = entry.name
     if shape.kind not in entry.takes:
-        kinds = " and ".join(MANY[kind] for kind in entry.takes)
+        *some, last = (MANY[kind] for kind in entry.takes)
+        kinds = f"{', '.join(some)} and {last}" if some else last
         raise MismatchError(f"model '{name}' takes {kinds}, but the data are {MANY[shape.kind]}. {LOOK[shape.kind]}")
     with at(f"model {name}"):
         try:
