@@ -55,7 +55,7 @@ _traced: dict[tuple[object, ...], tuple[Layer, ...]] = {}
 
 def layers(task: Task, model: str) -> tuple[Layer, ...]:
     """`task.layers(model)`, cached, because tracing a deep network takes a second."""
-    key = (model, task.shape, task.classes, task.width, task.projector)
+    key = (model, task.input, task.classes, task.width, task.projector)
     if key not in _traced:
         _traced[key] = task.layers(model)
     return _traced[key]
@@ -99,7 +99,12 @@ def unpack(message: Message, chosen: Iterable[int]) -> dict[int, Weights]:
 
 def same_kind(layer: Layer, others: Sequence[Layer]) -> list[int]:
     """Indices of the others that may replace a layer: those of its kind, and only output layers for an output layer."""
-    return [j for j, other in enumerate(others) if other.kind == layer.kind and (other.output or not layer.output)]
+    return [j for j, other in enumerate(others) if _are_alike(layer, other) and (other.output or not layer.output)]
+
+
+def _are_alike(one: Layer, other: Layer) -> bool:
+    """Whether two layers are of one kind. A convolution over time is not one over the plane."""
+    return one.kind == other.kind and (one.kind == "norm" or len(one.weight) == len(other.weight))
 
 
 def kinds(layers: Sequence[Layer]) -> str:
@@ -208,7 +213,7 @@ def dense(own: Weights, layer: Layer) -> Weights:
         return own
     inputs = own.weight.shape[1]
     padded = [
-        F.pad(block, (0, 0, 0, 0, inputs * at, inputs * (layer.groups - 1 - at)))
+        F.pad(block, (*[0, 0] * (block.dim() - 2), inputs * at, inputs * (layer.groups - 1 - at)))
         for at, block in enumerate(own.weight.chunk(layer.groups))
     ]
     return Weights(torch.cat(padded), own.bias)
@@ -339,8 +344,8 @@ def _outputs(kind: Kind, layer: Weights, x: Tensor, outputs: int) -> Tensor:
 
 def _pad_kernel(weight: Tensor, patch: torch.Size) -> Tensor:
     """Pad a kernel with zeros to the size of a patch."""
-    height, width = (large - small for large, small in zip(patch, weight.shape[2:], strict=True))
-    return F.pad(weight, (width // 2, width - width // 2, height // 2, height - height // 2))
+    missing = [large - small for large, small in zip(patch, weight.shape[2:], strict=True)]
+    return F.pad(weight, [side for size in reversed(missing) for side in (size // 2, size - size // 2)])
 
 
 def imitate(kind: Kind, layer: Weights, others: Sequence[Weights], x: Tensor, lr: float, steps: int) -> Weights:

@@ -1,10 +1,10 @@
 """FedFree (Du et al., NeurIPS 2025): clients and server exchange single layers. A global model learns what the clients'
 most changed layers compute on Gaussian noise. Each client gets the global layer with the largest gain in entropy."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import Literal
+from typing import Literal, Self
 
 import torch
 
@@ -19,6 +19,7 @@ from pluribus.settings import setting
 from pluribus.task import Card, Cards, Task
 
 NONE = -1  # no layer
+GLOBAL_CNN = "fedfree-cnn"
 
 
 @register("fedfree")
@@ -37,8 +38,8 @@ class FedFree(Method):
     """Number of critical layers that a client sends."""
     select: Literal["change", "random"] = setting("change", symbol="L_i")
     """Send the layers that changed most (Eq. 2), or random ones (ablation, Fig. 4a)."""
-    global_model: str = setting("fedfree-cnn", symbol="G")
-    """Architecture of the global model."""
+    global_model: str = setting(GLOBAL_CNN, symbol="G")
+    """Architecture of the global model. Default, if rows are no images: the client model with most layers."""
     server_lr: float = setting(0.4, above=0, symbol="alpha")
     """Learning rate of the global layers (Eq. 4 and 5), with Eq. 3 as a mean over the Gaussian inputs."""
     server_steps: int = setting(1, at_least=1)
@@ -61,6 +62,11 @@ class FedFree(Method):
     """Search only the global layer that matches the client's layer, or all layers of its type."""
     projection: Literal["block_retain", "flat_retain", "flat_zero"] = "block_retain"
     """Eq. 7: write blocks of channels, or flattened weights, and keep the rest; flat_zero sets the rest to zero."""
+
+    def complete(self, task: Task, architectures: Iterable[str]) -> Self:
+        if task.input.kind == "image" or self.global_model != GLOBAL_CNN:
+            return self
+        return replace(self, global_model=max(architectures, key=lambda model: len(layers(task, model))))
 
     def check(self, task: Task, cards: Cards) -> None:
         if self.tsallis_q == 1:

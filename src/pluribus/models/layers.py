@@ -49,7 +49,7 @@ def layers_of(model: nn.Module, shape: Input | tuple[int, ...]) -> tuple[Layer, 
 
 def kind_of(module: nn.Module) -> Kind | None:
     """The kind of layer of a module. None: it has no trainable weights of its own."""
-    if isinstance(module, nn.Conv2d):
+    if isinstance(module, nn.Conv1d | nn.Conv2d):
         return "dwconv" if module.groups > 1 and module.groups == module.in_channels else "conv"
     if isinstance(module, nn.Linear):
         return "linear"
@@ -61,6 +61,6 @@ def kind_of(module: nn.Module) -> Kind | None:
 def _layer(name: str, module: nn.Module, kind: Kind, output: bool) -> Layer:
     weight, bias = module.weight, module.bias
     assert isinstance(weight, torch.Tensor)
-    groups = module.groups if isinstance(module, nn.Conv2d) and kind == "conv" else 1
+    groups = module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) and kind == "conv" else 1
     shape = tuple(bias.shape) if isinstance(bias, torch.Tensor) else None
     return Layer(name, kind, tuple(weight.shape), shape, output, groups)
