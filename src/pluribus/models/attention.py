@@ -1,4 +1,4 @@
-"""Transformer blocks for sequences of any kind, written out so that they can be stacked and differentiated twice."""
+"""Transformer blocks for sequences of any kind, and the mean over a sequence, written out so that they can be stacked and differentiated twice."""
 
 from __future__ import annotations
 
@@ -51,3 +51,9 @@ class Blocks(nn.Module):
             x = block(x, mask)
         normed: Tensor = self.norm(x)
         return normed
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of the values (n, length, width) of each row's tokens."""
+    seen = mask[..., None].to(values.dtype)
+    return (values * seen).sum(1) / seen.sum(1).clamp(min=1)

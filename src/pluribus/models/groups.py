@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pluribus.errors import FormatError, MissingSettingError, unknown
 from pluribus.internal.lookup import is_given
+from pluribus.models.hf import HF
 from pluribus.models.own import Models, name_model
 from pluribus.models.timm import TIMM
 from pluribus.models.zoo import LIST_COMMAND, entries
@@ -71,7 +72,7 @@ def assign(models: Models, clients: int) -> tuple[str, ...]:
     for name in dict.fromkeys(names):
         if name in GROUPS:
             raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
-        if not ("." in name or name.startswith(TIMM) or is_given(name) or name in known):
+        if not ("." in name or name.startswith((TIMM, HF)) or is_given(name) or name in known):
             raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)
     return names
 

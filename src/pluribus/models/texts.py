@@ -9,19 +9,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.inputs import PADDING
-from pluribus.models.attention import Blocks
+from pluribus.models.attention import Blocks, masked_mean
 from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, register_model
 
 WIDTH = 64
 KERNELS = (3, 4, 5)  # tokens that one output of a convolution sees
 SLOWEST = 10_000.0  # tokens per radian of the slowest wave of positions
-
-
-def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
-    """The mean of the values (n, length, width) of each row's tokens."""
-    seen = mask[..., None].to(values.dtype)
-    return (values * seen).sum(1) / seen.sum(1).clamp(min=1)
 
 
 class Embedded(nn.Module):
