@@ -110,7 +110,7 @@ def list_models(pattern: str = "*", *, takes: str | None = None) -> list[Row]:
     from pluribus.models.sizes import size_of, typical_input
 
     if takes is not None:
-        check_names([takes], KINDS, "kind of rows", "pluribus list models --help")
+        check_names([takes], KINDS, "kind of rows", "pluribus list --help")
     found = {name: entry for name, entry in entries().items() if takes is None or takes in entry.takes}
     return [
         {

@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any, get_type_hints
 
-from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, word
+from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, take_flag, word
 from pluribus.cli.greeter import print_answer
 from pluribus.errors import UnknownNameError, unknown
 from pluribus.settings import flag_name
@@ -28,12 +28,8 @@ Lists what you can choose from. PATTERN selects names:
 
   pluribus list models                  all models
   pluribus list models 'resnet*'        models whose name begins with resnet
-  pluribus list models --takes signal   models for signals
+  pluribus list models --takes signal   models for signals; others take image, tokens, table or tensor
   pluribus list methods --help          the flags of this list
-"""
-ABOUT_MODELS = """\
-Lists every model: what it is, what kinds of rows it takes, and its number of parameters for 10 classes. A PATTERN after
-`models` selects names: pluribus list models 'resnet*'.
 """
 ABOUT_METHODS = """\
 Lists every method, what it sends and how many bytes: on its own default task, or on the given one. A PATTERN after
@@ -47,14 +43,13 @@ def show_list(args: list[str]) -> None:
 
     if args[:1] == ["methods"]:
         return _list_methods(args[1:])
-    if args[:1] == ["models"]:
-        return _list_models(args[1:])
     lists = ["methods", *LISTS]
+    takes, args = take_flag(args, "--takes") if args[:1] == ["models"] else (None, args)
     words, as_json = parse_words("list", f"{{{','.join(lists)}}} [PATTERN]", ABOUT_LISTS, args, most=2)
     what, pattern = (*words, "*")[:2]
     if what not in LISTS:
         raise unknown("list", what, lists, "pluribus list --help")
-    rows = LISTS[what](pattern)
+    rows = LISTS[what](pattern) if takes is None else LISTS[what](pattern, takes=takes)
     _check_any(rows, what, pattern)
     print_answer(as_json, lambda: {what: rows}, lambda: print_list(rows))
 
@@ -63,7 +58,7 @@ def _list_methods(args: list[str]) -> None:
     from pluribus.experiment import SETTINGS, Experiment
     from pluribus.listing import TASK, list_methods, need_names, print_methods
 
-    pattern, args = _pattern(args)
+    pattern, args = (args[0], args[1:]) if args and not args[0].startswith("-") else ("*", args)
     helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
     groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in TASK}
     needs = f"Only methods that need all of these, comma-separated: {', '.join(need_names())}. Or nothing."
@@ -75,23 +70,6 @@ def _list_methods(args: list[str]) -> None:
     given = " ".join(f"{flag_name(name)} {value}" for name, value in settings.items())
     heading = f"with {given}" if given else "each on its default task"
     print_answer(parsed.output.json, lambda: {"methods": rows}, lambda: print_methods(rows, heading))
-
-
-def _list_models(args: list[str]) -> None:
-    from pluribus.listing import list_models, print_list
-
-    pattern, args = _pattern(args)
-    takes = "Only models that take this kind of rows: image, signal, tokens, table or tensor."
-    form = dataclasses.make_dataclass("ListModels", [flag("takes", str | None, None, takes), flag(*JSON)])
-    given = parse(form, "pluribus list models", ABOUT_MODELS, args)
-    rows = list_models(pattern, takes=given.takes)
-    _check_any(rows, "models", pattern)
-    print_answer(given.json, lambda: {"models": rows}, lambda: print_list(rows))
-
-
-def _pattern(args: list[str]) -> tuple[str, list[str]]:
-    """The pattern after the name of a list, and the flags after it."""
-    return (args[0], args[1:]) if args and not args[0].startswith("-") else ("*", args)
 
 
 def _check_any(rows: list[Any], what: str, pattern: str) -> None:

@@ -32,8 +32,8 @@ def check(
 
     `target` is a Method class or instance, a module or a builder of models, a `Dataset` or a function that returns one,
     a path, a name, or a dotted path. `kind` decides if a name is ambiguous: `method`, `model` or `data`. The checks run
-    on the CPU; one promise of methods needs a GPU, and `device="cpu"` leaves it out. Models are built for `classes`, and for
-    rows of `shape`, such as `"3x32x32"` for images or `"9x128"` for signals. Default: small rows of a kind that it takes.
+    on the CPU; one promise of methods needs a GPU, and `device="cpu"` leaves it out. Models are built for `classes`
+    and for rows of `shape`, such as `"3x32x32"` for images or `"9x128"` for signals. Default: small rows that it takes.
 
     >>> report = check("mlp-64", progress=False)
     >>> report.passed, len(report.lines)

@@ -46,19 +46,21 @@ def usual_input(model: Model, shape: Shape | None = None) -> Input:
         if kind == "tensor" or len(USUAL[kind].shape) == len(shape):
             return replace(USUAL[kind], shape=shape, categories=())
     sizes = " or ".join(f"{shape_text(USUAL[kind].shape)} for {MANY[kind]}" for kind in kinds)
-    raise FormatError(f"shape must be the sizes of one row that the model takes, such as {sizes}, not {shape_text(shape)}.")
+    raise FormatError(
+        f"shape must be the sizes of one row that the model takes, such as {sizes}, not {shape_text(shape)}."
+    )
 
 
 def _kinds(model: Model) -> tuple[Kind, ...]:
-    """The kinds of rows that a model takes. A builder that asks for `vocabulary` takes tokens, for `categories` tables."""
+    """The kinds of rows that a model takes. A builder that asks for `vocabulary` takes tokens, `categories` tables."""
     if isinstance(model, str):
         if model in entries():
             return entries()[model].takes
         if model.startswith((TIMM, HF)):
             return ("image",) if model.startswith(TIMM) else ("tokens",)
-        model = import_dotted(model, "model")
+    source = import_dotted(model, "model") if isinstance(model, str) else model
     try:
-        asked = () if isinstance(model, nn.Module) else inspect.signature(model).parameters
+        asked = () if isinstance(source, nn.Module) else inspect.signature(source).parameters
     except (TypeError, ValueError):  # some functions in C have no signature
         asked = ()
     if "vocabulary" in asked:

@@ -42,7 +42,7 @@ _OF_ROW = re.compile(r"(?P<row>\S+)\.(?P<name>\w+)=(?P<value>\S+)")  # of --set
 _LITERAL = re.compile(r"-?[\d.]+(e[-+]?\d+)?|inf|nan|True|False|None|[\[{].*")
 
 _COMMAND = re.compile(
-    rf"pluribus (?:list (?P<kind>\w+)(?: --(?:takes (?P<takes>\w+)|(?P<asks>help)))?"
+    rf"pluribus (?:list (?P<kind>\w+)(?: --takes (?P<takes>\w+))?"
     rf"|run \S+ (?P<settings>--help)"
     rf"|(?P<help>[a-z]+) --help"
     rf"|run --config (?P<file>\S+?){_END}"
@@ -80,8 +80,6 @@ def _call(command: re.Match[str]) -> str:
             return f"pluribus.list_{kind}()"
         case "takes", kind:
             return f'pluribus.list_{command["kind"]}(takes="{kind}")'
-        case "asks", _:
-            return f"help(pluribus.list_{command['kind']})"
         case "settings", _:
             return "help(pluribus.Experiment)"
         case "help", name:

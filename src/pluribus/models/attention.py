@@ -1,4 +1,7 @@
-"""Transformer blocks for sequences of any kind, and the mean over a sequence, written out so that they can be stacked and differentiated twice."""
+"""Transformer blocks for sequences of any kind, and the mean over a sequence.
+
+They are written out, so that they can be stacked and differentiated twice.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +38,8 @@ class Block(nn.Module):
         if mask is not None:
             # not minus infinity: a row without any token would become NaN
             scores = scores.masked_fill(~mask[:, None, None], torch.finfo(scores.dtype).min)
-        return (scores.softmax(3) @ v).transpose(1, 2).reshape(rows, length, width)
+        mixed: Tensor = scores.softmax(3) @ v
+        return mixed.transpose(1, 2).reshape(rows, length, width)
 
 
 class Blocks(nn.Module):

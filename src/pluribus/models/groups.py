@@ -47,9 +47,7 @@ GROUPS: dict[str, Group] = {
         "six small models for tokens",
         64,
     ),
-    "table4": Group(
-        ("table-mlp-2", "table-resnet", "ft-transformer", "logistic"), "four small models for tables", 64
-    ),
+    "table4": Group(("table-mlp-2", "table-resnet", "ft-transformer", "logistic"), "four small models for tables", 64),
 }
 
 

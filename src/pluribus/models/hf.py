@@ -1,4 +1,4 @@
-"""Any text encoder of Hugging Face by its name there, or from a local folder: `hf:google/bert_uncased_L-2_H-128_A-2`."""
+"""Any text encoder of Hugging Face, by its name there or from a folder: `hf:google/bert_uncased_L-2_H-128_A-2`."""
 
 from __future__ import annotations
 
@@ -45,20 +45,20 @@ class HfBackbone:
     config: Any
 
     def __call__(self, shape: Shape, vocabulary: int) -> nn.Module:
-        known, longest = self.config.vocab_size, getattr(self.config, "max_position_embeddings", None)
+        config, known = self.config, self.config.vocab_size
         if vocabulary > known:
             raise MismatchError(
-                f"model '{HF}{self.name}' knows {known} tokens, but the data have {vocabulary}. Read the texts with its "
+                f"model '{HF}{self.name}' knows {known} tokens, but the data have {vocabulary}. Read texts with its "
                 f"tokenizer, --tokenizer {self.name}, or with --vocabulary {known}."
             )
-        if longest and shape[0] > longest:
+        net = make_encoder(config)
+        if (longest := _find_longest(config, net)) and shape[0] > longest:
             raise MismatchError(
                 f"model '{HF}{self.name}' takes rows of up to {longest} tokens, but the data have {shape[0]}. Use "
                 f"--length {longest}."
             )
-        config = self.config
         padding = config.pad_token_id if config.pad_token_id is not None else PADDING
-        return Encoder(make_encoder(config), padding, _takes_prepared_mask(config))
+        return Encoder(net, padding, _takes_prepared_mask(config))
 
 
 def hf_backbone(name: str) -> HfBackbone:
@@ -68,11 +68,13 @@ def hf_backbone(name: str) -> HfBackbone:
         config = transformers.AutoConfig.from_pretrained(name)
     except Exception as error:  # of the file, of the network, or of the name
         raise UnknownNameError(
-            f"model '{HF}{name}' was not found ({first_line(error)}). Use a name of huggingface.co, which the first use "
-            f"downloads, or a folder that save_pretrained wrote."
+            f"model '{HF}{name}' was not found ({first_line(error)}). Use a name of huggingface.co, which is "
+            f"downloaded once, or a folder that save_pretrained wrote."
         ) from error
     if not isinstance(getattr(config, "vocab_size", None), int):
-        raise MismatchError(f"model '{HF}{name}' is a {config.model_type}, which does not take tokens. Use another model.")
+        raise MismatchError(
+            f"model '{HF}{name}' is a {config.model_type}, which does not take tokens. Use another model."
+        )
     for key, value in list(vars(config).items()):
         # Much of their dropout is not a layer, so it would have no key, and other engines would drop other units.
         if isinstance(value, float) and "drop" in key:
@@ -97,6 +99,15 @@ def make_encoder(config: Any, pretrained: str | None = None) -> nn.Module:
         net.pooler = None
     made: nn.Module = net
     return made.float()
+
+
+def _find_longest(config: Any, net: nn.Module) -> int | None:
+    """The most tokens of a row. None: any number. Some encoders count positions from after the id of padding."""
+    longest: int | None = getattr(config, "max_position_embeddings", None)
+    positions = getattr(getattr(net, "embeddings", None), "position_embeddings", None)
+    if longest and isinstance(positions, nn.Embedding) and positions.padding_idx is not None:
+        return longest - positions.padding_idx - 1
+    return longest
 
 
 def _takes_prepared_mask(config: Any) -> bool:

@@ -1,4 +1,4 @@
-"""Sources of pretrained weights: this package, timm, torchvision, Hugging Face, or a folder of NAME.safetensors files."""
+"""Sources of pretrained weights: this package, timm, torchvision, Hugging Face, or a folder of .safetensors files."""
 
 from __future__ import annotations
 
@@ -62,9 +62,9 @@ def fill_weights(
 ) -> nn.Module:
     """Load the pretrained weights of a backbone and add its normalization. On the meta device, only check the weights.
 
-    `weights` is timm, torchvision, hf or a folder. If it is given, no model starts from random weights. It is not needed
-    for models of this package, nor for builders that load their `own` weights. The head of a complete `TwoPartModel`
-    stays as it is.
+    `weights` is timm, torchvision, hf or a folder. If it is given, no model starts from random weights. It is not
+    needed for models of this package, nor for builders that load their `own` weights. The head of a complete
+    `TwoPartModel` stays as it is.
     """
     found = _tensors(model, origin, own, weights, shape)
     if found is None:

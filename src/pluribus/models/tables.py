@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -25,12 +24,12 @@ def _count(shape: Shape, categories: Categories) -> int:
     return torch.Size(shape).numel() - len(categories)
 
 
-def _split(x: Tensor, categories: Sequence[object]) -> tuple[Tensor, list[Tensor]]:
-    """The columns of numbers, and each column of a category."""
+def _split(x: Tensor, categories: int) -> tuple[Tensor, list[Tensor]]:
+    """The columns of numbers, and each of the last columns, which are categories."""
     x = x.flatten(1)
     x = x if x.is_floating_point() else x.float()  # a tensor of whole numbers
-    numbers = x.shape[1] - len(categories)
-    return x[:, :numbers], [x[:, numbers + at].long() for at in range(len(categories))]
+    numbers = x.shape[1] - categories
+    return x[:, :numbers], [x[:, numbers + at].long() for at in range(categories)]
 
 
 class OneHot(nn.Module):
@@ -41,7 +40,7 @@ class OneHot(nn.Module):
         self.categories = categories
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers, values = _split(x, self.categories)
+        numbers, values = _split(x, len(self.categories))
         marks = [
             (value[:, None] == torch.arange(size, device=x.device)).to(numbers.dtype)
             for value, size in zip(values, self.categories, strict=True)
@@ -57,7 +56,7 @@ class Columns(nn.Module):
         self.embeddings = nn.ModuleList(nn.Embedding(size, EMBEDDED) for size in categories)
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers, values = _split(x, self.embeddings)
+        numbers, values = _split(x, len(self.embeddings))
         return torch.cat([numbers, *(one(v) for one, v in zip(self.embeddings, values, strict=True))], 1)
 
 
@@ -114,7 +113,7 @@ class FTTransformer(nn.Module):
         self.layers = Blocks(WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        numbers, values = _split(x, self.embeddings)
+        numbers, values = _split(x, len(self.embeddings))
         of_categories = [one(value)[:, None] for one, value in zip(self.embeddings, values, strict=True)]
         columns = torch.cat([numbers[..., None] * self.weight, *of_categories], 1) + self.bias
         mixed: Tensor = self.layers(torch.cat([self.cls_token.expand(len(x), -1, -1), columns], 1))

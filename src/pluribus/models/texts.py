@@ -83,7 +83,10 @@ class BiLSTM(Embedded):
     def forward(self, x: Tensor) -> Tensor:
         # Not a bidirectional layer: it would start at the padding.
         turned = _reverse(x)
-        ahead, back = _state_at_last(self.ahead, self.embed(x), x), _state_at_last(self.back, self.embed(turned), turned)
+        ahead, back = (
+            _state_at_last(self.ahead, self.embed(x), x),
+            _state_at_last(self.back, self.embed(turned), turned),
+        )
         return F.relu(self.fc(torch.cat([ahead, back], 1)))
 
 

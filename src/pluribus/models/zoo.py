@@ -116,12 +116,13 @@ def build(
 
     `classes` is the number of outputs.
     `model` is a registered name, a model of timm (`timm:NAME`), a text encoder of Hugging Face (`hf:NAME`), the dotted
-    path of your own builder, `package.module.function`, or an object (see `own.py`). A builder returns a backbone, a complete `TwoPartModel`, or
-    a classifier, which is split at the layer `split`. `width` is the common feature width K of all clients, and
-    `projector` ("pool", "linear") is the way to it. None, or the projector "none", keeps the native width. `weights` is
-    the source of the backbone's pretrained weights: timm, torchvision, hf, or a folder with a file `name`.safetensors.
-    Models that come with weights do not need it. All other weights are drawn from torch's global generator: seed it
-    before the call. Under `torch.device("meta")` the model holds no numbers.
+    path of your own builder, `package.module.function`, or an object (see `own.py`). A builder returns a backbone,
+    a complete `TwoPartModel`, or a classifier, which is split at the layer `split`. `width` is the common feature
+    width K of all clients, and `projector` ("pool", "linear") is the way to it. None, or the projector "none",
+    keeps the native width. `weights` is the source of the backbone's pretrained weights: timm, torchvision, hf, or
+    a folder with a file `name`.safetensors. Models that come with weights do not need it. All other weights are
+    drawn from torch's global generator: seed it before the call. Under `torch.device("meta")` the model holds no
+    numbers.
     """
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
@@ -145,7 +146,7 @@ def build(
             net, head = (net, None) if path is None else cut(net, path)
             backbone = fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
             native = _native_width(backbone, entry.builder, shape, path)
-        except (RuntimeError, IndexError) as error:  # IndexError: a number is too large for an embedding
+        except RuntimeError as error:
             own = own_line(error)
             why = first_line(error) + (f" ({own})" if own else "")
             raise MismatchError(f"model '{name}' cannot take {shape}: {why}.") from error
