@@ -69,6 +69,13 @@ def test_features_are_the_mean_of_the_states_of_tokens(folders, kind):
         assert torch.allclose(features, expected, atol=1e-5)
 
 
+def test_padding_has_the_id_of_the_encoder(folders):
+    backbone, seen = build(f"hf:{folders['roberta']}", shape=TOKENS, classes=3).features.backbone, []
+    backbone.net.register_forward_pre_hook(lambda *given: seen.append(given[2]["input_ids"]), with_kwargs=True)
+    backbone(rows())
+    assert seen[0][0].tolist() == rows()[0, :5].tolist() + [1] * 7
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_step_can_be_captured_and_trains_everything(folders, kind):
     model = build(f"hf:{folders[kind]}", shape=TOKENS, classes=3, width=16).train()

@@ -65,7 +65,7 @@ def hf_backbone(name: str) -> HfBackbone:
     """The builder of an encoder. A name without a model of texts is refused."""
     transformers = _transformers()
     try:
-        config = transformers.AutoConfig.from_pretrained(name)
+        config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
     except Exception as error:  # of the file, of the network, or of the name
         raise UnknownNameError(
             f"model '{HF}{name}' was not found ({first_line(error)}). Use a name of huggingface.co, which is "
@@ -90,9 +90,11 @@ def make_encoder(config: Any, pretrained: str | None = None) -> nn.Module:
     """
     auto = _transformers().AutoModel
     if pretrained is None:
-        net = auto.from_config(config, attn_implementation="eager")
+        net = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
     else:
-        net = auto.from_pretrained(pretrained, config=config, attn_implementation="eager")
+        net = auto.from_pretrained(
+            pretrained, config=config, attn_implementation="eager", trust_remote_code=False
+        )
     if config.is_encoder_decoder:
         net = net.get_encoder()
     if getattr(net, "pooler", None) is not None:
