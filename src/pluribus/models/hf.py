@@ -92,9 +92,7 @@ def make_encoder(config: Any, pretrained: str | None = None) -> nn.Module:
     if pretrained is None:
         net = auto.from_config(config, attn_implementation="eager", trust_remote_code=False)
     else:
-        net = auto.from_pretrained(
-            pretrained, config=config, attn_implementation="eager", trust_remote_code=False
-        )
+        net = auto.from_pretrained(pretrained, config=config, attn_implementation="eager", trust_remote_code=False)
     if config.is_encoder_decoder:
         net = net.get_encoder()
     if getattr(net, "pooler", None) is not None:
