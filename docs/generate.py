@@ -25,8 +25,9 @@ from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import SETTINGS, Experiment
 from pluribus.method import Method, Need, PeerMethod, methods
-from pluribus.models import GROUPS, build
+from pluribus.models import GROUPS
 from pluribus.models import entries as model_entries
+from pluribus.models.sizes import size_of, typical_input
 from pluribus.settings import flag_name
 from pluribus.sites.config import FederationFile, SiteFile
 from pluribus.study.reproduce import paper
@@ -37,15 +38,6 @@ RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 KEYWORDS = ROOT / "src" / "pluribus" / "internal" / "keywords.py"
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
-
-# Images that a model is meant for; the others take the 224 x 224 photos of torchvision and timm.
-SMALL, GREY, PHOTO, LARGE = (1, 8, 8), (1, 28, 28), (3, 32, 32), (3, 224, 224)
-NATURAL = {
-    **dict.fromkeys(("mlp-64", "mlp-128-64", "cnn-16", "cnn-16-32"), SMALL),
-    **dict.fromkeys(GROUPS["tiny"].models, (1, 16, 16)),
-    "lenet": GREY,
-    **dict.fromkeys(("cnn4", "fedfree-cnn", *(f"fedgh-cnn{number}" for number in range(1, 6))), PHOTO),
-}
 
 # Where a data set is looked for, if not in the file of its own name.
 PLACES = {
@@ -76,14 +68,13 @@ def code(text: object) -> str:
 def _models() -> str:
     rows = []
     for name, entry in model_entries().items():
-        shape = NATURAL.get(name, LARGE)
-        with torch.device("meta"):
-            model = build(name, shape=shape, classes=10)
-        size = sum(parameter.numel() for parameter in model.parameters())
-        shown = " x ".join(map(str, shape))
-        rows.append((code(name), entry.about, shown, model.width, f"{size:,}", f"{size * 4 / 2**20:.2f}"))
-    columns = ("model", "what it is", "images", "features", "parameters", "MiB")
-    return table(columns, rows, columns[3:])
+        size = size_of(name)
+        assert size is not None
+        shown = " x ".join(map(str, typical_input(name).shape))
+        counted = (size.width, f"{size.parameters:,}", f"{size.parameters * 4 / 2**20:.2f}")
+        rows.append((code(name), entry.about, ", ".join(entry.takes), shown, *counted))
+    columns = ("model", "what it is", "takes", "counted on", "features", "parameters", "MiB")
+    return table(columns, rows, columns[4:])
 
 
 def _groups() -> str:

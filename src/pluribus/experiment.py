@@ -97,7 +97,7 @@ class Experiment:
     """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""
 
     models: Any = setting("small", group="models", simulated=True)
-    """A group, a model, timm:NAME, or a comma-separated list (pluribus list groups). Client i gets model i mod X."""
+    """A group, a model, timm:NAME, hf:NAME, or several with commas (pluribus list groups). Client i: model i mod X."""
     split: str | None = setting(None, group="models", simulated=True)
     """Head layer of your own classifiers; none: they are backbones. Default: their last linear layer."""
     width: int | None = setting(None, group="models", at_least=1, symbol="K")
@@ -107,7 +107,7 @@ class Experiment:
     same_init: bool = setting(False, group="models", simulated=True)
     """Start clients of the same architecture from the same weights."""
     weights: str | None = setting(None, group="models", simulated=True)
-    """Source of pretrained backbones: timm, torchvision, or a folder with NAME.safetensors files."""
+    """Source of pretrained backbones: timm, torchvision, hf, or a folder with NAME.safetensors files."""
 
     rounds: int = setting(20, group="rounds", at_least=1, symbol="T")
     """Number of rounds."""

@@ -94,15 +94,35 @@ def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Datas
     return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
 
 
-def list_models(pattern: str = "*") -> list[Row]:
+def list_models(pattern: str = "*", *, takes: str | None = None) -> list[Row]:
     """The models whose name matches a pattern, such as `"resnet*"`, one dict each.
+
+    `takes` keeps the models that take rows of this kind: `"image"`, `"signal"`, `"tokens"`, `"table"` or `"tensor"`.
+    Parameters are counted for 10 classes, on rows of the size that `on` says; None if the model does not take them.
 
     >>> [row["name"] for row in list_models("mlp-*")]
     ['mlp-64', 'mlp-128-64']
+    >>> list_models("gru*", takes="signal")[0]["parameters"]
+    15050
     """
+    from pluribus.inputs import KINDS
     from pluribus.models import entries
+    from pluribus.models.sizes import size_of, typical_input
 
-    return [{"name": name, "about": entry.about} for name, entry in entries().items() if _matches(name, pattern)]
+    if takes is not None:
+        check_names([takes], KINDS, "kind of rows", "pluribus list --help")
+    found = {name: entry for name, entry in entries().items() if takes is None or takes in entry.takes}
+    return [
+        {
+            "name": name,
+            "about": entry.about,
+            "takes": ", ".join(entry.takes),
+            "parameters": None if (size := size_of(name)) is None else size.parameters,
+            "on": str(typical_input(name)),
+        }
+        for name, entry in found.items()
+        if _matches(name, pattern)
+    ]
 
 
 def list_groups(pattern: str = "*") -> list[Row]:
@@ -132,7 +152,7 @@ def list_partitions(pattern: str = "*") -> list[Row]:
     return [{"name": name, "about": text} for name, text in about.items() if _matches(name, pattern)]
 
 
-LISTS: dict[str, Callable[[str], list[Row]]]
+LISTS: dict[str, Callable[..., list[Row]]]
 LISTS = {"models": list_models, "groups": list_groups, "data": list_data, "partitions": list_partitions}
 
 
@@ -144,7 +164,7 @@ def print_list(rows: list[Row]) -> None:
     for row in rows:
         name, about = f" [bold]{row['name']}[/]", escape(row["about"])
         more = {key: value for key, value in row.items() if key not in ("name", "about")}
-        line = "   ".join(f"[cyan]{key}[/] {escape(str(value))}" for key, value in more.items())
+        line = "   ".join(f"[cyan]{key}[/] {escape(_format(value))}" for key, value in more.items())
         table = Table.grid(padding=(0, 2))
         table.add_column(width=widest + 1 if beside else 1, no_wrap=True)
         if beside:
@@ -155,6 +175,10 @@ def print_list(rows: list[Row]) -> None:
         if more:
             table.add_row("", f"[dim]{line}[/]")
         console.print(table)
+
+
+def _format(value: Any) -> str:
+    return f"{value:,}" if isinstance(value, int) else "-" if value is None else str(value)
 
 
 def print_methods(rows: list[Row], task: str) -> None:

@@ -18,9 +18,11 @@ from pluribus.conformance.cases import Case
 from pluribus.conformance.clients import runs
 from pluribus.conformance.kinds import SAMPLES
 from pluribus.conformance.methods import PROMISES
+from pluribus.conformance.models import usual_input
 from pluribus.conformance.report import Line
 from pluribus.conformance.targets import find_target
 from pluribus.errors import FormatError, UnknownNameError, UserCodeError
+from pluribus.inputs import Input
 from refusals import refused
 from toys import SharedHead
 
@@ -159,11 +161,11 @@ def test_a_method_that_is_refused_breaks_the_first_promise():
 # ---- models and data -------------------------------------------------------------------------------------------------
 
 
-UNUSED = {"gradients reach every parameter", "images are not changed in place"}
+UNUSED = {"gradients reach every parameter", "rows are not changed in place"}
 RESTLESS = {
     "features have the declared width",
     "evaluation is repeatable",
-    "one image at a time",
+    "one row at a time",
     "saves and loads",
 }
 
@@ -182,6 +184,22 @@ def test_models(model, promises):
     report = check(model)
     assert report.kind == "model"
     assert set(failed(report)) == promises
+
+
+def token_net(shape, vocabulary):
+    return nn.Sequential(nn.Embedding(vocabulary, 4), nn.Flatten())
+
+
+@pytest.mark.parametrize("model", ["cnn1d-3", "textbilstm", "texttransformer-1", "ft-transformer", "logistic"])
+def test_models_for_other_rows_than_images(model):
+    report = check(model)
+    assert report.passed, str(report)
+
+
+def test_rows_are_what_a_builder_asks_for():
+    assert usual_input(token_net).kind == "tokens"
+    assert usual_input("mlp-64", (9, 128)) == Input("signal", (9, 128))
+    assert check(token_net, shape=(5,)).passed
 
 
 def test_a_model_that_cannot_take_the_images_is_not_checked_further():
@@ -233,8 +251,10 @@ def test_what_cannot_be_checked_is_refused():
         check("nowhere.Method")
     with refused(UnknownNameError, "'network'"):
         check("mlp-64", kind="network")
-    with refused(FormatError, "'8x8'", "3x32x32"):
-        check("mlp-64", shape="8x8")
+    with refused(FormatError, "'8by8'", "3x32x32"):
+        check("mlp-64", shape="8by8")
+    with refused(FormatError, "6x32", "signals", "1x8x8"):
+        check("cnn1d-2", shape="1x8x8")
     with refused(FormatError, "'tpu'"):
         check("mlp-64", device="tpu")
 

@@ -13,8 +13,10 @@ from torch import nn
 
 from pluribus import draws
 from pluribus.errors import FormatError, MismatchError, MissingSettingError, UnknownNameError, UserCodeError
+from pluribus.inputs import as_input
 from pluribus.internal import torchvision as _torchvision
 from pluribus.models import GROUPS, assign, build, entries, register_model, width_of, zoo
+from pluribus.models.sizes import typical_input
 from pluribus.models.two_part import Pool
 from refusals import refused
 
@@ -31,6 +33,8 @@ def on_meta(name, shape=CIFAR, classes=10, **options):
 
 
 def shape_for(name):
+    if entries()[name].takes[0] != "image":
+        return typical_input(name)
     if name.startswith("tiny-"):
         return (1, 16, 16)
     return (3, 64, 64) if name == "alexnet" else CIFAR
@@ -181,7 +185,7 @@ def test_dropout_stays_in_the_features(name, layer):
 @pytest.mark.parametrize("name", entries())
 def test_every_model_gives_k_features_and_logits(name):
     model = on_meta(name, shape_for(name), classes=7, width=512)
-    features = model.features(torch.empty(3, *shape_for(name), device="meta"))
+    features = model.features(as_input(shape_for(name)).zeros(3, device=torch.device("meta")))
     assert model.width == 512
     assert features.shape == (3, 512)
     assert model.head(features).shape == (3, 7)
@@ -289,8 +293,8 @@ def test_building_leaves_batch_norm_untouched():
 
 
 def test_unknown_model():
-    with refused(UnknownNameError, "'resnet19'", "'resnet18'", "pluribus list models"):
-        build("resnet19", shape=CIFAR, classes=10)
+    with refused(UnknownNameError, "'resnet1522'", "'resnet152'", "pluribus list models"):
+        build("resnet1522", shape=CIFAR, classes=10)
 
 
 @pytest.mark.parametrize(
@@ -429,7 +433,7 @@ def test_own_builder_that_is_not_there():
 # ---- groups and assignments ------------------------------------------------------------------------------------------
 
 
-def test_groups_of_the_papers():
+def test_all_groups():
     htfe8 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
     assert {name: group.models for name, group in GROUPS.items()} == {
         "small": ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"),
@@ -445,11 +449,14 @@ def test_groups_of_the_papers():
         "fedhpl-vit": ("vit-s16", "vit-b16", "vit-l16", "vit-b16", "vit-s16"),
         "fedhpl-resnet": ("resnet18", "resnet34", "resnet50", "resnet34", "resnet18"),
         "fedhpl-homogeneous": ("vit-b16",),
+        "sensor5": ("cnn1d-3", "resnet1d", "lstm1d", "gru1d", "transformer1d"),
+        "text6": ("fasttext", "textcnn", "textlstm", "textbilstm", "textgru", "texttransformer-2"),
+        "table4": ("table-mlp-2", "table-resnet", "ft-transformer", "logistic"),
     }
 
 
 def test_widths_of_groups():
-    by_width = {"small": 64, "tiny": None, "fedgh": 500, "fedfree": None}
+    by_width = {"small": 64, "tiny": None, "fedgh": 500, "fedfree": None, "sensor5": 64, "text6": 64, "table4": 64}
     by_width |= dict.fromkeys(("htfe2", "htfe3", "htfe4", "htfe8", "htfe9", "htm10"), 512)
     by_width |= dict.fromkeys(("fedhpl-vit", "fedhpl-resnet", "fedhpl-homogeneous"))
     assert {name: width_of(name) for name in GROUPS} == by_width

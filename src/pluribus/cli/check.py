@@ -31,7 +31,9 @@ def check(args: list[str]) -> None:
         ("target", word(tyro.conf.Positional[str], "TARGET", target, "(required)")),
         flag("kind", Literal["method", "model", "data"] | None, None, kind),
         flag("device", Literal["auto", "cpu"], "auto", "cpu: do not compare captured steps on a GPU."),
-        flag("shape", str, "1x8x8", "Models: channels, height and width of images."),
+        flag(
+            "shape", str | None, None, "Models: sizes of one row, such as 3x32x32. Default: small rows that it takes."
+        ),
         flag("classes", int, 10, "Models: number of classes."),
         flag(*JSON),
     ]

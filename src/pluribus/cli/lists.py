@@ -6,7 +6,7 @@ import dataclasses
 import sys
 from typing import Any, get_type_hints
 
-from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, word
+from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, take_flag, word
 from pluribus.cli.greeter import print_answer
 from pluribus.errors import UnknownNameError, unknown
 from pluribus.settings import flag_name
@@ -28,6 +28,7 @@ Lists what you can choose from. PATTERN selects names:
 
   pluribus list models                  all models
   pluribus list models 'resnet*'        models whose name begins with resnet
+  pluribus list models --takes signal   models for signals; others take image, tokens, table or tensor
   pluribus list methods --help          the flags of this list
 """
 ABOUT_METHODS = """\
@@ -43,11 +44,12 @@ def show_list(args: list[str]) -> None:
     if args[:1] == ["methods"]:
         return _list_methods(args[1:])
     lists = ["methods", *LISTS]
+    takes, args = take_flag(args, "--takes") if args[:1] == ["models"] else (None, args)
     words, as_json = parse_words("list", f"{{{','.join(lists)}}} [PATTERN]", ABOUT_LISTS, args, most=2)
     what, pattern = (*words, "*")[:2]
     if what not in LISTS:
         raise unknown("list", what, lists, "pluribus list --help")
-    rows = LISTS[what](pattern)
+    rows = LISTS[what](pattern) if takes is None else LISTS[what](pattern, takes=takes)
     _check_any(rows, what, pattern)
     print_answer(as_json, lambda: {what: rows}, lambda: print_list(rows))
 

@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from pluribus.conformance.data import check_data_set
 from pluribus.conformance.methods import check_method
-from pluribus.conformance.models import DIGITS, check_model
+from pluribus.conformance.models import check_model
 from pluribus.conformance.report import CheckReport, Line, paragraphs
 from pluribus.conformance.targets import Kind, Target, find_target
 from pluribus.errors import FormatError
@@ -24,7 +24,7 @@ def check(
     *,
     kind: Kind | None = None,
     device: Literal["auto", "cpu"] = "auto",
-    shape: str | Shape = DIGITS,
+    shape: str | Shape | None = None,
     classes: int = 10,
     progress: bool = True,
 ) -> CheckReport:
@@ -32,8 +32,8 @@ def check(
 
     `target` is a Method class or instance, a module or a builder of models, a `Dataset` or a function that returns one,
     a path, a name, or a dotted path. `kind` decides if a name is ambiguous: `method`, `model` or `data`. The checks run
-    on the CPU; one promise of methods needs a GPU, and `device="cpu"` leaves it out. Models are built for images of
-    `shape`, such as `"3x32x32"`, and for `classes`.
+    on the CPU; one promise of methods needs a GPU, and `device="cpu"` leaves it out. Models are built for `classes`
+    and for rows of `shape`, such as `"3x32x32"` for images or `"9x128"` for signals. Default: small rows that it takes.
 
     >>> report = check("mlp-64", progress=False)
     >>> report.passed, len(report.lines)
@@ -60,7 +60,7 @@ def _noted(lines: Iterator[Line], seen: list[Line]) -> Iterator[Line]:
         yield line
 
 
-def _lines(target: Target, scratch: Path, device: str, shape: Shape, classes: int) -> Iterator[Line]:
+def _lines(target: Target, scratch: Path, device: str, shape: Shape | None, classes: int) -> Iterator[Line]:
     if target.kind == "method":
         return check_method(target.value, scratch, device)
     if target.kind == "model":
@@ -68,10 +68,14 @@ def _lines(target: Target, scratch: Path, device: str, shape: Shape, classes: in
     return check_data_set(target.value)
 
 
-def _shape(shape: str | Shape) -> Shape:
+def _shape(shape: str | Shape | None) -> Shape | None:
+    if shape is None:
+        return None
     numbers = shape.split("x") if isinstance(shape, str) else list(shape)
     try:
-        channels, height, width = (int(number) for number in numbers)
+        found = tuple(int(number) for number in numbers)
     except ValueError:
-        raise FormatError(f"shape must be channels, height and width, such as 3x32x32, not {shape!r}.") from None
-    return channels, height, width
+        found = ()
+    if not found or min(found) < 1:
+        raise FormatError(f"shape must be the sizes of one row, such as 3x32x32 for an image, not {shape!r}.")
+    return found

@@ -28,6 +28,7 @@ from pluribus.internal.batches import Batch
 from pluribus.internal.steps import Descent, Fit, Loss, Map, Runner
 from pluribus.message import Kept, Rows
 from pluribus.method import Method
+from pluribus.ops import recurrent
 from pluribus.optim import Opt, Optimizer
 
 if TYPE_CHECKING:
@@ -41,12 +42,16 @@ SLOTS = 8  # a stack has a multiple of this many places, so that one recording s
 
 
 def is_stackable(method: Method, client: Client) -> bool:
-    """Whether a client is small, and its method does nothing in a step but descend a loss with SGD."""
+    """Whether a client is small, and its method does nothing in a step but descend a loss with SGD.
+
+    Recurrent layers run as one fused kernel, which vmap cannot stack: these clients train one by one.
+    """
     optimizer = client.optimizers.get("model")
     if not client.data["train"].store.resident:
         return False  # a stack reads the rows of all clients at once
     small = sum(p.numel() for p in client.model.parameters()) <= MOST_WEIGHTS
-    return small and type(method).step is Method.step and optimizer is not None and optimizer.rule.name == "sgd"
+    plain = type(method).step is Method.step and optimizer is not None and optimizer.rule.name == "sgd"
+    return small and plain and not recurrent(client.model)
 
 
 def split_groups(clients: Sequence[int]) -> list[list[int]]:

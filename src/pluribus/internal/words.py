@@ -42,7 +42,7 @@ _OF_ROW = re.compile(r"(?P<row>\S+)\.(?P<name>\w+)=(?P<value>\S+)")  # of --set
 _LITERAL = re.compile(r"-?[\d.]+(e[-+]?\d+)?|inf|nan|True|False|None|[\[{].*")
 
 _COMMAND = re.compile(
-    rf"pluribus (?:list (?P<kind>\w+)"
+    rf"pluribus (?:list (?P<kind>\w+)(?: --takes (?P<takes>\w+))?"
     rf"|run \S+ (?P<settings>--help)"
     rf"|(?P<help>[a-z]+) --help"
     rf"|run --config (?P<file>\S+?){_END}"
@@ -63,6 +63,8 @@ def in_python(sentence: str) -> str:
     'scaffold is for plain SGD: use optimizer="sgd", momentum=0.'
     >>> in_python("runs/a already holds a run. Resume it (pluribus resume runs/a) or choose another --out.")
     'runs/a already holds a run. Resume it (pluribus.resume("runs/a")) or choose another out=.'
+    >>> in_python("Use one of pluribus list models --takes tokens.")
+    'Use one of pluribus.list_models(takes="tokens").'
     """
     parts, end = [], 0
     for command in _COMMAND.finditer(sentence):
@@ -76,6 +78,8 @@ def _call(command: re.Match[str]) -> str:
     match command.lastgroup, command[command.lastgroup or 0]:
         case "kind", kind:
             return f"pluribus.list_{kind}()"
+        case "takes", kind:
+            return f'pluribus.list_{command["kind"]}(takes="{kind}")'
         case "settings", _:
             return "help(pluribus.Experiment)"
         case "help", name:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pluribus.errors import FormatError, MissingSettingError, unknown
 from pluribus.internal.lookup import is_given
+from pluribus.models.hf import HF
 from pluribus.models.own import Models, name_model
 from pluribus.models.timm import TIMM
 from pluribus.models.zoo import LIST_COMMAND, entries
@@ -40,6 +41,13 @@ GROUPS: dict[str, Group] = {
     "fedhpl-vit": Group(("vit-s16", "vit-b16", "vit-l16", "vit-b16", "vit-s16"), "FedHPL Table 4", None),
     "fedhpl-resnet": Group(("resnet18", "resnet34", "resnet50", "resnet34", "resnet18"), "FedHPL Table 4", None),
     "fedhpl-homogeneous": Group(("vit-b16",), "FedHPL Table 4", None),
+    "sensor5": Group(("cnn1d-3", "resnet1d", "lstm1d", "gru1d", "transformer1d"), "five small models for signals", 64),
+    "text6": Group(
+        ("fasttext", "textcnn", "textlstm", "textbilstm", "textgru", "texttransformer-2"),
+        "six small models for tokens",
+        64,
+    ),
+    "table4": Group(("table-mlp-2", "table-resnet", "ft-transformer", "logistic"), "four small models for tables", 64),
 }
 
 
@@ -62,7 +70,7 @@ def assign(models: Models, clients: int) -> tuple[str, ...]:
     for name in dict.fromkeys(names):
         if name in GROUPS:
             raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
-        if not ("." in name or name.startswith(TIMM) or is_given(name) or name in known):
+        if not ("." in name or name.startswith((TIMM, HF)) or is_given(name) or name in known):
             raise unknown("model or group", name, [*known, *GROUPS], LIST_COMMAND)
     return names
 

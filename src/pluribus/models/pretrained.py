@@ -1,4 +1,4 @@
-"""Sources of pretrained weights: this package, timm, torchvision, or a folder of NAME.safetensors files."""
+"""Sources of pretrained weights: this package, timm, torchvision, Hugging Face, or a folder of .safetensors files."""
 
 from __future__ import annotations
 
@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from pluribus.errors import WeightsError
 from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
+from pluribus.models.hf import Encoder, hf_backbone, make_encoder
 from pluribus.models.two_part import TwoPartModel
 
 SHIPPED = Path(__file__).parent / "weights"
-LIBRARIES = ("timm", "torchvision")
+LIBRARIES = ("timm", "torchvision", "hf")
 # Name prefixes of the last layer in a saved classifier. A backbone does not have this layer.
 LAST_LAYERS = ("head.", "fc.", "classifier.")
 
@@ -34,7 +35,7 @@ IMAGENET_STD: Color = (0.229, 0.224, 0.225)
 class Origin:
     """The source of a model's weights, its name there, and the expected mean and deviation of pixels in [0, 1]."""
 
-    source: Literal["package", "timm", "torchvision"]
+    source: Literal["package", "timm", "torchvision", "hf"]
     name: str
     mean: Color = HALF
     std: Color = HALF
@@ -61,14 +62,16 @@ def fill_weights(
 ) -> nn.Module:
     """Load the pretrained weights of a backbone and add its normalization. On the meta device, only check the weights.
 
-    `weights` is timm, torchvision or a folder. If it is given, no model starts from random weights. It is not needed
-    for models of this package, nor for builders that load their `own` weights. The head of a complete `TwoPartModel`
-    stays as it is.
+    `weights` is timm, torchvision, hf or a folder. If it is given, no model starts from random weights. It is not
+    needed for models of this package, nor for builders that load their `own` weights. The head of a complete
+    `TwoPartModel` stays as it is.
     """
     found = _tensors(model, origin, own, weights, shape)
     if found is None:
         return backbone
     net = backbone if own or "." in model else layers_before(backbone)[1]
+    if isinstance(net, Encoder):  # its tensors have their names at Hugging Face
+        net = net.net
     _copy(*found, net, model, shape)
     if origin is None or (origin.mean, origin.std) == (HALF, HALF):
         return backbone
@@ -98,20 +101,25 @@ def _tensors(
         advice = f"Use --weights {origin.source}, or" if origin else "No library has them:"
         raise WeightsError(
             f"{weights} has no pretrained weights for '{model}'. {advice} give --weights a folder with a file "
-            f"{model}.safetensors."
+            f"{_file_name(model)}."
         )
     return _download(model, origin, shape), weights
 
 
 def _file(folder: str, model: str) -> Path:
-    path = Path(folder).expanduser() / f"{model}.safetensors"
+    path = Path(folder).expanduser() / _file_name(model)
     if not path.parent.is_dir():
         raise WeightsError(
-            f"--weights {folder} is not a folder. Use timm, torchvision, or a folder with a file {path.name}."
+            f"--weights {folder} is not a folder. Use {', '.join(LIBRARIES)}, or a folder with a file {path.name}."
         )
     if not path.is_file():
         raise WeightsError(f"--weights {folder} has no file {path.name}. Add the file, or use other --models.")
     return path
+
+
+def _file_name(model: str) -> str:
+    """The name of the file with a model's weights. Names of Hugging Face have slashes."""
+    return f"{model.replace('/', '--')}.safetensors"
 
 
 def _read(path: Path) -> tuple[Mapping[str, Tensor], str]:
@@ -136,7 +144,9 @@ def _download(model: str, origin: Origin, shape: Input) -> Mapping[str, Tensor]:
     models: Any = torchvision.models
     try:
         with torch.device("cpu"):
-            if origin.source == "timm":
+            if origin.source == "hf":
+                net = make_encoder(hf_backbone(origin.name).config, origin.name)
+            elif origin.source == "timm":
                 import timm
 
                 config = timm.get_pretrained_cfg(origin.name)
@@ -150,7 +160,7 @@ def _download(model: str, origin: Origin, shape: Input) -> Mapping[str, Tensor]:
         raise WeightsError(
             f"the weights of '{model}' could not be downloaded through {origin.source} ({first_line(error)}). "
             "The first download needs internet access. Without it, give --weights a folder with a file "
-            f"{model}.safetensors."
+            f"{_file_name(model)}."
         ) from error
     state: Mapping[str, Tensor] = net.state_dict()
     return state

@@ -17,6 +17,7 @@ from pluribus.inputs import KINDS, MANY, Input, Kind, as_input
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
+from pluribus.models.hf import HF, hf_backbone
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
 from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width
@@ -114,13 +115,14 @@ def build(
     """Build a model for rows of a form: an `Input`, or the shape of an image (channels, height, width).
 
     `classes` is the number of outputs.
-    `model` is a registered name, a model of timm (`timm:NAME`), the dotted path of your own builder,
-    `package.module.function`, or an object (see `own.py`). A builder returns a backbone, a complete `TwoPartModel`, or
-    a classifier, which is split at the layer `split`. `width` is the common feature width K of all clients, and
-    `projector` ("pool", "linear") is the way to it. None, or the projector "none", keeps the native width. `weights` is
-    the source of the backbone's pretrained weights: timm, torchvision, or a folder with a file `name`.safetensors.
-    Models that come with weights do not need it. All other weights are drawn from torch's global generator: seed it
-    before the call. Under `torch.device("meta")` the model holds no numbers.
+    `model` is a registered name, a model of timm (`timm:NAME`), a text encoder of Hugging Face (`hf:NAME`), the dotted
+    path of your own builder, `package.module.function`, or an object (see `own.py`). A builder returns a backbone,
+    a complete `TwoPartModel`, or a classifier, which is split at the layer `split`. `width` is the common feature
+    width K of all clients, and `projector` ("pool", "linear") is the way to it. None, or the projector "none",
+    keeps the native width. `weights` is the source of the backbone's pretrained weights: timm, torchvision, hf, or
+    a folder with a file `name`.safetensors. Models that come with weights do not need it. All other weights are
+    drawn from torch's global generator: seed it before the call. Under `torch.device("meta")` the model holds no
+    numbers.
     """
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
@@ -128,7 +130,8 @@ def build(
     entry = _find(model)
     name = entry.name
     if shape.kind not in entry.takes:
-        kinds = " and ".join(MANY[kind] for kind in entry.takes)
+        *some, last = (MANY[kind] for kind in entry.takes)
+        kinds = f"{', '.join(some)} and {last}" if some else last
         raise MismatchError(f"model '{name}' takes {kinds}, but the data are {MANY[shape.kind]}. {LOOK[shape.kind]}")
     with at(f"model {name}"):
         try:
@@ -175,12 +178,14 @@ def note_on(model: Model, shape: Input, classes: int, width: int | None, split: 
 
 
 def _find(model: Model) -> ModelEntry:
-    """The entry of a registered name, or one made for a dotted path, a model of timm or an object."""
+    """The entry of a registered name, or one made for a dotted path, a model of another library or an object."""
     if isinstance(model, OwnModel):
         return ModelEntry(model.name, "given in Python", model.source, own=True)
     refuse_given("model", model)
     if model.startswith(TIMM):
         return _timm_entry(model)
+    if model.startswith(HF):
+        return _hf_entry(model)
     if "." in model:
         builder = import_dotted(model, "model")
         if not callable(builder):
@@ -195,6 +200,12 @@ def _find(model: Model) -> ModelEntry:
 def _timm_entry(name: str) -> ModelEntry:
     backbone = timm_backbone(name.removeprefix(TIMM))
     return ModelEntry(name, "a model of timm", backbone, origin=backbone.origin, takes=("image",))
+
+
+@cache
+def _hf_entry(name: str) -> ModelEntry:
+    backbone = hf_backbone(name.removeprefix(HF))
+    return ModelEntry(name, "a model of Hugging Face", backbone, origin=Origin("hf", backbone.name), takes=("tokens",))
 
 
 def _native_width(backbone: nn.Module, builder: Any, shape: Input, path: str | None) -> int:

@@ -134,7 +134,8 @@ class Agreement:
         if self.method not in known:
             raise unknown("method", self.method, known, "pluribus list methods")
         for value in self.hyper.values():
-            if isinstance(value, str) and "." in value:  # only the dotted path of a model has a dot
+            # only the dotted path of a model has a dot, and only the name of a model elsewhere (timm:, hf:) a colon
+            if isinstance(value, str) and ("." in value or ":" in value):
                 check_model(value)
         try:
             return known[self.method](**convert_fields(known[self.method], dict(self.hyper)))
