@@ -88,7 +88,7 @@ def predict(
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
     """Accuracy and loss of a trained client on new rows, in the form of its training data."""
-    images, labels = take_rows(x, y, client.task.names)
+    images, labels = take_rows(x, y, client.task.names, client.task.input, client.task.target.kind)
     if not len(images):
         raise MissingDataError("no images were given.")
     _check(images, client)

@@ -1,7 +1,7 @@
-"""Image data sets by name: embedded, downloaded once and cached on disk, or the user's own.
+"""Data sets by name: embedded, downloaded once and cached on disk, or the user's own.
 
-Images stay bytes from the file to the device. A downloaded set is cached as one file `NAME.npz` in `$PLURIBUS_DATA`
-(default `~/.cache/pluribus`) with `x_train, y_train, x_test, y_test, classes`. The user may also put the file there.
+Images stay bytes from the file to the device. A downloaded set is cached as one npz file in `$PLURIBUS_DATA` (default
+`~/.cache/pluribus`). The user may also put the file there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,17 +26,15 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
 from pluribus.data.dataset import Dataset, last_line, resize
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
 from pluribus.data.images import pixels
+from pluribus.data.npz import NPZ_KEYS, Arrays, read_kind, read_npz, write_npz
 from pluribus.data.reading import DEFAULT, Columns, Reading
 from pluribus.errors import (
     ConfigError,
-    DamagedDataError,
-    DataError,
     FormatError,
     MismatchError,
     MissingDataError,
@@ -51,12 +48,10 @@ from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 
-Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
 # the name or the object, the image size, the seed of a set that is drawn at random, and how columns are read
 Key = tuple["str | Dataset | Loader", int | None, int | None, Reading | None]
 
-NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
 SILENT_NETWORK_SECONDS = 30.0
 
@@ -106,7 +101,7 @@ def load(
 ) -> Dataset:
     """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
-    `name` is a registered name, the path of an `.npz` file in the cache format, the path of a folder with
+    `name` is a registered name, the path of an `.npz` file, the path of a folder with
     `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), or the dotted path
     `package.module.function` of a function that returns a Dataset. It may also be such a function, or a Dataset. The
     seed matters only to sets that are drawn at random, such as `rotated-mnist`.
@@ -120,19 +115,19 @@ def _load_keyed(
     source: str | Dataset | Loader, image_size: int | None, seed: int, reading: Reading
 ) -> tuple[Key, Dataset]:
     name, loader = name_data(source), _find(source)
-    offered = {"image_size": image_size, "seed": seed, "reading": reading}
+    offered = {"image_size": image_size, "seed": seed, "reading": reading, "label_kind": reading.label_kind}
     try:
         signature = inspect.signature(loader)
         arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
         signature.bind(**arguments)
     except (TypeError, ValueError) as reason:
         raise UserCodeError(f"{name} may take only the arguments image_size, seed and reading ({reason}).") from reason
-    if reading != DEFAULT and "reading" not in arguments:
+    if reading._replace(label_kind="auto") != DEFAULT and "reading" not in arguments:
         raise MismatchError(
-            f"{name} has no columns to choose from: leave out --columns, --label-kind, --window, --stride, "
-            f"--tokenizer, --vocabulary and --length."
+            f"{name} has no columns to choose from: leave out --columns, --window, --stride, --tokenizer, --vocabulary "
+            f"and --length."
         )
-    key = (source, image_size, arguments.get("seed"), arguments.get("reading"))
+    key = (source, image_size, arguments.get("seed"), None if reading == DEFAULT else reading)
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
     if (counted := _counted.pop(key, None)) is not None:
@@ -140,7 +135,7 @@ def _load_keyed(
     with at(f"data {name}"):
         dataset = loader(**arguments)
     try:
-        dataset = as_dataset(dataset)
+        dataset = as_dataset(dataset, reading.label_kind)
     except FormatError as error:
         kind = type(dataset).__name__
         raise UserCodeError(f"{name} must return a Dataset or arrays (x, y), but returned {kind}.") from error
@@ -200,7 +195,8 @@ def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
         return "image"
     if entry := _entries.get(_normalize_name(str(source))):
         return entry.kind
-    return "image"
+    path = Path(source).expanduser()
+    return read_kind(path) if path.suffix == ".npz" and path.is_file() else "image"
 
 
 def _find(name: str | Dataset | Loader) -> Loader:
@@ -245,77 +241,6 @@ def cache_file(name: str) -> Path:
     'fashion_mnist.npz'
     """
     return data_folder() / f"{name.replace('-', '_')}.npz"
-
-
-def read_npz(file: Path, name: str | None = None) -> Dataset:
-    """Read a data set from a file in the cache format. Images are N x H x W or N x H x W x 3."""
-    arrays = read_arrays(file, NPZ_KEYS)
-    if missing := [key for key in NPZ_KEYS if key not in arrays]:
-        raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
-    if problem := next(_npz_problems(arrays), None):
-        raise DamagedDataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
-    train, test = arrays["x_train"], arrays["x_test"]
-    try:
-        return Dataset(
-            name=name or file.stem,
-            x=_channels_first(train, test),
-            y=torch.from_numpy(np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)),
-            classes=tuple(str(label) for label in arrays["classes"]),
-            official=len(train) if len(train) and len(test) else None,
-        )
-    except DataError as refusal:
-        raise type(refusal)(f"{file} cannot be used: {refusal.sentence}") from refusal
-
-
-def write_npz(file: Path, arrays: Arrays) -> None:
-    """Write a cache file atomically: a reader never sees part of it, even if this process is killed."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as handle:
-            # not compressed: photos would shrink by a tenth and take ten times as long to read
-            np.savez(handle, **arrays)  # type: ignore[arg-type]
-            handle.flush()
-            os.fsync(handle.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def read_arrays(file: Path, keys: Iterable[str]) -> Arrays:
-    """Read those of the arrays `keys` that a file contains."""
-    if not file.is_file():
-        raise MissingDataError(f"file {file} does not exist.")
-    if not zipfile.is_zipfile(file):
-        raise DamagedDataError(f"{file} is not a complete npz file: write it again or delete it.")
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in keys if key in archive}
-    # a damaged archive raises almost any error: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
-    except Exception as reason:
-        raise DamagedDataError(f"{file} cannot be read ({last_line(reason)}): write it again or delete it.") from reason
-
-
-def _npz_problems(arrays: Arrays) -> Iterator[str]:
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
-            yield f"x_{part} must be uint8 N x H x W or N x H x W x 3, not {x.dtype} {x.shape}"
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-            yield f"y_{part} must be a one-dimensional array of integers, not {y.dtype} {y.shape}"
-        if len(x) != len(y):
-            yield f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels"
-    if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
-        yield f"images of x_train {arrays['x_train'].shape[1:]} and x_test {arrays['x_test'].shape[1:]} differ in shape"
-    if arrays["classes"].ndim != 1:
-        yield f"classes must be a one-dimensional array of names, not {arrays['classes'].shape}"
-
-
-def _channels_first(train: np.ndarray, test: np.ndarray) -> Tensor:
-    height, width, channels = (*train.shape[1:], 1)[:3]
-    x = torch.empty((len(train) + len(test), channels, height, width), dtype=torch.uint8)
-    for rows, images in ((x[: len(train)], train), (x[len(train) :], test)):
-        rows.copy_(torch.from_numpy(images).reshape(len(images), height, width, channels).permute(0, 3, 1, 2))
-    return x
 
 
 # Downloads ------------------------------------------------------------------------------------------------------------
