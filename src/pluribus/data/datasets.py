@@ -35,6 +35,7 @@ from pluribus.data.npz import NPZ_KEYS, Arrays, read_kind, read_npz, write_npz
 from pluribus.data.reading import DEFAULT, Columns, Reading
 from pluribus.errors import (
     ConfigError,
+    DamagedDataError,
     FormatError,
     MismatchError,
     MissingDataError,
@@ -268,7 +269,8 @@ def _downloadable(name: str, about: str, *, merged: bool = False) -> Callable[[F
     return add
 
 
-def _download(name: str, fetch: Fetch, file: Path) -> None:
+def _download(name: str, fetch: Fetch, file: Path, original: str = "") -> None:
+    """`original`: what a user may put beside the file instead, in words."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as scratch, _fail_quickly():
@@ -278,7 +280,48 @@ def _download(name: str, fetch: Fetch, file: Path) -> None:
     except Exception as reason:
         raise MissingDataError(
             f"{name} is not at {file} and could not be downloaded ({last_line(reason)}). "
-            "Put the file there, or run on a machine with internet access."
+            f"Put the file there{original and f', or {original}'}, or run on a machine with internet access."
+        ) from reason
+
+
+def load_original(name: str, original: str, read: Fetch, fetch: Fetch) -> Dataset:
+    """Load a data set from its cache file. Without one, make it of the original that the user put there, or download it.
+
+    `read` reads the original, and `fetch` downloads into a scratch folder.
+    """
+    file, by_hand = cache_file(name), data_folder() / original
+    if not file.exists() and by_hand.exists():
+        arrays = read(by_hand)
+        try:
+            write_npz(file, arrays)
+        except OSError as error:
+            raise MissingDataError(f"{by_hand} was read, but {file} cannot be written: {error.strerror}.") from error
+    elif not file.exists():
+        _download(name, fetch, file, f"the original '{original}'")
+    return read_npz(file, name)
+
+
+def fetch_url(url: str, file: Path) -> Path:
+    """Download a file."""
+    import shutil
+    from urllib.request import Request, urlopen
+
+    request = Request(url, headers={"User-Agent": "pluribus"})  # some servers refuse the name of Python
+    with urlopen(request, timeout=SILENT_NETWORK_SECONDS) as answer, file.open("wb") as out:
+        shutil.copyfileobj(answer, out)
+    return file
+
+
+@contextlib.contextmanager
+def reading_original(file: Path) -> Iterator[None]:
+    """Any error in a file that a user put there by hand is a sentence about the file."""
+    try:
+        yield
+    except PluribusError:
+        raise
+    except Exception as reason:  # archives and texts raise almost any error, depending on the damage
+        raise DamagedDataError(
+            f"{file} cannot be read ({type(reason).__name__}: {last_line(reason)}): get it again or delete it."
         ) from reason
 
 
@@ -317,16 +360,19 @@ def _photos(rows: Iterable[tuple[Image.Image, int]]) -> tuple[np.ndarray, np.nda
     return np.stack([image.numpy() for image, _ in small]), np.array([label for _, label in small])
 
 
+def sklearn_file(name: str) -> Path:
+    """One of scikit-learn's own data files. Importing sklearn.datasets to read it takes more than a second."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None, "a dependency of this library"
+    return Path(str(package.origin)).parent / "datasets" / "data" / name
+
+
 DIGITS = tuple("0123456789")
 
 
 @register_data("digits", "1,797 handwritten digits of 8 x 8, 10 classes, part of scikit-learn: no download")
 def _digits() -> Dataset:
-    # scikit-learn's own file: importing sklearn.datasets to read it takes more than a second
-    package = importlib.util.find_spec("sklearn")
-    assert package is not None, "a dependency of this library"
-    file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
-    with gzip.open(file, "rt") as lines:
+    with gzip.open(sklearn_file("digits.csv.gz"), "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)).unsqueeze(1)
