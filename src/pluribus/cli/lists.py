@@ -13,7 +13,8 @@ from pluribus.settings import flag_name
 
 ABOUT_DATA = """\
 Shows what a data set holds: images per class, domain and split, their shapes and depths, which files are skipped and
-which cannot be read, which images are scaled or rotated, and which are duplicates.
+which cannot be read, which images are scaled or rotated, and which are duplicates. Of signals, texts and tables: the
+shape of a row, the classes or numbers to predict, and who holds the rows.
 
   pluribus data check photos/           a folder of images
   pluribus data check mine.npz          a file

@@ -49,10 +49,13 @@ def make_dataset(
     if is_frame(given["x"]):
         given |= read_frame(given["x"])
     x, y = to_array(given["x"], "x"), to_labels(given["y"], "y")
-    kind = _choose_kind(given, x, in_file, notes)
-    columns: dict[str, Any] = {"kind": kind, "x": make_rows(kind, x, notes)}
+    if x.ndim < 2 or not y.ndim:
+        which, shape = ("x", x.shape) if x.ndim < 2 else ("y", y.shape)
+        raise DataError(f"x must have rows of numbers and y a label per row, but the shape of {which} is {shape}.")
     if len(x) != len(y):
         raise DataError(f"x has {len(x)} rows, but y has {len(y)} labels.")
+    kind = _choose_kind(given, x, in_file, notes)
+    columns: dict[str, Any] = {"kind": kind, "x": make_rows(kind, x, notes)}
     if kind == "tokens":
         columns |= _tokens(given, columns["x"], notes)
     elif given.get("vocabulary") is not None or given.get("lengths") is not None:
@@ -147,8 +150,6 @@ def _choose_kind(fields: Mapping[str, Any], x: np.ndarray, in_file: bool, notes:
         if found is None:
             raise DataError(f"kind must be one of {', '.join(KINDS)}, not {fields['kind']!r:.40}.")
         return found
-    if x.ndim < 2:
-        raise DataError(f"x must have a row for each label and numbers in each row, but its shape is {x.shape}.")
     ids = fields.get("lengths") is not None or fields.get("vocabulary") is not None
     guess = guess_kind(x.dtype, x.ndim, ids, in_file)
     if guess is None:
@@ -327,7 +328,7 @@ def _classes(y: np.ndarray, names: Sequence[str], notes: list[str]) -> tuple[Ten
     if y.ndim != 1:
         raise DataError(f"y must hold one class per row, but its shape is {y.shape}.")
     if y.dtype.kind == "f":
-        if (wrong := ~np.isfinite(y) | (y != np.floor(y))).any():
+        if (wrong := ~(np.abs(y) < LARGEST_ID) | (y != np.floor(y))).any():
             raise DataError(f"y must hold classes, whole numbers, but row {_row(wrong)} has {y[wrong][0]:g}.")
         notes.append(f"y was converted from {y.dtype} to whole numbers.")
         y = y.astype(np.int64)
@@ -398,7 +399,7 @@ def _times(value: Any) -> Tensor:
 def _parts(value: Any) -> Tensor:
     """A fixed split by the names of the parts, or by their numbers."""
     values = to_labels(value, "part")
-    if values.dtype.kind != "U":
+    if values.dtype.kind != "U" or values.ndim != 1:
         return _codes(values, PARTS, "part", "parts")[0]
     known = {one: SPLITS.get(one.lower(), one) for one in np.unique(values).tolist()}
     return _codes(np.array([known[one] for one in values.tolist()]), PARTS, "part", "parts")[0]

@@ -27,6 +27,7 @@ import numpy as np
 import torch
 from PIL import Image
 
+from pluribus.data.arrays import make_dataset
 from pluribus.data.dataset import Dataset, last_line, resize
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
@@ -36,6 +37,7 @@ from pluribus.data.reading import DEFAULT, Columns, Reading
 from pluribus.errors import (
     ConfigError,
     DamagedDataError,
+    DataError,
     FormatError,
     MismatchError,
     MissingDataError,
@@ -285,7 +287,7 @@ def _download(name: str, fetch: Fetch, file: Path, original: str = "") -> None:
 
 
 def load_original(name: str, original: str, read: Fetch, fetch: Fetch) -> Dataset:
-    """Load a data set from its cache file. Without one, make it of the original that the user put there, or download it.
+    """Load a data set from its cache file. Without one, make it of the original in that folder, or download it.
 
     `read` reads the original, and `fetch` downloads into a scratch folder.
     """
@@ -293,7 +295,10 @@ def load_original(name: str, original: str, read: Fetch, fetch: Fetch) -> Datase
     if not file.exists() and by_hand.exists():
         arrays = read(by_hand)
         try:
+            make_dataset(arrays, name)
             write_npz(file, arrays)
+        except DataError as refusal:
+            raise DamagedDataError(f"{by_hand} cannot be used: {refusal.sentence}") from refusal
         except OSError as error:
             raise MissingDataError(f"{by_hand} was read, but {file} cannot be written: {error.strerror}.") from error
     elif not file.exists():
