@@ -70,6 +70,11 @@ def fill(node: ast.AST) -> str:
     return text
 
 
+def choices(hint: Any) -> list[str]:
+    """The words of a Literal, or of those in a union."""
+    return [hint] if isinstance(hint, str) else [word for one in get_args(hint) for word in choices(one)]
+
+
 @cache
 def accepted() -> dict[str, list[str]]:
     """The words that each setting and argument takes; none if it takes any, or numbers."""
@@ -77,7 +82,7 @@ def accepted() -> dict[str, list[str]]:
     for cls in (Experiment, *methods().values()):
         hints: dict[str, Any] = get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            found.setdefault(field.name, []).extend(w for w in get_args(hints[field.name]) if isinstance(w, str))
+            found.setdefault(field.name, []).extend(choices(hints[field.name]))
     for function in FUNCTIONS:
         for name in inspect.signature(function).parameters:
             found.setdefault(name, [])

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from pluribus.data.dataset import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any] | Tensor
-DataLike: TypeAlias = str | Path | Dataset | torch.utils.data.Dataset[Any] | tuple[Array, Array] | Callable[..., Any]
+Pair: TypeAlias = tuple[Any, Any]  # rows and labels: arrays, tensors, lists or data frames
+DataLike: TypeAlias = (
+    str | Path | Dataset | torch.utils.data.Dataset[Any] | Pair | Mapping[str, Any] | Callable[..., Any]
+)
 OneModel: TypeAlias = str | nn.Module | Callable[..., Any]
 ModelsLike: TypeAlias = OneModel | Sequence[OneModel] | Mapping[int, OneModel]
 ClientRows: TypeAlias = Array | Sequence[int]
@@ -89,6 +92,7 @@ class CommonSettings(TypedDict, total=False):
     gpu_share: float
     precision: Literal["tf32", "float32", "bfloat16"]
     channels_last: bool | None
+    store: Literal["auto", "device", "host"]
     capture: bool
     stack: bool
     checkpoint_every: int | None
