@@ -17,6 +17,7 @@ import pytest
 import pluribus
 from conftest import tiny
 from pluribus.cli import main
+from pluribus.data.reading import ROLES
 from pluribus.errors import ConflictError, PluribusError, UnfinishedError, speaking_flags
 from pluribus.experiment import Experiment
 from pluribus.internal.words import NO_VALUE, in_python
@@ -88,6 +89,7 @@ def accepted() -> dict[str, list[str]]:
             found.setdefault(name, [])
     found["device"] += ["cpu"]
     found["split"] += ["none"]
+    found["columns"] += ROLES
     found["models"] += list(entries())
     found["embeddings"] += ["pca", "tsne"]
     return found

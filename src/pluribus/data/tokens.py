@@ -44,7 +44,7 @@ def tokenize(
         raise refuse(int((counts == 0).argmax()))
     most = length or min(MOST_TOKENS, int(np.quantile(counts, SHARE, method="inverted_cdf")))
     late = np.flatnonzero(counts > most)
-    for row, shorter in zip(late.tolist(), encode([texts[row] for row in late], most), strict=True):
+    for row, shorter in zip(late.tolist(), encode([texts[row] for row in late.tolist()], most), strict=True):
         rows[row] = shorter
     ids = np.full((len(rows), most), PADDING, np.int32)
     ids[np.arange(most) < np.minimum(counts, most)[:, None]] = np.concatenate(rows)
