@@ -28,9 +28,12 @@ import torch
 from PIL import Image
 
 from pluribus.data.arrays import make_dataset
+from pluribus.data.columns import kind_of_file, read_columns
 from pluribus.data.dataset import Dataset, last_line, resize
+from pluribus.data.files import is_sheet
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
+from pluribus.data.hub import PREFIX, kind_of_hub, read_hub
 from pluribus.data.images import pixels
 from pluribus.data.npz import NPZ_KEYS, Arrays, read_kind, read_npz, write_npz
 from pluribus.data.reading import DEFAULT, Columns, Reading
@@ -105,9 +108,10 @@ def load(
     """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
     `name` is a registered name, the path of an `.npz` file, the path of a folder with
-    `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), or the dotted path
-    `package.module.function` of a function that returns a Dataset. It may also be such a function, or a Dataset. The
-    seed matters only to sets that are drawn at random, such as `rotated-mnist`.
+    `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), the path of a CSV, TSV, JSONL or
+    Parquet file, `hf:NAME` for a data set of Hugging Face, or the dotted path `package.module.function` of a function
+    that returns a Dataset. It may also be such a function, or a Dataset. The seed matters only to sets that are drawn
+    at random, such as `rotated-mnist`. `reading` says how the columns of a file are read.
     """
     if image_size is not None and image_size < 1:
         raise RangeError(f"--image-size must be at least 1, not {image_size}.")
@@ -198,7 +202,11 @@ def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
         return "image"
     if entry := _entries.get(_normalize_name(str(source))):
         return entry.kind
-    path = Path(source).expanduser()
+    reading, path = Reading(columns, window=2 if windows else None), Path(source).expanduser()
+    if str(source).startswith(PREFIX):
+        return kind_of_hub(str(source), reading)
+    if is_sheet(path):
+        return kind_of_file(path, reading)
     return read_kind(path) if path.suffix == ".npz" and path.is_file() else "image"
 
 
@@ -208,14 +216,18 @@ def _find(name: str | Dataset | Loader) -> Loader:
     refuse_given("data set", name)
     if entry := _entries.get(_normalize_name(name)):
         return entry.load
+    if name.startswith(PREFIX):
+        return partial(read_hub, name)
     path = Path(name).expanduser()
+    if is_sheet(path):
+        return partial(read_columns, path)
     if path.is_dir():
         return partial(read_image_folder, path)
     if path.suffix == ".npz":
         return partial(read_npz, path)
     if len(path.parts) > 1:
         raise MissingDataError(
-            f"folder {path} does not exist: give a folder, an .npz file or a name from pluribus list data."
+            f"folder {path} does not exist: give a folder, a file, or a name from pluribus list data."
         )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         loader: Loader = import_dotted(name, "data set")
