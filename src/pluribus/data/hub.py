@@ -47,14 +47,14 @@ def read_hub(name: str, reading: Reading = DEFAULT, image_size: int | None = Non
 
 
 def kind_of_hub(name: str, reading: Reading) -> Kind:
-    """The kind of a data set of Hugging Face, by the types of its columns. Without a network: `image`."""
+    """The kind of a data set of Hugging Face, by the roles and the types of its columns. Without a network: `image`."""
+    if (kind := kind_of_rows((), reading)) != "table":
+        return kind
     try:
         features = _features(name)
     except PluribusError:
         return "image"  # loading says what is wrong
-    if _image_column(features, reading) is not None:
-        return "image"
-    return kind_of_rows([*features], reading)
+    return kind_of_rows([*features], reading) if _image_column(features, reading) is None else "image"
 
 
 def open_hub(name: str, reading: Reading) -> Hub:
