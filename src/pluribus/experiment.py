@@ -48,7 +48,7 @@ class Experiment:
     """Name of a method (pluribus list methods), or package.module.Class of your own."""
 
     data: Any = setting("digits", group="data")
-    """Name of a data set (pluribus list data), an .npz file, an image folder, or package.module.function."""
+    """Name of a data set (pluribus list data), a file, an image folder, hf:NAME, or package.module.function."""
     partition: Any = setting("dirichlet", group="data")
     """How rows are divided among clients (pluribus list partitions), or package.module.function."""
     clients: int = setting(8, group="data", at_least=1, symbol="N")

@@ -320,10 +320,13 @@ def _row_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         yield "to predict", f"{name}: {one['min']:g} to {one['max']:g}, mean {one['mean']:.3g}"
     if "vocabulary" in facts:
         yield "tokens", f"{facts['tokens'][0]} to {facts['tokens'][1]} per row, {facts['vocabulary']} ids"
-    if "columns" in facts:
-        yield "columns", _first_few(facts["columns"])
+    for role, columns in facts.get("roles", {"columns": facts.get("columns", [])}).items():
+        if columns:
+            yield role, _first_few(columns)
     if held := facts.get("clients"):
         yield "clients", f"{len(held)}, with {min(held.values())} to {max(held.values())} rows each"
+    if alone := facts.get("labels_of_one_client"):
+        yield "at one client", _first_few([f"{label} ({client})" for label, client in alone.items()])
     if "groups" in facts:
         yield "groups", str(facts["groups"])
     if "time" in facts:

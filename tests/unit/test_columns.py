@@ -13,6 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import pluribus
 from pluribus.data import Dataset, load
 from pluribus.data.datasets import kind_of_data
 from pluribus.data.reading import Reading, parse_columns
@@ -25,9 +26,11 @@ from pluribus.errors import (
     MissingSettingError,
     PackageError,
     PluribusError,
+    RangeError,
     UnknownNameError,
 )
 from refusals import refused
+from terminal import Terminal
 
 PATIENTS = """age,ward,label,client
 50,a,sick,north
@@ -340,3 +343,33 @@ class TestParquet:
         file.write_bytes(b"PAR1 and then nothing")
         with refused(DamagedDataError, file):
             read(file)
+
+
+class TestCheck:
+    def test_facts_of_a_table(self, write):
+        found = pluribus.check_data(write(PATIENTS))
+        assert found.facts["roles"] == {"inputs": ["age", "ward"], "label": ["label"], "client": ["client"]}
+        assert found.facts["clients"] == {"north": 1, "south": 2}
+        assert found.facts["labels_of_one_client"] == {"well": "south"}
+        assert {place.label: rows for place, rows in found.counts.items()} == {"sick": 2, "well": 1}
+
+    def test_settings_as_flags(self, write, terminal: Terminal):
+        file = write("x,who,act\n" + "".join(f"{at},{at // 5},{at // 7}\n" for at in range(10)))
+        told = terminal("data", "check", file, "--columns", "label=act,client=who", "--window", 2, "--json")
+        assert (told.code, told.err) == (0, "")
+        assert (told.json["facts"]["kind"], told.json["facts"]["shape"]) == ("signal", [1, 2])
+        assert told.json["facts"]["clients"] == {"0": 2, "1": 2}
+        assert "2 of 10 samples" in " ".join(told.json["notes"])
+        answer = terminal("data", "check", file, "--columns", "text=act,label=who")
+        for fact in ("10 rows", "2 classes", "tokens", "text act"):
+            assert fact in " ".join(answer.out.split())
+        terminal.refused("data", "check", file, "--columns", "label=acts").check(UnknownNameError, "'acts'", "x, who")
+        small = terminal.refused("data", "check", file, "--columns", "label=act", "--window", 1)
+        small.check(RangeError, "--window", 2)
+
+    def test_a_run_of_natural_clients(self, write):
+        rows = "".join(f"{at % 3},{at},{'pq'[at % 2]},{at % 4 // 2}\n" for at in range(80))
+        file = write("a,b,client,label\n" + rows)
+        result = pluribus.run("local", data=file, models="mlp-64", partition="natural", rounds=1, progress=False)
+        assert len(result.clients) == 2
+        assert any("'client'" in note for note in result.warnings)

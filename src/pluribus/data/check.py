@@ -4,21 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from pluribus.data.dataset import PARTS, Dataset
 from pluribus.data.datasets import load
 from pluribus.data.domains import find_image_folder
+from pluribus.data.files import is_sheet, peek_names
 from pluribus.data.folders import ImageLabels, read_layout
+from pluribus.data.hub import PREFIX, hub_columns
 from pluribus.data.images import Picture, count_events, decode, path_text, picture_notes
+from pluribus.data.reading import DEFAULT, Reading, parse_columns
+from pluribus.data.roles import find_roles
 from pluribus.errors import DataError
 from pluribus.inputs import PADDING
+from pluribus.targets import TargetKind
 
 SMALL = (3, 1, 1)  # the smallest shape, because the check does not keep pixels
 
@@ -94,13 +99,36 @@ class DataCheck:
         }
 
 
-def check_data(path: str | Path) -> DataCheck:
-    """Check all rows of a folder, an `.npz` file or a data set by name.
+def check_data(
+    path: str | Path,
+    *,
+    columns: str | Mapping[str, Any] = "",
+    label_kind: TargetKind | Literal["auto"] = "auto",
+    window: int | None = None,
+    stride: int | None = None,
+    tokenizer: str = DEFAULT.tokenizer,
+    vocabulary: int = DEFAULT.vocabulary,
+    length: int | None = None,
+) -> DataCheck:
+    """Check all rows of a folder, of a file or of a data set by name. The settings are those of a run.
 
-    A layout that cannot be read raises the same error as in a run. Files that cannot be read are all listed.
+    What cannot be read at all raises the same error as in a run. Image files that cannot be read are all listed.
     """
+    reading = Reading(parse_columns(columns), window, stride, tokenizer, vocabulary, length, label_kind)
     folder = find_image_folder(str(path))
-    return check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
+    if folder is not None and reading == DEFAULT:
+        return _check_folder(str(path), folder)
+    found = check_dataset(str(path), load(str(path), reading=reading))
+    names = _column_names(str(path))
+    roles = find_roles(names, str(path), reading).table() if names else {}
+    return replace(found, facts=found.facts | ({"roles": roles} if roles else {}))
+
+
+def _column_names(path: str) -> Sequence[str]:
+    """The columns that have roles: those of a file, or of a data set of Hugging Face without images."""
+    if path.startswith(PREFIX):
+        return hub_columns(path)
+    return peek_names(Path(path).expanduser()) if is_sheet(Path(path).expanduser()) else ()
 
 
 def _check_folder(path: str, folder: Path) -> DataCheck:
@@ -177,11 +205,22 @@ def describe_rows(dataset: Dataset) -> dict[str, Any]:
     if dataset.client is not None:
         held = torch.bincount(dataset.client, minlength=len(dataset.clients)).tolist()
         found["clients"] = dict(zip(dataset.clients, held, strict=True))
+        if alone := _labels_of_one(dataset):
+            found["labels_of_one_client"] = alone
     if dataset.group is not None:
         found["groups"] = len(set(dataset.group.tolist()))
     if dataset.time is not None:
         found |= {"time": [float(dataset.time.min()), float(dataset.time.max())], "span": dataset.span}
     return found
+
+
+def _labels_of_one(dataset: Dataset) -> dict[str, str]:
+    """Classes that only one of several clients has rows of, and that client."""
+    if dataset.target != "classes" or dataset.client is None or len(dataset.clients) < 2:
+        return {}
+    pairs = torch.unique(torch.stack([dataset.y, dataset.client]), dim=1)
+    holders = torch.bincount(pairs[0], minlength=len(dataset.classes))
+    return {dataset.classes[y]: dataset.clients[client] for y, client in pairs.T.tolist() if holders[y] == 1}
 
 
 def _type(dataset: Dataset) -> str:

@@ -49,9 +49,9 @@ def kind_of_file(path: Path, reading: Reading) -> Kind:
 
 def make_dataset(sheet: Sheet, reading: Reading) -> Dataset:
     """Turn columns into rows of a kind: tokens if a column is a text, signals if there is a window, else a table."""
+    check_settings(kind_of_rows([*sheet.columns], reading), reading)
     roles = find_roles([*sheet.columns], sheet.path, reading)
     kind: Kind = "tokens" if roles.text else "table" if reading.window is None else "signal"
-    check_settings(kind, reading)
     rows = describe_rows(sheet, roles, reading)
     notes = [*sheet.notes, *roles.notes, *rows.notes]
     make = {"tokens": _make_tokens, "table": _make_table, "signal": _make_signals}[kind]

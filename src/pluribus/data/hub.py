@@ -57,6 +57,11 @@ def kind_of_hub(name: str, reading: Reading) -> Kind:
     return kind_of_rows([*features], reading) if _image_column(features, reading) is None else "image"
 
 
+def hub_columns(name: str) -> tuple[str, ...]:
+    """The names of the columns of a data set of Hugging Face."""
+    return tuple(_features(name))
+
+
 def open_hub(name: str, reading: Reading) -> Hub:
     """Load the splits of a data set, as columns. Images are not decoded yet."""
     found, notes = _choose_splits(name, _call(name, "load_dataset"))

@@ -7,8 +7,17 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from pluribus.data.reading import DEFAULT, ROLES, Reading
-from pluribus.errors import ConflictError, DataError, MismatchError, MissingSettingError, UnknownNameError
+from pluribus.errors import (
+    ConflictError,
+    DataError,
+    MismatchError,
+    MissingSettingError,
+    RangeError,
+    UnknownNameError,
+    unknown,
+)
 from pluribus.inputs import Kind
+from pluribus.targets import TARGETS
 
 LABEL = "label"  # the column to predict, if the user names none
 # Roles that a column has by its name alone, and what they mean. Each such column is noted.
@@ -105,7 +114,12 @@ def kind_of_rows(names: Sequence[str], reading: Reading) -> Kind:
 
 
 def check_settings(kind: Kind, reading: Reading) -> None:
-    """Refuse settings that have no meaning for this kind of rows."""
+    """Refuse settings out of range, and those that have no meaning for this kind of rows."""
+    for name, least in (("window", 2), ("stride", 1), ("vocabulary", 3), ("length", 1)):
+        if (value := getattr(reading, name)) is not None and value < least:
+            raise RangeError(f"--{name} must be at least {least}, not {value}.")
+    if reading.label_kind not in ("auto", *TARGETS):
+        raise unknown("--label-kind", reading.label_kind, ("auto", *TARGETS), "pluribus run --help")
     if reading.stride is not None and reading.window is None:
         raise ConflictError("--stride is the distance of windows: set --window too.")
     if kind == "tokens":
