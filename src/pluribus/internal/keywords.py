@@ -92,7 +92,6 @@ class CommonSettings(TypedDict, total=False):
     gpu_share: float
     precision: Literal["tf32", "float32", "bfloat16"]
     channels_last: bool | None
-    store: Literal["auto", "device", "host"]
     capture: bool
     stack: bool
     checkpoint_every: int | None
