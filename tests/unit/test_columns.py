@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -132,6 +133,16 @@ class TestTables:
         cases = read(write("a,label\n1,Cat\n2,cat\n"))
         assert any("'Cat'" in note and "two names" in note for note in cases.notes)
 
+    @pytest.fixture
+    def far_away(self, monkeypatch):
+        """A machine in another time zone."""
+        with monkeypatch.context() as change:
+            change.setenv("TZ", "Asia/Tokyo")
+            time.tzset()
+            yield
+        time.tzset()
+
+    @pytest.mark.usefixtures("far_away")
     def test_times_and_splits(self, write):
         file = write(
             "a,time,split,label\n1,1970-01-02,train,0\n2,1970-01-02T00:00:10+00:00,Validation,1\n"

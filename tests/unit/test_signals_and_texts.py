@@ -87,11 +87,11 @@ class TestWindows:
         rows = [
             (at, 0, who, part, split)
             for at, (who, part, split) in enumerate(
-                [("p", 1, "train")] * 3 + [("p", 2, "train")] * 2 + [("q", 2, "train")] * 2 + [("q", 2, "test")] * 3
+                [("p", 1, "train")] * 3 + [("p", 2, "train")] * 2 + [("q", 2, "train")] * 3 + [("q", 2, "test")] * 2
             )
         ]
         found = read(write_samples(tmp_path, rows, "x,label,client,group,split"), window=2)
-        assert found.x[:, 0].tolist() == [[0, 1], [3, 4], [5, 6], [7, 8]]
+        assert found.x[:, 0].tolist() == [[0, 1], [3, 4], [5, 6], [8, 9]]
         assert (found.client.tolist(), found.part.tolist()) == ([0, 0, 1, 1], [0, 0, 0, 2])
         assert found.group.tolist() == [0, 1, 3, 3], "the same name at two clients is two recordings"
 
