@@ -17,6 +17,7 @@ from pluribus.errors import (
     unknown,
 )
 from pluribus.inputs import Kind
+from pluribus.settings import flag_name
 from pluribus.targets import TARGETS
 
 LABEL = "label"  # the column to predict, if the user names none
@@ -67,7 +68,7 @@ def find_roles(names: Sequence[str], path: str, reading: Reading) -> Roles:
     for role, meaning in by_name.items():
         if role in names and role not in role_of and role not in given:
             role_of[role] = role
-            notes.append(f"the column '{role}' {meaning}. --columns changes that.")
+            notes.append(f"the column '{role}' {meaning} (--columns).")
     of = {role: tuple(name for name in names if role_of.get(name) == role) for role in ROLES}
     free = tuple(name for name in names if name not in role_of)
     text = next(iter(of["text"]), None)
@@ -117,7 +118,7 @@ def check_settings(kind: Kind, reading: Reading) -> None:
     """Refuse settings out of range, and those that have no meaning for this kind of rows."""
     for name, least in (("window", 2), ("stride", 1), ("vocabulary", 3), ("length", 1)):
         if (value := getattr(reading, name)) is not None and value < least:
-            raise RangeError(f"--{name} must be at least {least}, not {value}.")
+            raise RangeError(f"{flag_name(name)} must be at least {least}, not {value}.")
     if reading.label_kind not in ("auto", *TARGETS):
         raise unknown("--label-kind", reading.label_kind, ("auto", *TARGETS), "pluribus run --help")
     if reading.stride is not None and reading.window is None:
@@ -129,7 +130,7 @@ def check_settings(kind: Kind, reading: Reading) -> None:
     for name in ("tokenizer", "vocabulary", "length"):
         if getattr(reading, name) != getattr(DEFAULT, name):
             raise MismatchError(
-                f"--{name} is for texts, but no column is a text: leave it out, or name one with --columns text=NAME."
+                f"{flag_name(name)} is for texts, but no column is a text: leave it out, or name one with --columns text=NAME."
             )
 
 
