@@ -90,6 +90,7 @@ def accepted() -> dict[str, list[str]]:
     found["device"] += ["cpu"]
     found["split"] += ["none"]
     found["columns"] += ROLES
+    found["tokenizer"] += ["words"]
     found["models"] += list(entries())
     found["embeddings"] += ["pca", "tsne"]
     return found

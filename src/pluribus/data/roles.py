@@ -122,15 +122,16 @@ def check_settings(kind: Kind, reading: Reading) -> None:
     if reading.label_kind not in ("auto", *TARGETS):
         raise unknown("--label-kind", reading.label_kind, ("auto", *TARGETS), "pluribus run --help")
     if reading.stride is not None and reading.window is None:
-        raise ConflictError("--stride is the distance of windows: set --window too.")
+        raise ConflictError("--stride is the distance of windows, so it needs --window.")
     if kind == "tokens":
         if reading.window is not None:
-            raise ConflictError("--window cuts signals, but the rows are texts: leave it out.")
+            raise ConflictError("--window is for signals, but the rows are texts: leave it out.")
         return
     for name in ("tokenizer", "vocabulary", "length"):
         if getattr(reading, name) != getattr(DEFAULT, name):
             raise MismatchError(
-                f"{flag_name(name)} is for texts, but no column is a text: leave it out, or name one with --columns text=NAME."
+                f"{flag_name(name)} is for texts, but no column is a text: leave it out, or name one with --columns "
+                "text=NAME."
             )
 
 
