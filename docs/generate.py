@@ -41,8 +41,8 @@ SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end --
 
 # Where a data set is looked for, if not in the file of its own name.
 PLACES = {
-    "digits": "inside scikit-learn",
-    "rotated-digits": "inside scikit-learn",
+    **dict.fromkeys(("digits", "rotated-digits", "breast-cancer", "wine", "iris", "diabetes"), "inside scikit-learn"),
+    **dict.fromkeys(("speeches", "watch"), "inside Pluribus"),
     "rotated-mnist": "`mnist.npz`",
     "rotated-mnist-independent": "`mnist.npz`",
     "pacs": "the folder `pacs/`",

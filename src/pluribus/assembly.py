@@ -102,6 +102,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     disjoint = find_partition(_kind(experiment, dataset)).disjoint
     warnings = [
         *notes,
+        *_note_holders(experiment, dataset),
         *_check_parts(experiment, parts, manifest),
         *(_note_left_out(manifest, rows) if disjoint else ()),
     ]
@@ -205,10 +206,21 @@ def _partition(experiment: Experiment, dataset: Dataset, tested: np.ndarray | No
         experiment.clients,
         numpy_rng(experiment.seed, "partition"),
         domain=None if dataset.domain is None else dataset.domain.numpy()[rows],
-        holder=None if dataset.client is None else dataset.client.numpy()[rows],
+        holder=None if (holder := _holders(dataset)) is None else holder.numpy()[rows],
         **_partition_parameters(experiment, dataset),
     )
     return [rows[part] for part in parts]
+
+
+def _holders(dataset: Dataset) -> torch.Tensor | None:
+    """Who holds each row, for the partition `natural`: the clients that the data names, or else its domains."""
+    return dataset.client if dataset.client is not None else dataset.domain
+
+
+def _note_holders(experiment: Experiment, dataset: Dataset) -> list[str]:
+    if experiment.partition != "natural" or dataset.client is not None:
+        return []
+    return [f"the {len(dataset.domains)} domains of {dataset.name} are the clients, because it names no others."]
 
 
 def _check_domains(experiment: Experiment, dataset: Dataset, tested: np.ndarray | None) -> None:

@@ -48,7 +48,7 @@ class Experiment:
     """Name of a method (pluribus list methods), or package.module.Class of your own."""
 
     data: Any = setting("digits", group="data")
-    """Name of a data set (pluribus list data), an .npz file, an image folder, or package.module.function."""
+    """Name of a data set (pluribus list data), a file, an image folder, hf:NAME, or package.module.function."""
     partition: Any = setting("dirichlet", group="data")
     """How rows are divided among clients (pluribus list partitions), or package.module.function."""
     clients: int = setting(8, group="data", at_least=1, symbol="N")
@@ -192,10 +192,13 @@ class Experiment:
         values = vars(self) | ({"device": str(self.device)} if _is_device(self.device) else {})
         for name, value in convert_fields(type(self), values).items():
             object.__setattr__(self, name, value)
-        taken: dict[str, Any] = {"data": take_data(self.data), "partition": take_partition(self.partition)}
+        taken: dict[str, Any] = {
+            "data": take_data(self.data, self.label_kind),
+            "partition": take_partition(self.partition),
+        }
         taken |= {"models": take_models(self.models), "augment": ",".join(parse_augmentations(self.augment))}
         taken["columns"] = write_columns(parse_columns(self.columns))
-        taken["public_data"] = None if self.public_data is None else take_data(self.public_data)
+        taken["public_data"] = None if self.public_data is None else take_data(self.public_data, self.label_kind)
         parse_normalize(self.normalize)
         taken["lr_steps"] = ",".join(map(str, parse_steps(self.lr_steps)))
         for name, value in taken.items():
@@ -381,6 +384,8 @@ def experiment(
     hyper |= {key: settings.pop(key) for key in _field_names(cls) if key in settings}
     check_names(settings, names, "setting", f"pluribus run {name} --help")
     given = {**written, **settings}
+    if "data" in given:  # once: an object becomes a Dataset, whose kind chooses the models
+        given["data"] = take_data(given["data"], given.get("label_kind", Experiment.label_kind))
     hyper = embedded_hyper(cls, given) | hyper
     usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
     if "public_data" in given:

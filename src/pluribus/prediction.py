@@ -123,7 +123,7 @@ def predict(
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
     """Accuracy and loss of a trained client on new rows, in the form of its training data."""
-    rows, labels = take_rows(x, y, client.task.names)
+    rows, labels = take_rows(x, y, client.task.names, client.task.input, client.task.target.kind)
     if not len(rows):
         raise MissingDataError("no rows were given.")
     data = _as_data(client, take_form(rows, client), labels)

@@ -265,8 +265,10 @@ def print_data_check(check: DataCheck, console: Console | None = None) -> None:
     kinds = {name: {getattr(place, name) for place in check.counts} - {""} for name in ("label", "domain", "split")}
     words = {"label": ("class", "classes"), "domain": ("domain", "domains"), "split": ("split", "splits")}
     sizes = [f"{len(found)} {words[name][len(found) != 1]}" for name, found in kinds.items() if found]
-    console.print(f"[bold]{escape(check.path)}[/]   {', '.join([_count(check.images, 'image'), *sizes])}\n")
-    for table in _count_tables(check):
+    kind = check.facts.get("kind", "image")
+    rows = _count(check.images, kind if kind in ("image", "signal") else "row")
+    console.print(f"[bold]{escape(check.path)}[/]   {', '.join([rows, *sizes])}\n")
+    for table in _count_tables(check) if check.counts else ():
         console.print(table)
         console.print()
     table = Table(Column(no_wrap=True, style="cyan"), Column(overflow="fold"), box=None, show_header=False)
@@ -279,18 +281,19 @@ def _count_tables(check: DataCheck) -> Iterator[Table]:
     """Images per class, with one column per split and domain. Many splits and domains get a separate table."""
     groups = list(dict.fromkeys(_group(place) for place in check.counts))
     columns = groups if 1 < len(groups) <= MOST_COLUMNS else []
-    yield _count_table("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns)
+    what = "images" if check.facts.get("kind", "image") == "image" else "rows"
+    yield _count_table("class", [(place.label, _group(place), n) for place, n in check.counts.items()], columns, what)
     if len(groups) > MOST_COLUMNS:
-        yield _count_table("part", [(_group(place), "", n) for place, n in check.counts.items()], [])
+        yield _count_table("part", [(_group(place), "", n) for place, n in check.counts.items()], [], what)
 
 
 def _group(place: ImageLabels) -> str:
     return " ".join(word for word in (place.split, place.domain) if word)
 
 
-def _count_table(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str]) -> Table:
+def _count_table(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequence[str], what: str) -> Table:
     table = Table(
-        Column(name, overflow="fold"), *(_right(column, overflow="fold") for column in (*columns, "images")), box=None
+        Column(name, overflow="fold"), *(_right(column, overflow="fold") for column in (*columns, what)), box=None
     )
     for row in sorted({row for row, _, _ in cells}) if name == "class" else dict.fromkeys(row for row, _, _ in cells):
         counts = [sum(n for r, c, n in cells if (r, c) == (row, column)) for column in columns]
@@ -299,16 +302,40 @@ def _count_table(name: str, cells: Sequence[tuple[str, str, int]], columns: Sequ
 
 
 def _data_facts(check: DataCheck) -> Iterator[tuple[str, str]]:
-    for name, found in (("height x width", check.shapes), ("pixels", check.modes)):
+    form = ("shape", "numbers") if check.facts.get("kind", "image") != "image" else ("height x width", "pixels")
+    for name, found in zip(form, (check.shapes, check.modes), strict=True):
         yield name, _first_few([f"{kind}: {number}" for kind, number in found.items()])
+    yield from _row_facts(check.facts)
     copies = check.duplicates
     if copies.example is not None:
+        what = "image" if check.facts.get("kind", "image") == "image" else "row"
         apart = f"{copies.across_splits} in another split, {copies.across_classes} with another class"
-        yield "copies", f"{copies.images} of an earlier image: {apart} (for example {' and '.join(copies.example)})"
+        yield "copies", f"{copies.images} of an earlier {what}: {apart} (for example {' and '.join(copies.example)})"
     for note in check.notes:
         yield "note", note
     for sentence in check.unreadable.values():
         yield "unreadable", sentence
+
+
+def _row_facts(facts: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """What is predicted, who holds the rows and when they were recorded, as far as a data set says it."""
+    if facts.get("kind", "image") != "image":
+        yield "kind", facts["kind"]
+    for name, one in facts.get("numbers", {}).items():
+        yield "to predict", f"{name}: {one['min']:g} to {one['max']:g}, mean {one['mean']:.3g}"
+    if "vocabulary" in facts:
+        yield "tokens", f"{facts['tokens'][0]} to {facts['tokens'][1]} per row, {facts['vocabulary']} ids"
+    for role, columns in facts.get("roles", {"columns": facts.get("columns", [])}).items():
+        if columns:
+            yield role, _first_few(columns)
+    if held := facts.get("clients"):
+        yield "clients", f"{len(held)}, with {min(held.values())} to {max(held.values())} rows each"
+    if alone := facts.get("labels_of_one_client"):
+        yield "at one client", _first_few([f"{label} ({client})" for label, client in alone.items()])
+    if "groups" in facts:
+        yield "groups", str(facts["groups"])
+    if "time" in facts:
+        yield "time", f"{facts['time'][0]:g} to {facts['time'][1]:g}"
 
 
 def _first_few(parts: Sequence[str], most: int = 8) -> str:

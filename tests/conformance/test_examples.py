@@ -16,6 +16,7 @@ from kit import checked_steps
 from parties import card_of, client_of, data_of, flat_split, server_of, signs, task_of
 from pluribus import Batch, Message, Rows
 from pluribus.cli import main
+from pluribus.data import load
 
 ROOT = Path(__file__).resolve().parents[2]
 FILES = sorted((ROOT / "examples").glob("my_*.py"))
@@ -147,3 +148,24 @@ def test_without_pull_it_is_local_training():
     pulled, local = run_tiny(PrototypePull(pull=0.0)), run_tiny("local")
     assert [record["clients"] for record in pulled.history] == [record["clients"] for record in local.history]
     assert pulled.bytes["up"] > local.bytes["up"] == 0
+
+
+def test_wearers_take_the_larger_data_set_where_it_is(tmp_path, monkeypatch, capsys):
+    from examples.wearers import choose_data
+
+    monkeypatch.setenv("PLURIBUS_DATA", str(tmp_path))
+    assert choose_data() == "watch"
+    (tmp_path / "UCI HAR Dataset.zip").touch()
+    assert choose_data() == "uci-har"
+    assert capsys.readouterr().out.count(str(tmp_path)) == 2
+
+
+def test_wearers_are_clients_of_five_architectures():
+    from examples.wearers import METHODS, compare_methods
+
+    watch = load("watch")
+    first = (watch.client < 2) & (watch.time < 6 * watch.span)  # six windows of each recording of two wearers
+    few = {name: getattr(watch, name)[first] for name in ("x", "y", "client", "group", "time")}
+    data = few | {"kind": "signal", "span": watch.span, "clients": watch.clients[:2]}
+    table = compare_methods(data, rounds=1, seeds=1, device="cpu", progress=False)
+    assert {method: table.experiments[method].clients for method in METHODS} == dict.fromkeys(METHODS, 2)

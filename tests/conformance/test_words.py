@@ -17,6 +17,7 @@ import pytest
 import pluribus
 from conftest import tiny
 from pluribus.cli import main
+from pluribus.data.reading import ROLES
 from pluribus.errors import ConflictError, PluribusError, UnfinishedError, speaking_flags
 from pluribus.experiment import Experiment
 from pluribus.internal.words import NO_VALUE, in_python
@@ -70,6 +71,11 @@ def fill(node: ast.AST) -> str:
     return text
 
 
+def choices(hint: Any) -> list[str]:
+    """The words of a Literal, or of those in a union."""
+    return [hint] if isinstance(hint, str) else [word for one in get_args(hint) for word in choices(one)]
+
+
 @cache
 def accepted() -> dict[str, list[str]]:
     """The words that each setting and argument takes; none if it takes any, or numbers."""
@@ -77,12 +83,14 @@ def accepted() -> dict[str, list[str]]:
     for cls in (Experiment, *methods().values()):
         hints: dict[str, Any] = get_type_hints(cls)
         for field in dataclasses.fields(cls):
-            found.setdefault(field.name, []).extend(w for w in get_args(hints[field.name]) if isinstance(w, str))
+            found.setdefault(field.name, []).extend(choices(hints[field.name]))
     for function in FUNCTIONS:
         for name in inspect.signature(function).parameters:
             found.setdefault(name, [])
     found["device"] += ["cpu"]
     found["split"] += ["none"]
+    found["columns"] += ROLES
+    found["tokenizer"] += ["words"]
     found["models"] += list(entries())
     found["embeddings"] += ["pca", "tsne"]
     return found

@@ -6,17 +6,30 @@ import dataclasses
 import sys
 from typing import Any, get_type_hints
 
-from pluribus.cli.flags import AS_TEXT, JSON, explanations, flag, parse, parse_groups, parse_words, take_flag, word
+from pluribus.cli.flags import (
+    AS_TEXT,
+    JSON,
+    explanations,
+    flag,
+    flags_of,
+    parse,
+    parse_groups,
+    parse_words,
+    take_flag,
+    word,
+)
 from pluribus.cli.greeter import print_answer
 from pluribus.errors import UnknownNameError, unknown
 from pluribus.settings import flag_name
 
 ABOUT_DATA = """\
 Shows what a data set holds: images per class, domain and split, their shapes and depths, which files are skipped and
-which cannot be read, which images are scaled or rotated, and which are duplicates.
+which cannot be read, which images are scaled or rotated, and which are duplicates. Of signals, texts and tables: the
+shape of a row, the classes or numbers to predict, and who holds the rows.
 
   pluribus data check photos/           a folder of images
   pluribus data check mine.npz          a file
+  pluribus data check wards.csv --columns label=ward,client=city
   pluribus data check cifar10           a name of pluribus list data
 
 The exit status is 0 if it can be read, and 2 if not.
@@ -83,9 +96,13 @@ def data(args: list[str]) -> None:
 
     if args and args[0] != "check" and not args[0].startswith("-"):
         raise unknown("command", f"data {args[0]}", ["data check"], "pluribus --help")
-    path = "A folder of images, an .npz file, or the name of a data set."
+    from pluribus.data.reading import DEFAULT, Reading
+    from pluribus.experiment import Experiment
+
+    path = "A folder of images, a file (npz, CSV, TSV, JSONL, Parquet), or the name of a data set."
     flags: list[Any] = [
         ("path", word(tyro.conf.Positional[str], "PATH", path, "(required)")),
+        *flags_of(Experiment, Reading._fields, DEFAULT._asdict() | {"columns": ""}),
         flag("json", bool, False, "Print what was found as one JSON object, and nothing else."),
     ]
     form = dataclasses.make_dataclass("DataCheck", flags)
@@ -93,7 +110,8 @@ def data(args: list[str]) -> None:
     from pluribus.data.check import check_data
     from pluribus.terminal import print_data_check
 
-    found = check_data(given.path)
+    how = {name: getattr(given, name) for name in Reading._fields}
+    found = check_data(given.path, **how)
     print_answer(given.json, found.to_json, lambda: print_data_check(found))
     if found.problem is not None:
         print(f"error: {found.problem}", file=sys.stderr)

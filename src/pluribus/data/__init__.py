@@ -1,6 +1,7 @@
 """Data sets, their partition among clients, and the split of each client's rows."""
 
 from pluribus.data import domains as domains  # registers the data sets with domains
+from pluribus.data import sets as sets  # registers those of the other kinds, and those with natural clients
 from pluribus.data.dataset import Dataset
 from pluribus.data.datasets import entries, load, register_data
 from pluribus.data.partition import Manifest, by_domain

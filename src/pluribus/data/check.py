@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
-from pluribus.data.dataset import Dataset
+import torch
+
+from pluribus.data.dataset import PARTS, Dataset
 from pluribus.data.datasets import load
 from pluribus.data.domains import find_image_folder
+from pluribus.data.files import is_sheet, peek_names
 from pluribus.data.folders import ImageLabels, read_layout
+from pluribus.data.hub import PREFIX, hub_columns
 from pluribus.data.images import Picture, count_events, decode, path_text, picture_notes
+from pluribus.data.reading import DEFAULT, Reading, parse_columns
+from pluribus.data.roles import find_roles
 from pluribus.errors import DataError
+from pluribus.inputs import PADDING
+from pluribus.targets import TargetKind
 
 SMALL = (3, 1, 1)  # the smallest shape, because the check does not keep pixels
 
@@ -47,7 +55,7 @@ class DataCheck:
     """
 
     path: str
-    images: int  # number of images that can be read
+    images: int  # number of images that can be read, or rows of another kind
     counts: dict[ImageLabels, int]  # images by class, domain and split
     shapes: dict[str, int]  # images by height x width, before they are resized
     modes: dict[str, int]  # images by channels and depth, as in the files
@@ -59,6 +67,7 @@ class DataCheck:
     duplicates: Duplicates = Duplicates()
     unreadable: dict[str, str] = field(default_factory=dict)  # files that cannot be read, and the reason
     notes: tuple[str, ...] = ()  # warnings that a run would print
+    facts: dict[str, Any] = field(default_factory=dict)  # of rows in memory, not of a folder: see `describe_rows`
 
     @property
     def problem(self) -> str | None:
@@ -79,6 +88,7 @@ class DataCheck:
             "counts": counts,
             "shapes": self.shapes,
             "modes": self.modes,
+            "facts": self.facts,
             "skipped": {kind: asdict(one) for kind, one in self.skipped.items()},
             "merged": self.merged,
             **self.happened,
@@ -89,13 +99,36 @@ class DataCheck:
         }
 
 
-def check_data(path: str | Path) -> DataCheck:
-    """Check all images of a folder, an `.npz` file or a data set by name.
+def check_data(
+    path: str | Path,
+    *,
+    columns: str | Mapping[str, Any] = "",
+    label_kind: TargetKind | Literal["auto"] = "auto",
+    window: int | None = None,
+    stride: int | None = None,
+    tokenizer: str = DEFAULT.tokenizer,
+    vocabulary: int = DEFAULT.vocabulary,
+    length: int | None = None,
+) -> DataCheck:
+    """Check all rows of a folder, of a file or of a data set by name. The settings are those of a run.
 
-    A layout that cannot be read raises the same error as in a run. Files that cannot be read are all listed.
+    What cannot be read at all raises the same error as in a run. Image files that cannot be read are all listed.
     """
+    reading = Reading(parse_columns(columns), window, stride, tokenizer, vocabulary, length, label_kind)
     folder = find_image_folder(str(path))
-    return check_dataset(str(path), load(str(path))) if folder is None else _check_folder(str(path), folder)
+    if folder is not None and reading == DEFAULT:
+        return _check_folder(str(path), folder)
+    found = check_dataset(str(path), load(str(path), reading=reading))
+    names = _column_names(str(path))
+    roles = find_roles(names, str(path), reading).table() if names else {}
+    return replace(found, facts=found.facts | ({"roles": roles} if roles else {}))
+
+
+def _column_names(path: str) -> Sequence[str]:
+    """The columns that have roles: those of a file, or of a data set of Hugging Face without images."""
+    if path.startswith(PREFIX):
+        return hub_columns(path)
+    return peek_names(Path(path).expanduser()) if is_sheet(Path(path).expanduser()) else ()
 
 
 def _check_folder(path: str, folder: Path) -> DataCheck:
@@ -134,24 +167,80 @@ def _class_notes(places: Sequence[ImageLabels]) -> list[str]:
 
 def check_dataset(path: str, dataset: Dataset) -> DataCheck:
     """Check a data set in memory. `path` is its name in the report."""
-    channels, height, width = dataset.x.shape[1:]
-    rows = len(dataset.y)
+    rows, (channels, *size) = len(dataset.y), dataset.x.shape[1:]
     domains = [""] * rows if dataset.domain is None else [dataset.domains[d] for d in dataset.domain.tolist()]
-    splits = [""] * rows
-    if dataset.official is not None:
-        splits = ["train"] * dataset.official + ["test"] * (rows - dataset.official)
-    labels = [dataset.classes[y] for y in dataset.y.tolist()]
-    places = [ImageLabels(*one) for one in zip(labels, domains, splits, strict=True)]
-    digests = [hashlib.sha256(image.numpy().tobytes()).hexdigest() for image in dataset.x]
+    labels = [dataset.classes[y] for y in dataset.y.tolist()] if dataset.target == "classes" else [""] * rows
+    places = [ImageLabels(*one) for one in zip(labels, domains, _splits(dataset), strict=True)]
+    digests = [hashlib.sha256(row.numpy().tobytes()).hexdigest() for row in dataset.x]
+    depth = "8 bit" if dataset.x.dtype == torch.uint8 else _type(dataset)
+    if dataset.kind == "image":
+        shape, mode = " x ".join(map(str, size)), f"{channels} channel{'s' if channels > 1 else ''}, {depth}"
+    else:
+        shape, mode = " x ".join(map(str, (channels, *size))), depth
     return DataCheck(
         path=path,
         images=rows,
-        counts=dict(Counter(places)),
-        shapes={f"{height} x {width}": rows},
-        modes={f"{channels} channel{'s' if channels > 1 else ''}, 8 bit": rows},
+        counts=dict(Counter(places)) if dataset.target == "classes" else _count_labels(dataset),
+        shapes={shape: rows},
+        modes={mode: rows},
         duplicates=_duplicates(digests, places, [f"row {row}" for row in range(rows)]),
         notes=dataset.notes,
+        facts=describe_rows(dataset),
     )
+
+
+def describe_rows(dataset: Dataset) -> dict[str, Any]:
+    """What rows of any kind are, what is predicted, who holds them and when they were recorded."""
+    found: dict[str, Any] = {"kind": dataset.kind, "shape": [*dataset.x.shape[1:]], "dtype": _type(dataset)}
+    found["target"] = dataset.target
+    if dataset.target == "numbers":
+        for name, column in zip(dataset.classes, dataset.y.double().T, strict=True):
+            numbers = {"mean": float(column.mean()), "min": float(column.min()), "max": float(column.max())}
+            found.setdefault("numbers", {})[name] = numbers
+    if dataset.kind == "tokens":
+        lengths = (dataset.x != PADDING).sum(1)
+        found |= {"vocabulary": dataset.vocabulary, "tokens": [int(lengths.min()), int(lengths.max())]}
+    if dataset.columns:
+        found["columns"] = [*dataset.columns]
+    if dataset.client is not None:
+        held = torch.bincount(dataset.client, minlength=len(dataset.clients)).tolist()
+        found["clients"] = dict(zip(dataset.clients, held, strict=True))
+        if alone := _labels_of_one(dataset):
+            found["labels_of_one_client"] = alone
+    if dataset.group is not None:
+        found["groups"] = len(set(dataset.group.tolist()))
+    if dataset.time is not None:
+        found |= {"time": [float(dataset.time.min()), float(dataset.time.max())], "span": dataset.span}
+    return found
+
+
+def _labels_of_one(dataset: Dataset) -> dict[str, str]:
+    """Classes that only one of several clients has rows of, and that client."""
+    if dataset.target != "classes" or dataset.client is None or len(dataset.clients) < 2:
+        return {}
+    pairs = torch.unique(torch.stack([dataset.y, dataset.client]), dim=1)
+    holders = torch.bincount(pairs[0], minlength=len(dataset.classes))
+    return {dataset.classes[y]: dataset.clients[client] for y, client in pairs.T.tolist() if holders[y] == 1}
+
+
+def _type(dataset: Dataset) -> str:
+    return str(dataset.x.dtype).removeprefix("torch.")
+
+
+def _splits(dataset: Dataset) -> list[str]:
+    rows = len(dataset.y)
+    if dataset.part is not None:
+        return [PARTS[part] for part in dataset.part.tolist()]
+    if dataset.official is None:
+        return [""] * rows
+    return ["train"] * dataset.official + ["test"] * (rows - dataset.official)
+
+
+def _count_labels(dataset: Dataset) -> dict[ImageLabels, int]:
+    """Rows that have each label. Numbers to predict have none."""
+    if dataset.target == "numbers":
+        return {}
+    return {ImageLabels(name): int(n) for name, n in zip(dataset.classes, dataset.y.sum(0), strict=True)}
 
 
 def _duplicates(digests: Sequence[str], places: Sequence[ImageLabels], names: Sequence[str]) -> Duplicates:

@@ -169,12 +169,14 @@ class Dataset:
             return
         low, high = int(self.x.min()), int(self.x.max())
         if low < 0 or high >= self.vocabulary:
-            yield f"token ids must be in 0..{self.vocabulary - 1}, but range from {low} to {high}"
+            row = int(((self.x < 0) | (self.x >= self.vocabulary)).any(1).nonzero()[0])
+            yield f"token ids must be in 0..{self.vocabulary - 1}, but range from {low} to {high} (row {row})"
         present = self.x != PADDING
         if not bool(present.any(1).all()):
             yield f"row {int((~present.any(1)).nonzero()[0])} has no token (a length of 0)"
         if bool((late := present[:, 1:] & ~present[:, :-1]).any()):
-            yield f"row {int(late.any(1).nonzero()[0])} has padding (id 0) before its last token"
+            row = int(late.any(1).nonzero()[0])
+            yield f"row {row} has padding (id 0) before its last token: 'lengths' can say where tokens end"
 
     def _table_problems(self) -> Iterator[str]:
         if self.kind != "table" and (self.columns or self.categories):
@@ -204,7 +206,8 @@ class Dataset:
             yield f"{name} must be a tensor, int64 ({len(self.x)},), one number per row, not {_describe(column)}"
         low, high = int(column.min()), int(column.max())
         if names is not None and (low < 0 or high >= names):
-            yield f"{name} must be in 0..{names - 1}, but ranges from {low} to {high}"
+            row = int(((column < 0) | (column >= names)).nonzero()[0])
+            yield f"{name} must be in 0..{names - 1}, but ranges from {low} to {high} (row {row})"
 
 
 def _copy_to_shared(value: Tensor) -> Tensor:

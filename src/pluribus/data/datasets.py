@@ -1,7 +1,7 @@
-"""Image data sets by name: embedded, downloaded once and cached on disk, or the user's own.
+"""Data sets by name: embedded, downloaded once and cached on disk, or the user's own.
 
-Images stay bytes from the file to the device. A downloaded set is cached as one file `NAME.npz` in `$PLURIBUS_DATA`
-(default `~/.cache/pluribus`) with `x_train, y_train, x_test, y_test, classes`. The user may also put the file there.
+Images stay bytes from the file to the device. A downloaded set is cached as one npz file in `$PLURIBUS_DATA` (default
+`~/.cache/pluribus`). The user may also put the file there.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ import os
 import socket
 import sys
 import tempfile
-import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -27,12 +26,16 @@ from typing import Any
 import numpy as np
 import torch
 from PIL import Image
-from torch import Tensor
 
+from pluribus.data.arrays import make_dataset
+from pluribus.data.columns import kind_of_file, read_columns
 from pluribus.data.dataset import Dataset, last_line, resize
+from pluribus.data.files import is_sheet
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
+from pluribus.data.hub import PREFIX, kind_of_hub, read_hub
 from pluribus.data.images import pixels
+from pluribus.data.npz import NPZ_KEYS, Arrays, read_kind, read_npz, write_npz
 from pluribus.data.reading import DEFAULT, Columns, Reading
 from pluribus.errors import (
     ConfigError,
@@ -51,12 +54,10 @@ from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted, refuse_given
 from pluribus.internal.registry import check_free
 
-Arrays = dict[str, np.ndarray]
 Loader = Callable[..., "Dataset"]
 # the name or the object, the image size, the seed of a set that is drawn at random, and how columns are read
 Key = tuple["str | Dataset | Loader", int | None, int | None, Reading | None]
 
-NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 PHOTO_SIZE = 64
 SILENT_NETWORK_SECONDS = 30.0
 
@@ -106,10 +107,11 @@ def load(
 ) -> Dataset:
     """Load the data set `name`. If `image_size` is given, resize its images to squares of that size.
 
-    `name` is a registered name, the path of an `.npz` file in the cache format, the path of a folder with
-    `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), or the dotted path
-    `package.module.function` of a function that returns a Dataset. It may also be such a function, or a Dataset. The
-    seed matters only to sets that are drawn at random, such as `rotated-mnist`.
+    `name` is a registered name, the path of an `.npz` file, the path of a folder with
+    `class/*.jpg` or `domain/class/*.jpg` (also inside folders `train` and `test`), the path of a CSV, TSV, JSONL or
+    Parquet file, `hf:NAME` for a data set of Hugging Face, or the dotted path `package.module.function` of a function
+    that returns a Dataset. It may also be such a function, or a Dataset. The seed matters only to sets that are drawn
+    at random, such as `rotated-mnist`. `reading` says how the columns of a file are read.
     """
     if image_size is not None and image_size < 1:
         raise RangeError(f"--image-size must be at least 1, not {image_size}.")
@@ -120,19 +122,19 @@ def _load_keyed(
     source: str | Dataset | Loader, image_size: int | None, seed: int, reading: Reading
 ) -> tuple[Key, Dataset]:
     name, loader = name_data(source), _find(source)
-    offered = {"image_size": image_size, "seed": seed, "reading": reading}
+    offered = {"image_size": image_size, "seed": seed, "reading": reading, "label_kind": reading.label_kind}
     try:
         signature = inspect.signature(loader)
         arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
         signature.bind(**arguments)
     except (TypeError, ValueError) as reason:
         raise UserCodeError(f"{name} may take only the arguments image_size, seed and reading ({reason}).") from reason
-    if reading != DEFAULT and "reading" not in arguments:
+    if reading._replace(label_kind="auto") != DEFAULT and "reading" not in arguments:
         raise MismatchError(
-            f"{name} has no columns to choose from: leave out --columns, --label-kind, --window, --stride, "
-            f"--tokenizer, --vocabulary and --length."
+            f"{name} has no columns to choose from: leave out --columns, --window, --stride, --tokenizer, --vocabulary "
+            f"and --length."
         )
-    key = (source, image_size, arguments.get("seed"), arguments.get("reading"))
+    key = (source, image_size, arguments.get("seed"), None if reading == DEFAULT else reading)
     if _loaded_sets is not None and key in _loaded_sets:
         return key, _loaded_sets[key]
     if (counted := _counted.pop(key, None)) is not None:
@@ -140,7 +142,7 @@ def _load_keyed(
     with at(f"data {name}"):
         dataset = loader(**arguments)
     try:
-        dataset = as_dataset(dataset)
+        dataset = as_dataset(dataset, reading.label_kind)
     except FormatError as error:
         kind = type(dataset).__name__
         raise UserCodeError(f"{name} must return a Dataset or arrays (x, y), but returned {kind}.") from error
@@ -200,7 +202,12 @@ def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
         return "image"
     if entry := _entries.get(_normalize_name(str(source))):
         return entry.kind
-    return "image"
+    reading, path = Reading(columns, window=2 if windows else None), Path(source).expanduser()
+    if str(source).startswith(PREFIX):
+        return kind_of_hub(str(source), reading)
+    if is_sheet(path):
+        return kind_of_file(path, reading)
+    return read_kind(path) if path.suffix == ".npz" and path.is_file() else "image"
 
 
 def _find(name: str | Dataset | Loader) -> Loader:
@@ -209,14 +216,18 @@ def _find(name: str | Dataset | Loader) -> Loader:
     refuse_given("data set", name)
     if entry := _entries.get(_normalize_name(name)):
         return entry.load
+    if name.startswith(PREFIX):
+        return partial(read_hub, name)
     path = Path(name).expanduser()
+    if is_sheet(path):
+        return partial(read_columns, path)
     if path.is_dir():
         return partial(read_image_folder, path)
     if path.suffix == ".npz":
         return partial(read_npz, path)
     if len(path.parts) > 1:
         raise MissingDataError(
-            f"folder {path} does not exist: give a folder, an .npz file or a name from pluribus list data."
+            f"folder {path} does not exist: give a folder, a file, or a name from pluribus list data."
         )
     if "." in name and all(part.isidentifier() for part in name.split(".")):
         loader: Loader = import_dotted(name, "data set")
@@ -247,77 +258,6 @@ def cache_file(name: str) -> Path:
     return data_folder() / f"{name.replace('-', '_')}.npz"
 
 
-def read_npz(file: Path, name: str | None = None) -> Dataset:
-    """Read a data set from a file in the cache format. Images are N x H x W or N x H x W x 3."""
-    arrays = read_arrays(file, NPZ_KEYS)
-    if missing := [key for key in NPZ_KEYS if key not in arrays]:
-        raise DamagedDataError(f"{file} lacks {', '.join(missing)}: it must hold {', '.join(NPZ_KEYS)}.")
-    if problem := next(_npz_problems(arrays), None):
-        raise DamagedDataError(f"{file} cannot be used: {problem}. Write it again or delete it.")
-    train, test = arrays["x_train"], arrays["x_test"]
-    try:
-        return Dataset(
-            name=name or file.stem,
-            x=_channels_first(train, test),
-            y=torch.from_numpy(np.concatenate([arrays["y_train"], arrays["y_test"]]).astype(np.int64)),
-            classes=tuple(str(label) for label in arrays["classes"]),
-            official=len(train) if len(train) and len(test) else None,
-        )
-    except DataError as refusal:
-        raise type(refusal)(f"{file} cannot be used: {refusal.sentence}") from refusal
-
-
-def write_npz(file: Path, arrays: Arrays) -> None:
-    """Write a cache file atomically: a reader never sees part of it, even if this process is killed."""
-    unfinished = file.with_name(f".{file.name}.{os.getpid()}")
-    try:
-        with unfinished.open("wb") as handle:
-            # not compressed: photos would shrink by a tenth and take ten times as long to read
-            np.savez(handle, **arrays)  # type: ignore[arg-type]
-            handle.flush()
-            os.fsync(handle.fileno())
-        unfinished.replace(file)
-    finally:
-        unfinished.unlink(missing_ok=True)
-
-
-def read_arrays(file: Path, keys: Iterable[str]) -> Arrays:
-    """Read those of the arrays `keys` that a file contains."""
-    if not file.is_file():
-        raise MissingDataError(f"file {file} does not exist.")
-    if not zipfile.is_zipfile(file):
-        raise DamagedDataError(f"{file} is not a complete npz file: write it again or delete it.")
-    try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in keys if key in archive}
-    # a damaged archive raises almost any error: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
-    except Exception as reason:
-        raise DamagedDataError(f"{file} cannot be read ({last_line(reason)}): write it again or delete it.") from reason
-
-
-def _npz_problems(arrays: Arrays) -> Iterator[str]:
-    for part in ("train", "test"):
-        x, y = arrays[f"x_{part}"], arrays[f"y_{part}"]
-        if x.dtype != np.uint8 or not (x.ndim == 3 or (x.ndim == 4 and x.shape[3] == 3)):
-            yield f"x_{part} must be uint8 N x H x W or N x H x W x 3, not {x.dtype} {x.shape}"
-        if y.ndim != 1 or not np.issubdtype(y.dtype, np.integer):
-            yield f"y_{part} must be a one-dimensional array of integers, not {y.dtype} {y.shape}"
-        if len(x) != len(y):
-            yield f"x_{part} has {len(x)} images but y_{part} has {len(y)} labels"
-    if arrays["x_train"].shape[1:] != arrays["x_test"].shape[1:]:
-        yield f"images of x_train {arrays['x_train'].shape[1:]} and x_test {arrays['x_test'].shape[1:]} differ in shape"
-    if arrays["classes"].ndim != 1:
-        yield f"classes must be a one-dimensional array of names, not {arrays['classes'].shape}"
-
-
-def _channels_first(train: np.ndarray, test: np.ndarray) -> Tensor:
-    height, width, channels = (*train.shape[1:], 1)[:3]
-    x = torch.empty((len(train) + len(test), channels, height, width), dtype=torch.uint8)
-    for rows, images in ((x[: len(train)], train), (x[len(train) :], test)):
-        rows.copy_(torch.from_numpy(images).reshape(len(images), height, width, channels).permute(0, 3, 1, 2))
-    return x
-
-
 # Downloads ------------------------------------------------------------------------------------------------------------
 
 Fetch = Callable[[Path], Arrays]
@@ -343,7 +283,8 @@ def _downloadable(name: str, about: str, *, merged: bool = False) -> Callable[[F
     return add
 
 
-def _download(name: str, fetch: Fetch, file: Path) -> None:
+def _download(name: str, fetch: Fetch, file: Path, original: str = "") -> None:
+    """`original`: what a user may put beside the file instead, in words."""
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(prefix=f".{name}-", dir=file.parent) as scratch, _fail_quickly():
@@ -353,7 +294,51 @@ def _download(name: str, fetch: Fetch, file: Path) -> None:
     except Exception as reason:
         raise MissingDataError(
             f"{name} is not at {file} and could not be downloaded ({last_line(reason)}). "
-            "Put the file there, or run on a machine with internet access."
+            f"Put the file there{original and f', or {original}'}, or run on a machine with internet access."
+        ) from reason
+
+
+def load_original(name: str, original: str, read: Fetch, fetch: Fetch) -> Dataset:
+    """Load a data set from its cache file. Without one, make it of the original in that folder, or download it.
+
+    `read` reads the original, and `fetch` downloads into a scratch folder.
+    """
+    file, by_hand = cache_file(name), data_folder() / original
+    if not file.exists() and by_hand.exists():
+        arrays = read(by_hand)
+        try:
+            make_dataset(arrays, name)
+            write_npz(file, arrays)
+        except DataError as refusal:
+            raise DamagedDataError(f"{by_hand} cannot be used: {refusal.sentence}") from refusal
+        except OSError as error:
+            raise MissingDataError(f"{by_hand} was read, but {file} cannot be written: {error.strerror}.") from error
+    elif not file.exists():
+        _download(name, fetch, file, f"the original '{original}'")
+    return read_npz(file, name)
+
+
+def fetch_url(url: str, file: Path) -> Path:
+    """Download a file."""
+    import shutil
+    from urllib.request import Request, urlopen
+
+    request = Request(url, headers={"User-Agent": "pluribus"})  # some servers refuse the name of Python
+    with urlopen(request, timeout=SILENT_NETWORK_SECONDS) as answer, file.open("wb") as out:
+        shutil.copyfileobj(answer, out)
+    return file
+
+
+@contextlib.contextmanager
+def reading_original(file: Path) -> Iterator[None]:
+    """Any error in a file that a user put there by hand is a sentence about the file."""
+    try:
+        yield
+    except PluribusError:
+        raise
+    except Exception as reason:  # archives and texts raise almost any error, depending on the damage
+        raise DamagedDataError(
+            f"{file} cannot be read ({type(reason).__name__}: {last_line(reason)}): get it again or delete it."
         ) from reason
 
 
@@ -392,16 +377,19 @@ def _photos(rows: Iterable[tuple[Image.Image, int]]) -> tuple[np.ndarray, np.nda
     return np.stack([image.numpy() for image, _ in small]), np.array([label for _, label in small])
 
 
+def sklearn_file(name: str) -> Path:
+    """One of scikit-learn's own data files. Importing sklearn.datasets to read it takes more than a second."""
+    package = importlib.util.find_spec("sklearn")
+    assert package is not None, "a dependency of this library"
+    return Path(str(package.origin)).parent / "datasets" / "data" / name
+
+
 DIGITS = tuple("0123456789")
 
 
 @register_data("digits", "1,797 handwritten digits of 8 x 8, 10 classes, part of scikit-learn: no download")
 def _digits() -> Dataset:
-    # scikit-learn's own file: importing sklearn.datasets to read it takes more than a second
-    package = importlib.util.find_spec("sklearn")
-    assert package is not None, "a dependency of this library"
-    file = Path(str(package.origin)).parent / "datasets" / "data" / "digits.csv.gz"
-    with gzip.open(file, "rt") as lines:
+    with gzip.open(sklearn_file("digits.csv.gz"), "rt") as lines:
         rows = np.loadtxt(lines, delimiter=",")
     images, labels = rows[:, :-1].reshape(-1, 8, 8), rows[:, -1].astype(np.int64)
     x = torch.from_numpy(np.rint(images * (255 / 16)).astype(np.uint8)).unsqueeze(1)

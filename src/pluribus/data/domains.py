@@ -12,6 +12,7 @@ from PIL import Image
 
 from pluribus.data.dataset import Dataset, resize
 from pluribus.data.datasets import data_folder, entries, load, register_data
+from pluribus.data.files import is_sheet
 from pluribus.data.folders import read_image_folder
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError, MissingDataError
@@ -84,7 +85,8 @@ def find_image_folder(name: str) -> Path | None:
     """The image folder of a data set. None: the data set is not a folder."""
     registered = name.replace("_", "-")
     folder = data_folder() / registered if registered in BY_HAND else Path(name).expanduser()
-    return folder if folder.is_dir() and (registered in BY_HAND or registered not in entries()) else None
+    is_folder = folder.is_dir() and not is_sheet(folder)
+    return folder if is_folder and (registered in BY_HAND or registered not in entries()) else None
 
 
 def _load_folder(name: str, example: str, image_size: int | None) -> Dataset:

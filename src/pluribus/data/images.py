@@ -6,6 +6,7 @@ bytes. `Picture` records what happened to a file, so that it can be counted and 
 
 from __future__ import annotations
 
+import io
 import os
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,10 +115,13 @@ class Picture:
     """The largest gray pixel as a fraction of the range, for images with more than 8 bits. None: other images."""
 
 
-def decode(file: Path, shape: Shape) -> tuple[Tensor, Picture]:
-    """Read an image file as bytes: rotate it upright, scale it to 8 bits, convert it to gray or RGB, and resize it."""
+def decode(file: Path, shape: Shape, content: bytes | None = None) -> tuple[Tensor, Picture]:
+    """Read an image file as bytes: rotate it upright, scale it to 8 bits, convert it to gray or RGB, and resize it.
+
+    `content` is what the file holds, if `file` is only its name.
+    """
     try:
-        with Image.open(file) as image:
+        with Image.open(file if content is None else io.BytesIO(content)) as image:
             picture, upright = _prepare(image, file)
             return pixels(upright, shape), picture
     except DataError:

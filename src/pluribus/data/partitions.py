@@ -208,7 +208,7 @@ def partition(
         if holder is None:
             raise PartitionError(
                 "partition 'natural' needs data that names a client for each row: name its column, such as "
-                "--columns client=NAME."
+                "--columns client=NAME, or put images at client/class/*.jpg."
             )
         labels = holder
     offered: dict[str, Any] = {"classes_per_client": classes_per_client, "unequal": unequal, "mass": mass}

@@ -16,7 +16,10 @@ from torch import Tensor, nn
 from pluribus.data.dataset import Dataset
 
 Array: TypeAlias = np.ndarray[Any, Any] | Tensor
-DataLike: TypeAlias = str | Path | Dataset | torch.utils.data.Dataset[Any] | tuple[Array, Array] | Callable[..., Any]
+Pair: TypeAlias = tuple[Any, Any]  # rows and labels: arrays, tensors, lists or data frames
+DataLike: TypeAlias = (
+    str | Path | Dataset | torch.utils.data.Dataset[Any] | Pair | Mapping[str, Any] | Callable[..., Any]
+)
 OneModel: TypeAlias = str | nn.Module | Callable[..., Any]
 ModelsLike: TypeAlias = OneModel | Sequence[OneModel] | Mapping[int, OneModel]
 ClientRows: TypeAlias = Array | Sequence[int]

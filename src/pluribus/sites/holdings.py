@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from pluribus.data import Dataset, load
-from pluribus.data.datasets import read_arrays
 from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.data.folders import normalize_name
+from pluribus.data.npz import read_arrays
 from pluribus.errors import DamagedDataError, DataError
 
 OWN = ("train", "val", "test")
