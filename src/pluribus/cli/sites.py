@@ -108,7 +108,9 @@ def join(args: list[str]) -> None:
     if given.site.check:
         from pluribus.sites.check import check_site
 
-        return check_site(given.site.config, tell=partial(Console().print, highlight=False, markup=False, soft_wrap=True))
+        return check_site(
+            given.site.config, tell=partial(Console().print, highlight=False, markup=False, soft_wrap=True)
+        )
     from pluribus.sites.join import join
 
     with say_how_to_resume(f"pluribus join --config {given.site.config}"):
