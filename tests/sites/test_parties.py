@@ -51,7 +51,7 @@ from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
 from pluribus.sites.federate import complete_agreement, greet, make_federation
-from pluribus.sites.holdings import OWN, Public, relabel
+from pluribus.sites.holdings import OWN, Public, relabel, take_part
 from pluribus.sites.remote import Missing, Transport
 from pluribus.sites.responder import Responder, SiteResources
 from pluribus.sites.trainer import RequestHandler, load_resources
@@ -92,8 +92,7 @@ def federated(
 
 
 def some(parts: Assembly, rows: torch.Tensor) -> Dataset:
-    whole = parts.dataset
-    return Dataset("some", whole.x[rows], whole.y[rows], whole.classes)
+    return take_part(parts.dataset, rows.numpy(), "some")
 
 
 def public_of(parts: Assembly) -> Public | None:
@@ -123,7 +122,7 @@ class Direct:
         try:
             return self.responders[k].answer(blob)
         except PluribusError as error:
-            return seal({"refused": str(error)}, {})
+            return seal({"refused": self.responders[k].explain(error)}, {})
 
 
 def states(transport: Direct) -> dict[str, torch.Tensor]:

@@ -148,7 +148,9 @@ def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: 
     width = common_width(offer.width, offer.projector, lambda: native() | widths)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
-    method = agreed.build_method(None).complete(agreed.task(unseen=own), dict.fromkeys(known or models))
+    method = agreed.build_method(None)
+    if known:
+        method = method.complete(agreed.task(), dict.fromkeys(known))
     return replace(agreed, hyper=hyperparameters(method))
 
 

@@ -183,7 +183,7 @@ def _codes_of(dataset: Dataset, name: str, agreed: tuple[str, ...]) -> Tensor:
     for position, text in enumerate(texts):
         if text not in codes:
             row = int((inverse == position).nonzero()[0])
-            raise AgreementError(
+            raise DataError(
                 f"row {row} of {dataset.name} has '{text}' in column '{name}', but the federation knows only "
                 f"{', '.join(agreed)}."
             )

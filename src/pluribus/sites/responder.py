@@ -20,7 +20,16 @@ from safetensors import SafetensorError, safe_open
 from pluribus.data import Dataset
 from pluribus.data.reading import DEFAULT, Reading
 from pluribus.data.scaling import Normalize, Scale
-from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
+from pluribus.errors import (
+    AgreementError,
+    DamagedFileError,
+    DataError,
+    OtherRunError,
+    PluribusError,
+    SchemaError,
+    UserCodeError,
+    WeightsError,
+)
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors, all_tensors
 from pluribus.internal.snapshot import copy_all
@@ -106,6 +115,12 @@ class Responder:
             self._host = None  # the work may be half done: load the saved state again
             raise
 
+    def explain(self, error: PluribusError) -> str:
+        """Why a request is refused, for the server: without rows, paths and code of the site, which its log shows."""
+        if isinstance(error, DataError | UserCodeError | WeightsError):
+            return "this site cannot use its own data or model here: the log of the site says why."
+        return error.sentence.replace(self._means.model, "(own)") if is_own(self._means.model) else error.sentence
+
     def _fit(self, agreement: Agreement) -> tuple[dict[str, Dataset], Public | None]:
         """The site's own rows and the public ones as agreed. Rows that do not fit are refused."""
         if self._fitted is None or self._fitted[0] != agreement:
@@ -157,12 +172,16 @@ class Responder:
         task, method = self._task(agreement), self._method(agreement)
         if Need.PUBLIC_DATA in method.needs and not public:
             return  # the server refuses this first
-        known = agreement.task(unseen={card.model: Unseen(card.width, card.head)} if is_own(card.model) else {})
-        method = method.complete(task, [card.model])
-        if method.wires(task, card) != method.wires(known, card):
+        if method.complete(task, [card.model]) != method:
+            return  # its messages depend on the models of others, which the server knows
+        seen, unseen = card, {}
+        if is_own(card.model):
+            seen = replace(card, model=own_name(card.id))
+            unseen = {seen.model: Unseen(card.width, card.head)}
+        if method.wires(task, card) != method.wires(agreement.task(unseen=unseen), seen):
             raise AgreementError(
-                f"{agreement.method} exchanges parts of model {card.model} that the server does not know: the site "
-                f"adds layers to them, or its head is not one linear layer. Use another method, such as fedproto or fd."
+                f"{agreement.method} exchanges parts of this site's model that the server does not know: the site adds "
+                f"layers to them, or its head is not one linear layer. Use another method, such as fedproto or fd."
             )
 
     def _public(self, agreement: Agreement) -> tuple[tuple[int, ...], str] | None:

@@ -178,12 +178,12 @@ class RequestHandler:
             _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
         except PluribusError as error:
-            reason = error.sentence
+            reason, sent = error.sentence, self._responder.explain(error)
         except Exception as error:  # a bug in a method, or too little memory
             traceback.print_exc()
-            reason = f"it failed with {type(error).__name__}: the log of the site shows where."
+            reason = sent = f"it failed with {type(error).__name__}: the log of the site shows where."
         _print(f"refused: {reason}")
-        return seal({"refused": reason}, {})
+        return seal({"refused": sent}, {})
 
 
 def _print(text: str) -> None:
