@@ -724,7 +724,7 @@ def test_signals_over_loopback_give_the_same_bits(tmp_path: Path) -> None:
     """From federation.toml and site.toml on, with data that a function of the site's own folder reads."""
     pytest.importorskip("flwr")
     names = {0: "north", 1: "south"}
-    how = {"rounds": 2, "evaluate_every": 2, "lr": 0.05, "epochs": 1, "width": 64, "class_weights": "balanced"}
+    how = {"rounds": 1, "lr": 0.05, "epochs": 1, "width": 64, "class_weights": "balanced"}
     settings = SIGNALS | how | {"clients": 2, "threads": 1, "device": "cpu"}
     parts = pluribus.assembly.assemble(pluribus.experiment.experiment("fedgh", **settings))
     simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)

@@ -18,7 +18,6 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
-from pluribus.data.reading import DEFAULT, Reading
 from pluribus.data.scaling import Normalize, Scale
 from pluribus.errors import (
     AgreementError,
@@ -81,7 +80,6 @@ class SiteResources:
     normalize: Normalize = CHOOSE
     weights: str | None = None  # source of pretrained weights of its model
     allow: tuple[str, ...] = ()  # models that the server may name by their dotted path
-    reading: Reading = DEFAULT  # how its files were read
 
 
 class Responder:
@@ -290,7 +288,6 @@ class Responder:
         rows = {
             "type": str(means.own["train"].x.dtype).removeprefix("torch."),
             "scale": None if scale is None else {name: one.tolist() for name, one in scale._asdict().items()},
-            "reading": means.reading._asdict(),
         }
         return facts | {"weights": means.weights or "", "rows": json.dumps(rows)}
 
@@ -392,8 +389,7 @@ def _read_best(sent: Any, agreement: Agreement) -> Selection | None:
     if sent is None:
         return None
     val = sent.get("val") if isinstance(sent, dict) else math.nan
-    least, most = (-math.inf, math.inf) if agreement.target.kind == "numbers" else (0, 1)
-    if val is not None and not (isinstance(val, int | float) and least <= val <= most):
+    if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
         raise SchemaError("the request has an invalid 'best'.")
     return Selection(_read_number(sent, "round", agreement.task().rounds), val)
 

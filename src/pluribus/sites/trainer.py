@@ -65,7 +65,7 @@ def load_resources(site: SiteFile) -> SiteResources:
     public = None if site.public is None else Public.read(site.public, site.image_size, reading)
     if public is not None:
         _print_notes(site.public, public.dataset)
-    return SiteResources(sets, public, site.model, site.state, device, normalize, site.weights, site.allow, reading)
+    return SiteResources(sets, public, site.model, site.state, device, normalize, site.weights, site.allow)
 
 
 def known_classes(site: SiteFile, train: Dataset) -> tuple[str, ...]:
