@@ -43,10 +43,11 @@ from pluribus.errors import (
 )
 from pluribus.inputs import Input
 from pluribus.models import TwoPartModel
+from pluribus.models.unseen import Unseen
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import FederationFile, SiteFile
 from pluribus.sites.envelope import unseal
-from pluribus.sites.federate import SiteFacts, greet, make_federation
+from pluribus.sites.federate import SiteFacts, complete_agreement, greet, make_federation
 from pluribus.sites.form import read_form
 from pluribus.sites.holdings import Holdings, fit
 from pluribus.sites.keys import make_keys
@@ -538,6 +539,18 @@ def test_a_shared_model_is_chosen_among_those_that_the_server_knows(tmp_path: Pa
         transport.responders[k] = Responder(dataclasses.replace(transport.responders[k]._means, model=OWN))
     with refused(MissingSettingError, "--aux-model"):
         federated(parts.experiment, offer, NAMES, transport, RunFolder.create(new_folder()), 60)
+
+
+def test_the_width_of_a_sites_own_model_counts(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh", models="mlp-64")
+    offer = dataclasses.replace(agreement, width=None)
+    facts = greet(offer, NAMES, with_own(parts, given, tmp_path), seconds=0)
+    assert complete_agreement(offer, facts, NAMES).width == 64
+    facts[1] = dataclasses.replace(facts[1], own=Unseen(32, ((10, 32), (10,))))
+    unlike = complete_agreement(offer, facts, NAMES)
+    assert unlike.width is None
+    with refused(MismatchError, 64, 32, "own-1"):
+        make_federation(parts.experiment, unlike, NAMES, facts, Direct({}), RunFolder.create(new_folder()), 60)
 
 
 def test_a_deep_head_of_its_own_suits_methods_without_heads(tmp_path: Path) -> None:

@@ -16,8 +16,9 @@ from torch import Tensor
 
 from pluribus.data import Dataset, load
 from pluribus.data.datasets import read_arrays
-from pluribus.data.federated import Data, ExamSets, Store
+from pluribus.data.federated import Data, ExamSets
 from pluribus.data.folders import normalize_name
+from pluribus.data.host_store import make_store
 from pluribus.data.reading import DEFAULT, Reading
 from pluribus.data.scaling import AS_IT_IS, Normalize, Scale, choose_normalize, measure
 from pluribus.errors import AgreementError, DamagedDataError, DataError
@@ -213,11 +214,11 @@ class Holdings:
         if len({one.x.dtype for one in given}) > 1:
             kinds = ", ".join(f"{one.name} {str(one.x.dtype).removeprefix('torch.')}" for one in given)
             raise DataError(f"all sets of a site must hold the same type of numbers, but they are {kinds}.")
-        self._store = Store(torch.cat([one.x for one in given]), torch.cat([one.y for one in given]), device)
+        x, y = torch.cat([one.x for one in given]), torch.cat([one.y for one in given])
+        self._store = make_store(x, y, device, channels_last=False, where="auto")
         sizes = [len(own[name].y) if name in own else 0 for name in OWN]
         ends = np.cumsum(sizes).tolist()
         self._rows = {name: torch.arange(end - size, end) for name, size, end in zip(OWN, sizes, ends, strict=True)}
-        self._device = device
         self.scale = find_scale(own["train"], normalize)
         self._scale = None if self.scale is None else self.scale.to(device)
         owners = public.owners(clients) if public else None
@@ -235,4 +236,4 @@ class Holdings:
         return MappingProxyType({})  # real sites have no domains
 
     def _data(self, rows: Tensor) -> Data:
-        return Data(self._store, rows.to(self._device), self._scale)
+        return Data(self._store, rows.to(self._store.index_device), self._scale)
