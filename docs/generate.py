@@ -191,7 +191,7 @@ def _settings(cls: type) -> str:
         if field.name not in helps:
             rows[-1][0] += f", {code(field.name)}"
             continue
-        needed, unset = field.default is dataclasses.MISSING, field.default is None
+        needed, unset = field.default is dataclasses.MISSING, field.default in (None, "", ())
         default = "needed" if needed else "" if unset else code(field.default)
         rows.append([code(field.name), default, helps[field.name].strip()])
     return table(("setting", "default", "meaning"), rows)

@@ -93,7 +93,7 @@ class Experiment:
     """Number of ids that words are hashed to."""
     length: int | None = setting(None, group="data", at_least=1)
     """Most tokens of a text. Default: as many as the longest 5 % of texts leave, at most 256."""
-    normalize: str = setting("auto", group="training")
+    normalize: str = setting("auto", group="training", simulated=True)
     """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""
 
     models: Any = setting("small", group="models", simulated=True)

@@ -412,7 +412,7 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
                 f"Use models with a linear head of one width, or a method that does not share heads."
             )
     for card in (one, *others):
-        if Need.PRETRAINED in method.needs and not task.has_weights(card.model):
+        if Need.PRETRAINED in method.needs and not (card.pretrained or task.has_weights(card.model)):
             own = "." in card.model  # no library offers its weights
             raise MismatchError(
                 f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "

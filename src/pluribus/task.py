@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -15,6 +15,7 @@ from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import OwnModel, TwoPartModel, build, has_weights
 from pluribus.models.layers import Layer, layers_of
+from pluribus.models.unseen import Unseen
 from pluribus.targets import CLASSES, Target
 
 
@@ -48,6 +49,10 @@ class Task:
     target: Target = CLASSES
     public_labels: bool = True
     """Whether the public rows have labels."""
+    weights_of: Mapping[str, str] = field(default_factory=dict)
+    """The source of pretrained weights of single models, where it is not `weights`."""
+    unseen: Mapping[str, Unseen] = field(default_factory=dict, repr=False)
+    """The models that only another machine can build, by name."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -66,19 +71,24 @@ class Task:
     def build(self, model: str, *key: draws.Key) -> TwoPartModel:
         """Build a model of the zoo for this task. The key decides its initial weights."""
         with draws.seeded(self.seed, "build", *key):
+            if model in self.unseen:
+                return self.unseen[model].stand_in(model, self.classes)
             return build(
                 self.own.get(model, model),
                 shape=self.input,
                 classes=self.classes,
                 width=self.width,
                 projector=self.projector,
-                weights=self.weights,
+                weights=self._weights(model),
                 split=self.split,
             )
 
     def has_weights(self, model: str) -> bool:
         """Whether a model starts from pretrained weights."""
-        return has_weights(self.own.get(model, model), self.weights)
+        return model not in self.unseen and has_weights(self.own.get(model, model), self._weights(model))
+
+    def _weights(self, model: str) -> str | None:
+        return self.weights_of.get(model, self.weights)
 
     def start(self, model: str, client: int | None = None) -> TwoPartModel:
         """The initial model of a client. Without a client, the one that all clients of an architecture may share."""
@@ -102,7 +112,8 @@ class Task:
 class Card:
     """What a client discloses when it joins: its model's name, number of training samples and feature width.
 
-    `enrolled` is the message of `Method.enrol`, if the method has one.
+    `enrolled` is the message of `Method.enrol`, if the method has one. `pretrained`: a real site says that its backbone
+    has pretrained weights, which the server does not have.
     """
 
     id: int
@@ -111,6 +122,7 @@ class Card:
     width: int
     head: tuple[tuple[int, ...], ...]
     enrolled: Message | None = None
+    pretrained: bool = False
 
 
 class DataFacts(Protocol):
@@ -129,10 +141,16 @@ class DataFacts(Protocol):
 class Cards(Mapping[int, Card]):
     """The cards of all clients, made on demand: ten thousand of them cost nothing until they are read."""
 
-    def __init__(self, task: Task, models: Mapping[int, str] | tuple[str, ...], data: DataFacts) -> None:
-        self._task, self._models, self._data = task, models, data
-        self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = {}
-        self._bytes: dict[str, int] = {}
+    def __init__(
+        self,
+        task: Task,
+        models: Mapping[int, str] | tuple[str, ...],
+        data: DataFacts,
+        pretrained: Container[int] = (),  # clients that declare it
+    ) -> None:
+        self._task, self._models, self._data, self._pretrained = task, models, data, pretrained
+        self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = dict(task.unseen)
+        self._bytes: dict[str, int] = dict.fromkeys(task.unseen, 0)  # of models that are not here
         self.enrolled: dict[int, Message] = {}
 
     def __getitem__(self, client: int) -> Card:
@@ -141,7 +159,8 @@ class Cards(Mapping[int, Card]):
         model = self._models[client]
         with at(f"client {client}"):
             width, head = self.facts(model)
-        return Card(client, model, self._data.samples(client), width, head, self.enrolled.get(client))
+        samples, enrolled = self._data.samples(client), self.enrolled.get(client)
+        return Card(client, model, samples, width, head, enrolled, client in self._pretrained)
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._task.clients))

@@ -42,6 +42,7 @@ from pluribus.errors import (
 )
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Federation, Observer
+from pluribus.inputs import Input
 from pluribus.message import decode, encode
 from pluribus.optim import Rule
 from pluribus.result import Result
@@ -50,7 +51,7 @@ from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
 from pluribus.sites.federate import complete_agreement, greet, make_federation
-from pluribus.sites.holdings import OWN, Public, relabel
+from pluribus.sites.holdings import OWN, Public, relabel, take_part
 from pluribus.sites.remote import Missing, Transport
 from pluribus.sites.responder import Responder, SiteResources
 from pluribus.sites.trainer import RequestHandler, load_resources
@@ -67,7 +68,9 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     """A simulation, and what a federation of real sites must agree on to do the same."""
     parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
-    facts = {name: getattr(task, name) for name in ("shape", "width", "projector", "clients", "warmup", "seed")}
+    facts = {
+        name: getattr(task, name) for name in ("input", "target", "width", "projector", "clients", "warmup", "seed")
+    }
     how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
     how |= {"optimizer_life": local.life, "rounds": parts.experiment.rounds}
     return parts, Agreement("run", method, dataclasses.asdict(parts.method), task.names, **how, **facts), given
@@ -89,8 +92,7 @@ def federated(
 
 
 def some(parts: Assembly, rows: torch.Tensor) -> Dataset:
-    whole = parts.dataset
-    return Dataset("some", whole.x[rows], whole.y[rows], whole.classes)
+    return take_part(parts.dataset, rows.numpy(), "some")
 
 
 def public_of(parts: Assembly) -> Public | None:
@@ -120,7 +122,7 @@ class Direct:
         try:
             return self.responders[k].answer(blob)
         except PluribusError as error:
-            return seal({"refused": str(error)}, {})
+            return seal({"refused": self.responders[k].explain(error)}, {})
 
 
 def states(transport: Direct) -> dict[str, torch.Tensor]:
@@ -484,12 +486,12 @@ DIGEST = "0" * 64
         ({"public": 5}, SchemaError, []),
         ({"public": {"sizes": [1, 2, 3]}}, SchemaError, ["'digest'"]),
         ({"public": {"sizes": 3, "digest": DIGEST}}, SchemaError, []),
-        ({"public": {"sizes": [1, 2], "digest": DIGEST}}, SchemaError, ["public images"]),
+        ({"public": {"sizes": [1, 2], "digest": DIGEST}}, SchemaError, ["public rows"]),
         ({"public": {"sizes": [1, -2, 3], "digest": DIGEST}}, SchemaError, [-2]),
         ({"public": {"sizes": [1, 2**62, 3], "digest": DIGEST}}, SchemaError, [2**62]),
-        ({"public": {"sizes": [0, 0, 0], "digest": DIGEST}}, SchemaError, ["public images"]),
-        ({"public": {"sizes": [1, 2, 3], "digest": 7}}, SchemaError, ["public images"]),
-        ({"public": {"sizes": [1, 2, 3], "digest": "x"}}, SchemaError, ["public images"]),
+        ({"public": {"sizes": [0, 0, 0], "digest": DIGEST}}, SchemaError, ["public rows"]),
+        ({"public": {"sizes": [1, 2, 3], "digest": 7}}, SchemaError, ["public rows"]),
+        ({"public": {"sizes": [1, 2, 3], "digest": "x"}}, SchemaError, ["public rows"]),
         ({"public": {"sizes": [1, 2, 3], "digest": DIGEST}}, AgreementError, ["site north", "'public'", "site.toml"]),
     ],
 )
@@ -523,7 +525,7 @@ def test_a_site_that_answers_noise_at_the_start(tmp_path: Path) -> None:
     ("change", "facts"),
     [
         ({"classes": tuple("abcdefghij")}, ["a, b, c", "0, 1, 2"]),
-        ({"shape": (3, 8, 8)}, ["3 x 8 x 8", "1 x 8 x 8"]),
+        ({"input": Input("image", (3, 8, 8))}, ["3x8x8", "1x8x8"]),
         ({"version": "9.9"}, ["9.9", pluribus.__version__]),
         ({"width": "wide"}, ["wide"]),
         ({"optimizer_life": "week"}, ["week"]),
@@ -568,7 +570,7 @@ def test_a_site_may_hold_a_single_class(tmp_path: Path) -> None:
         Image.fromarray(pixels).save(tmp_path / "images" / "7" / f"{number}.png")
     where = Path("keys"), "mlp-64", tmp_path / "state", str(tmp_path / "images")
     site = SiteFile("north", "localhost:1", *where, image_size=8, device="cpu")
-    agreement = dataclasses.replace(agreed("fedgh")[1], shape=(3, 8, 8))
+    agreement = dataclasses.replace(agreed("fedgh")[1], input=Input("image", (3, 8, 8)))
     responder, task = Responder(load_resources(site)), agreement.task()
     card = Card(0, "mlp-64", 14, 64, ())
     (wire,) = agreement.build_method().wires(task, card)
@@ -636,7 +638,7 @@ NO_AGREEMENT: dict[str, tuple[Any, ...]] = {
     "less than no warm-up": ({"warmup": -1}, "-1", "range"),
     "endless warm-up": ({"warmup": 10**9}, "1000000000", "range"),
     "no epochs": ({"epochs": None}, "'None'"),
-    "a flat image": ({"shape": [8, 8]}, "agree"),
+    "a flat image": ({"input": {"kind": "image", "shape": [8, 8]}}, "agree", "image"),
     "a rule of no kind": ({"rule": 1}, "agree"),
     "an unknown rule": ({"rule": {"name": "magic"}}, "name", "sgd", "'magic'"),
     "a rule in words": ({"rule": {"lr": "fast"}}, "lr", "'fast'"),
@@ -645,7 +647,7 @@ NO_AGREEMENT: dict[str, tuple[Any, ...]] = {
     "a rule without end": ({"rule": {"lr": float("inf")}}, "head", "ValueError"),
     "hyper of no kind": ({"hyper": 3}, "agree"),
     "hyper too many": ({"hyper": {"nonsense": 1}}, "local", "'nonsense'"),
-    "public images": ({"public": [1, 1, 1]}, "public images"),
+    "public rows": ({"public": [1, 1, 1]}, "public rows"),
     "half an image": ({"public": [0.5]}, "'0.5'"),
     "a projector": ({"projector": "magic"}, "projector", "'magic'"),
 }
@@ -654,7 +656,7 @@ KINDS: dict[str, Kind] = {  # of the others it is SchemaError
     "a rule in words": FormatError,
     "a rule without end": UnreadableMessageError,
     "hyper too many": AgreementError,
-    "public images": AgreementError,
+    "public rows": AgreementError,
     "a projector": UnknownNameError,
 }
 
@@ -884,18 +886,18 @@ def test_names_of_classes_are_compared_however_they_are_spelled(tmp_path: Path) 
         answer("\u00c9", "upper")
 
 
-BRING = ("public images", "'public'", "site.toml")
+BRING = ("public rows", "'public'", "site.toml")
 
 
 @pytest.mark.parametrize(
     ("north", "south", "kind", "facts"),
     [
-        (images(9), images(9, fill=1), AgreementError, ["public images", "north", "south", "same copy"]),
-        (images(9), images(8), AgreementError, ["public images", "north", "south", "same copy"]),
+        (images(9), images(9, fill=1), AgreementError, ["public rows", "north", "south", "same copy"]),
+        (images(9), images(8), AgreementError, ["public rows", "north", "south", "same copy"]),
         (images(9), None, AgreementError, ["site north has", "site south has none", *BRING]),
         (None, images(9), AgreementError, ["site south has", "site north has none", *BRING]),
         (None, None, MismatchError, ["fedmd", *BRING]),
-        (images(9), images(9, size=4), AgreementError, ["site south", "1 x 8 x 8", "public", "1 x 4 x 4"]),
+        (images(9), images(9, size=4), AgreementError, ["site south", "1x8x8", "public", "1x4x4"]),
         (images(9), images(9, classes=("a", "b")), AgreementError, ["site south", "label", "0, 1, 2", "a, b"]),
     ],
     ids=["pixels", "number", "one without", "the first without", "all without", "size", "classes"],

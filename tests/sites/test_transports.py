@@ -17,7 +17,7 @@ from network import Network
 from pluribus.assembly import Assembly, assemble
 from pluribus.experiment import experiment
 from pluribus.result import Result
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, Form
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.link import Endpoint, Link
 from pluribus.sites.keys import read_site_keys
@@ -111,7 +111,7 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
 
 def offer(method: str) -> Agreement:
     parts = parts_of(method)
-    return Agreement.of_experiment(parts.experiment, method, parts.task.names, parts.task.shape)
+    return Agreement.of_experiment(parts.experiment, method, parts.task.names, Form(parts.task.input))
 
 
 @pytest.mark.network

@@ -43,12 +43,14 @@ with a key in keys/sites.toml may join.
 """
 
 ABOUT_JOIN = """\
-Joins a federation as one site. The site trains its own model on its own images, and leaves when the federation ends.
+Joins a federation as one site. The site trains its own model on its own data, and leaves when the federation ends.
 
+  pluribus join --config site.toml --check
   pluribus join --config site.toml
 
-site.toml has the name of this site, the paths of its images and keys, and the address of the server;
-docs/deployment.md shows one. The same command resumes after a crash: the state folder holds all that the site learned.
+site.toml has the name of this site, the paths of its data and keys, and the address of the server;
+docs/deployment.md shows one. --check loads keys, data and model, trains for one step and evaluates, without the server.
+The same command resumes after a crash: the state folder holds all that the site learned.
 """
 
 
@@ -99,8 +101,16 @@ def join(args: list[str]) -> None:
     """pluribus join: join a federation as one site."""
     from rich.console import Console
 
+    args = ["--config", *args] if args and not args[0].startswith("-") else args
     config = ("config", str, "site.toml", "Name, paths and server address of this site.")
-    given = parse_groups({"site": [flag(*config)]}, "pluribus join", ABOUT_JOIN, args)
+    check = ("check", bool, False, "Try keys, data and model with one training step, without any network, and exit.")
+    given = parse_groups({"site": [flag(*one) for one in (config, check)]}, "pluribus join", ABOUT_JOIN, args)
+    if given.site.check:
+        from pluribus.sites.check import check_site
+
+        return check_site(
+            given.site.config, tell=partial(Console().print, highlight=False, markup=False, soft_wrap=True)
+        )
     from pluribus.sites.join import join
 
     with say_how_to_resume(f"pluribus join --config {given.site.config}"):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 from unicodedata import normalize
 
-from pluribus.errors import ConfigError, FormatError, MissingSettingError
+from pluribus.errors import ConfigError, ConflictError, FormatError, MissingSettingError
 from pluribus.settings import check_names, convert_fields, setting
 from pluribus.storage.toml import read_toml
 
 LOOK = "docs/deployment.md"
-IMAGES = ("data", "train", "val", "test", "public")  # each is a path, or the name of a data set
+SOURCES = ("data", "train", "val", "test", "public", "weights")  # each is a path or a name
 T = TypeVar("T")
 
 
@@ -24,9 +24,13 @@ class FederationFile:
     sites: tuple[str, ...]
     """Names of the sites, in the order of the clients. Each site needs a key: pluribus keys."""
     classes: tuple[str, ...]
-    """Names of the classes, in the order of the labels."""
-    image: tuple[int, ...]
-    """Shape of an image: channels, height, width."""
+    """Names of the classes, in the order of the labels; or of the labels or numbers to predict."""
+    image: tuple[int, ...] | None = None
+    """Shape of an image: channels, height, width. Rows of another kind have a table [input] instead."""
+    input: dict[str, Any] | None = None
+    """Rows: kind and shape; of tokens also vocabulary; of a table columns, and the values of its categories."""
+    label_kind: Literal["classes", "labels", "numbers"] = "classes"
+    """What is predicted: one of the classes, several labels at once, or numbers."""
     keys: Path = Path("keys")
     """Folder that pluribus keys made, with ca.crt, server/ and sites.toml."""
     listen: str = "0.0.0.0:9092"
@@ -44,15 +48,24 @@ class FederationFile:
         if len(set(self.sites)) < len(self.sites) or not self.sites:
             raise FormatError("federation.toml needs 'sites': their names, each once.")
         object.__setattr__(self, "classes", tuple(normalize("NFC", name) for name in self.classes))  # as at the sites
-        if len(set(self.classes)) < len(self.classes) or len(self.classes) < 2:
-            raise FormatError("federation.toml needs 'classes': at least two names, each once.")
-        if len(self.image) != 3 or not all(isinstance(n, int) and n >= 1 for n in self.image):
+        fewest = 2 if self.label_kind == "classes" else 1
+        if len(set(self.classes)) < len(self.classes) or len(self.classes) < fewest:
+            raise FormatError(
+                f"federation.toml needs 'classes': at least {('one name', 'two names')[fewest - 1]}, each once."
+            )
+        if self.image is None and self.input is None:
+            raise MissingSettingError("federation.toml lacks 'image', or a table [input] for rows of another kind.")
+        if self.image is not None and self.input is not None:
+            raise ConflictError("federation.toml has both 'image' and [input]: leave out one of them.")
+        if self.image is not None and not (
+            len(self.image) == 3 and all(isinstance(n, int) and n >= 1 for n in self.image)
+        ):
             raise FormatError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
 
 
 @dataclass(frozen=True)
 class SiteFile:
-    """site.toml: the name of a site, its model and images, its state folder, and the server."""
+    """site.toml: the name of a site, its model and data, its state folder, and the server."""
 
     name: str
     """Name of this site, as in federation.toml."""
@@ -61,23 +74,47 @@ class SiteFile:
     keys: Path
     """Folder with the keys of this site: NAME.key and ca.crt."""
     model: str
-    """Architecture (pluribus list models)."""
+    """Architecture (pluribus list models), or your own: timm:NAME, or package.module.builder in this folder."""
     state: Path
     """Folder for what this site learns. It is enough to resume after a crash, and to predict."""
     data: str | None = None
-    """Images: a folder with one folder per class, an .npz file, or a name (pluribus list data)."""
+    """Data: a folder with one folder of images per class, a file (.npz, .csv), or a name (pluribus list data)."""
     train: str | None = None
-    """Images for training, validation and testing, instead of `data`."""
+    """Data for training, validation and testing, instead of `data`."""
     val: str | None = None
     test: str | None = None
     public: str | None = None
-    """Public images, for methods that need them. All sites need the same copy."""
+    """Public rows, for methods that need them. All sites need the same copy."""
     image_size: int | None = setting(None, at_least=1)
     """Resize images to this many pixels a side."""
     val_fraction: float = setting(0.1, at_least=0, below=1)
     """Share of `data` for validation."""
     test_fraction: float = setting(0.2, at_least=0, below=1)
     """Share of `data` for testing."""
+    split_by: Literal["auto", "rows", "group", "time"] = "auto"
+    """Split `data` row by row, in groups, or by time. auto: in groups, if it has groups."""
+    columns: str | dict[str, Any] = ""
+    """Roles of columns: label=NAME, text, inputs=A+B, group, time, split, ignore; or a table of them."""
+    label_kind: Literal["auto", "classes", "labels", "numbers"] = "auto"
+    """What a label column holds: classes, several labels at once, or numbers. auto: classes."""
+    window: int | None = setting(None, at_least=2)
+    """Cut the rows of a file into windows of this many rows, which are signals."""
+    stride: int | None = setting(None, at_least=1)
+    """Rows between the starts of two windows. Default: the window."""
+    tokenizer: str = "words"
+    """How texts become tokens: words, or a tokenizer of Hugging Face by its name. The same at all sites."""
+    vocabulary: int = setting(8192, at_least=3, at_most=2**24)
+    """Number of ids that words are hashed to. The same at all sites."""
+    length: int | None = setting(None, at_least=1)
+    """Tokens of a row. The same at all sites."""
+    normalize: str = "auto"
+    """client, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by this site's training rows."""
+    classes: tuple[str, ...] = ()
+    """The classes of federation.toml, if known: pluribus join then checks those of the data and of the model early."""
+    weights: str | None = None
+    """Pretrained weights for `model`: timm, torchvision, or a folder with a file MODEL.safetensors."""
+    allow: tuple[str, ...] = ()
+    """Dotted paths of models that the server may name in hyper-parameters. It can name no others."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, at_least=1)
@@ -109,6 +146,6 @@ def make_from(cls: type[T], written: dict[str, Any], path: Path) -> T:
         raise type(error)(f"{path}: {error.sentence.removeprefix('--')}") from error
     values, folder = vars(made), path.absolute().parent
     paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
-    images = {name: str(folder / values[name]) for name in IMAGES if values.get(name)}
-    found = {name: image for name, image in images.items() if Path(image).exists()}
+    sources = {name: str(folder / values[name]) for name in SOURCES if values.get(name)}
+    found = {name: source for name, source in sources.items() if Path(source).exists()}
     return dataclasses.replace(made, **paths, **found)  # type: ignore[type-var]

@@ -14,9 +14,9 @@ from pluribus.assembly import Parts, common_width, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
-from pluribus.inputs import Input
 from pluribus.method import Need, Wires, check_needs, describe_completed, hyperparameters
-from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
+from pluribus.models.unseen import Unseen
+from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.remote import Missing, Remote, Transport
 from pluribus.storage.files import append_lines, read_lines
@@ -24,7 +24,7 @@ from pluribus.storage.folder import RunFolder
 from pluribus.task import Cards
 
 PATIENCE = 20.0  # seconds until missing sites are asked again
-MOST_ROWS = 2**40  # of a set of images
+MOST_ROWS = 2**40  # of a set
 DIGEST = re.compile("[0-9a-f]{64}")
 
 
@@ -35,13 +35,21 @@ class SiteFacts:
     model: str
     samples: int
     test: int
-    public: tuple[tuple[int, ...], str] | None  # number of public images of each client, and the digest of all
+    public: tuple[tuple[int, ...], str] | None  # number of public rows of each client, and the digest of all
+    own: Unseen | None = None  # about a model that only the site can build
+    pretrained: bool = False
 
     @classmethod
     def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
         """Make facts from the output of `dataclasses.asdict`, read from a file."""
         public = None if saved["public"] is None else (tuple(saved["public"][0]), saved["public"][1])
-        return cls(saved["model"], saved["samples"], saved["test"], public)
+        own = None if saved.get("own") is None else Unseen(saved["own"][0], tuple(map(tuple, saved["own"][1])))
+        return cls(saved["model"], saved["samples"], saved["test"], public, own, saved.get("pretrained", False))
+
+
+def unseen_models(facts: Mapping[int, SiteFacts]) -> dict[str, Unseen]:
+    """The models that only their sites can build."""
+    return {one.model: one.own for one in facts.values() if one.own is not None}
 
 
 class ReportedSizes:
@@ -76,20 +84,24 @@ def greet(
         for k in missing:
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
-                facts[k] = _read_hello(answer, names[k], agreement.clients)
-                tell(f"{names[k]} is connected: {facts[k].model}, {facts[k].samples} training images")
+                facts[k] = _read_hello(answer, k, names[k], agreement.clients)
+                model = facts[k].model if facts[k].own is None else "a model of its own"
+                tell(f"{names[k]} is connected: {model}, {facts[k].samples} training rows")
             elif time.monotonic() >= end:
                 raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {sanitize(answer.reason)}.")
     return facts
 
 
-def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
+def _read_hello(answer: bytes, k: int, name: str, clients: int) -> SiteFacts:
     try:
         head = unseal(answer).head
         if "refused" in head:
             raise AgreementError(sanitize(head["refused"]))
         samples, test = (check_integer(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
-        facts = SiteFacts(check_model(head["model"]), samples, test, _read_public(head["public"], clients))
+        own = read_unseen(head["own"]) if "own" in head else None
+        model = check_model(head["model"]) if own is None else own_name(k)
+        public, pretrained = _read_public(head["public"], clients), head["pretrained"] is True
+        facts = SiteFacts(model, samples, test, public, own, pretrained)
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
@@ -100,40 +112,45 @@ def _read_hello(answer: bytes, name: str, clients: int) -> SiteFacts:
 
 
 def _read_public(sent: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
-    """Check what a site reports about public images: the number of each client, and the digest of all."""
+    """Check what a site reports about public rows: the number of each client, and the digest of all."""
     if sent is None:
         return None
     sizes, digest = tuple(check_integer(size, 0, MOST_ROWS) for size in sent["sizes"]), sent["digest"]
     if len(sizes) != clients or not sum(sizes) or not isinstance(digest, str) or not DIGEST.fullmatch(digest):
-        raise ValueError("invalid public images")
+        raise ValueError("invalid public rows")
     return sizes, digest
 
 
 def _check_same_public(facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> tuple[tuple[int, ...], str]:
-    """Check that all sites have the same public images. Returns their sizes and digest."""
+    """Check that all sites have the same public rows. Returns their sizes and digest."""
     first = facts[0].public
     for k, one in facts.items():
         if (one.public is None) != (first is None):
             has, lacks = (names[0], names[k]) if one.public is None else (names[k], names[0])
             raise AgreementError(
-                f"site {has} has public images, but site {lacks} has none: give all sites the same ones, as 'public' "
+                f"site {has} has public rows, but site {lacks} has none: give all sites the same ones, as 'public' "
                 f"in site.toml."
             )
         if one.public != first:
             raise AgreementError(
-                f"the public images of sites {names[0]} and {names[k]} differ: all sites need the same copy."
+                f"the public rows of sites {names[0]} and {names[k]} differ: all sites need the same copy."
             )
     return ((), "") if first is None else first
 
 
 def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: Mapping[int, str]) -> Agreement:
     """Complete the agreement with the facts of the sites."""
+    own = unseen_models(facts)
     models = tuple(facts[k].model for k in range(offer.clients))
-    native = partial(native_widths, Input("image", offer.shape), len(offer.classes), models)
-    width = common_width(offer.width, offer.projector, native)
+    known = tuple(model for model in models if model not in own)
+    widths = {one.width for one in own.values()}  # sites report native widths, unless one is declared
+    native = partial(native_widths, offer.input, len(offer.classes), known)
+    width = common_width(offer.width, offer.projector, lambda: native() | widths)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
-    method = agreed.build_method().complete(agreed.task(), dict.fromkeys(models))
+    method = agreed.build_method(None)
+    if known:
+        method = method.complete(agreed.task(), dict.fromkeys(known))
     return replace(agreed, hyper=hyperparameters(method))
 
 
@@ -148,24 +165,48 @@ def make_federation(
     observers: Sequence[Observer] = (),
 ) -> Federation:
     """Make the round loop over these sites, from the first round or the last checkpoint."""
-    method, task = agreement.build_method(), agreement.task()
+    method, task = agreement.build_method(None), agreement.task(unseen=unseen_models(facts))
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(
-            f"{agreement.method} needs public images: give all sites the same ones, as 'public' in site.toml."
+            f"{agreement.method} needs public rows: give all sites the same ones, as 'public' in site.toml."
         )
+    if Need.PRETRAINED in method.needs:
+        for k, one in facts.items():
+            if not (one.pretrained or task.has_weights(one.model)):
+                raise MismatchError(
+                    f"{agreement.method} needs pretrained backbones, but the model of site {names[k]} has random "
+                    f"weights: name their source as 'weights' in its site.toml."
+                )
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
-    cards = Cards(task, models, data)
+    cards = Cards(task, models, data, {k for k, one in facts.items() if one.pretrained})
     check_needs(method, task, cards, agreement.rule)
-    notes = method.warnings(task, cards.architectures()) + describe_completed(experiment.build_method(), method)
+    known = [model for model in cards.architectures() if model not in task.unseen]
+    notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
-    engine = Remote(agreement, names, models, method.views, wires, transport, seconds, absences.add)
+    for k in cards:
+        wires(k)  # a model that only its site can build is refused now, if the method must know its parts
+    engine = Remote(
+        agreement,
+        names,
+        {k: _name_or_facts(one) for k, one in facts.items()},
+        method.views,
+        wires,
+        transport,
+        seconds,
+        absences.add,
+    )
     made = Federation(parts, folder, observers, engine)
     made.names = names
     made.warnings = absences.notes + made.warnings
     absences.notes = made.warnings  # the engine adds to this list during the run
     return made
+
+
+def _name_or_facts(site: SiteFacts) -> str | dict[str, Any]:
+    """What other sites need to know about a model: they build it by its name, or know what its site says."""
+    return site.model if site.own is None else site.own._asdict()
 
 
 class Absences:

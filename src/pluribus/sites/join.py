@@ -33,12 +33,8 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
     """Take part in a federation as the site that `config` describes, until it ends."""
     file = Path(config)
     site = read_site(file)
-    ca, key = site.keys / "ca.crt", site.keys / f"{site.name}.key"
-    check_authority(ca, datetime.now(UTC))
-    check_node_key(key)
-    _address(site)
-    flower("flower-supernode")
-    with _lock(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
+    ca, key = site.keys / "ca.crt", check_keys(site)
+    with lock_state(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
         worker = SiteProcess(file, site, Path(scratch) / "worker")
         node = Node(site, ca, key, Path(scratch) / "worker", tell)
         try:
@@ -54,6 +50,16 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
         finally:
             node.stop()
             worker.stop()
+
+
+def check_keys(site: SiteFile) -> Path:
+    """Refuse keys, an address or an installation with which a site cannot join. Returns the file of its key."""
+    key = site.keys / f"{site.name}.key"
+    check_authority(site.keys / "ca.crt", datetime.now(UTC))
+    check_node_key(key)
+    _address(site)
+    flower("flower-supernode")
+    return key
 
 
 class SiteProcess:
@@ -178,7 +184,7 @@ def _address(site: SiteFile) -> tuple[str, int]:
 
 
 @contextmanager
-def _lock(state: Path) -> Iterator[None]:
+def lock_state(state: Path) -> Iterator[None]:
     """Lock the state folder: it belongs to one process at a time."""
     try:
         state.mkdir(parents=True, exist_ok=True)

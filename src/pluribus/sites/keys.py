@@ -238,6 +238,14 @@ def check_node_key(file: Path) -> None:
     _read_node_key(file)
     if file.stat().st_mode & 0o077:
         raise CertificateError(f"{file} is a private key, but other users can read it: run chmod 600 {file}.")
+    public = file.with_suffix(".pub")
+    if (
+        public.exists()
+        and _read_bytes(public).decode(errors="replace").split()[:2] != read_public_key(file).split()[:2]
+    ):
+        raise CertificateError(
+            f"{file} is not the key of {public}: use the folder that pluribus keys made for this site."
+        )
 
 
 def read_public_key(private_key_file: Path) -> str:

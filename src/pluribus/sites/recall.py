@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -15,10 +16,11 @@ from safetensors import SafetensorError, safe_open
 from pluribus import __version__
 from pluribus.client import OPTIMIZERS, Client
 from pluribus.data.federated import Data, ExamSets, Store
+from pluribus.data.scaling import Scale
 from pluribus.errors import DamagedFileError, NoModelError, PluribusError
 from pluribus.host import MOMENTA, Host, Tensors
 from pluribus.method import Method
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, make_card
 from pluribus.sites.holdings import OWN
 from pluribus.sites.responder import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.storage.checkpoint import put_back
@@ -67,6 +69,8 @@ class _SavedModel:
     model: str
     t: int
     tensors: Tensors
+    weights: str  # source of pretrained weights; empty: there is none
+    rows: _Rows
 
     @classmethod
     def at(cls, path: Path) -> _SavedModel:
@@ -82,22 +86,48 @@ class _SavedModel:
             k, t = int(facts["client"]), int(facts["round"])
             if not 0 <= k < agreement.clients:
                 raise ValueError(f"there is no client {k}")
-            return cls(agreement, agreement.build_method(), k, facts["model"], t, tensors)
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError, PluribusError) as error:
+            method, rows = agreement.build_method(None), _Rows.of(json.loads(facts.get("rows", "{}")))
+            return cls(agreement, method, k, facts["model"], t, tensors, facts.get("weights", ""), rows)
+        except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, PluribusError) as error:
             raise DamagedFileError(f"{path} cannot be read as the state of a site ({error}).") from error
 
     def host(self) -> Host:
-        cards = {self.client: self.agreement.card(self.client, self.model, samples=0)}
+        task = self.agreement.task({self.model: self.weights} if self.weights else {})
+        cards = {self.client: make_card(task, self.client, self.model, samples=0)}
         where = self.agreement.local(), torch.device("cpu"), lambda _: None
-        return Host(self.method, self.agreement.task(), cards, _NoData(self.agreement), *where)
+        return Host(self.method, task, cards, _NoData(self.agreement, self.rows), *where)
+
+
+class _Rows(NamedTuple):
+    """What the rows of the site were: the type of their numbers, and how they were normalized."""
+
+    dtype: torch.dtype
+    scale: Scale | None
+
+    @classmethod
+    def of(cls, facts: Mapping[str, Any]) -> _Rows:
+        """Read the facts of a file. An older one is of images in bytes, which were not normalized."""
+        scale, dtype = facts.get("scale"), getattr(torch, facts.get("type", "uint8"))
+        if not isinstance(dtype, torch.dtype):
+            raise ValueError(f"{dtype} is no type of numbers")
+        return cls(dtype, None if scale is None else Scale(*(torch.tensor(scale[name]) for name in Scale._fields)))
 
 
 class _NoData:
-    """Sets without images. Public sets have the agreed lengths, because the state of a method may depend on them."""
+    """Sets without rows, but normalized as the site's rows were.
 
-    def __init__(self, agreement: Agreement) -> None:
-        nothing = torch.empty(0, *agreement.shape, dtype=torch.uint8), torch.empty(0, dtype=torch.int64)
-        self._store = Store(*nothing, torch.device("cpu"))
+    Public sets have the agreed lengths, because the state of a method may depend on them.
+    """
+
+    def __init__(self, agreement: Agreement, rows: _Rows) -> None:
+        x = torch.empty(0, *agreement.input.shape, dtype=rows.dtype)
+        outputs = len(agreement.classes)
+        y = {
+            "classes": torch.empty(0, dtype=torch.int64),
+            "labels": torch.empty(0, outputs, dtype=torch.uint8),
+            "numbers": torch.empty(0, outputs),
+        }[agreement.target.kind]
+        self._store, self._scale = Store(x, y, torch.device("cpu")), rows.scale
         self.public = {k: self._blank(rows) for k, rows in enumerate(agreement.public)}
 
     def sets(self, client: int) -> dict[str, Data]:
@@ -110,4 +140,4 @@ class _NoData:
         return MappingProxyType({})
 
     def _blank(self, rows: int) -> Data:
-        return Data(self._store, torch.zeros(rows, dtype=torch.int64))
+        return Data(self._store, torch.zeros(rows, dtype=torch.int64), self._scale)

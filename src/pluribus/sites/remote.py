@@ -44,7 +44,7 @@ class Remote:
 
     agreement: Agreement
     names: Mapping[int, str]
-    models: Mapping[int, str]
+    models: Mapping[int, str | dict[str, Any]]  # names, or facts about models that only their sites can build
     views: tuple[str, ...]
     wires: Wires
     transport: Transport

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,24 +18,44 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus.data import Dataset
-from pluribus.data.folders import normalize_name
-from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
+from pluribus.data.scaling import Normalize, Scale
+from pluribus.errors import (
+    AgreementError,
+    DamagedFileError,
+    DataError,
+    OtherRunError,
+    PluribusError,
+    SchemaError,
+    UserCodeError,
+    WeightsError,
+)
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors, all_tensors
 from pluribus.internal.snapshot import copy_all
-from pluribus.method import PeerMethod
+from pluribus.method import Method, Need, PeerMethod
+from pluribus.models.unseen import Unseen
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
-from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
+from pluribus.sites.agreement import (
+    Agreement,
+    check_integer,
+    check_model,
+    is_own,
+    make_card,
+    own_name,
+    read_unseen,
+    sanitize,
+)
 from pluribus.sites.envelope import Envelope, seal, unseal
-from pluribus.sites.holdings import OWN, Holdings, Public, relabel
+from pluribus.sites.holdings import Holdings, Public, fit
 from pluribus.storage.checkpoint import without_predictions
 from pluribus.storage.files import write_tensors
-from pluribus.task import Card
+from pluribus.task import Card, Task
 
 STATE, ANSWER = "state/", "answer"
 STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 SELECTED = "selected-*.safetensors"
 KEPT = 8  # saved requests, so that the server may go back by a round of several exchanges
+CHOOSE = Normalize("auto")
 ENROLMENT = -1  # the round in which a client enrols
 
 Training = Enrol | Work | Teach | Learn  # requests that change a client
@@ -52,11 +72,14 @@ class Step(NamedTuple):
 class SiteResources:
     """What a site brings."""
 
-    own: Mapping[str, Dataset]  # `train`, `val` and `test`
+    own: Mapping[str, Dataset]  # `train`, and `val` and `test` if there are such rows
     public: Public | None
     model: str
     folder: Path  # of its state
     device: torch.device
+    normalize: Normalize = CHOOSE
+    weights: str | None = None  # source of pretrained weights of its model
+    allow: tuple[str, ...] = ()  # models that the server may name by their dotted path
 
 
 class Responder:
@@ -67,6 +90,9 @@ class Responder:
         self._agreed: tuple[Agreement, int] | None = None
         self._host: Host | None = None
         self._cards: dict[int, Card] = {}
+        self._unseen: dict[str, Unseen] = {}  # of teachers
+        self._fitted: tuple[Agreement, dict[str, Dataset], Public | None] | None = None
+        self._scale: Scale | None = None
         means.folder.mkdir(parents=True, exist_ok=True)
 
     def answer(self, blob: bytes) -> bytes:
@@ -75,46 +101,94 @@ class Responder:
         agreement = Agreement.of(envelope.head.get("agreement"))
         k, verb = _read_number(envelope.head, "client", agreement.clients), envelope.head.get("verb")
         if verb == "hello":
-            self._check(agreement)
+            self._fit(agreement)
             return seal(self._facts(agreement, k), {})
         if verb == "finish":
             return seal({}, {})
         self._accept(agreement, k)
-        request = _read_request(envelope, agreement, k)
+        request = _read_request(envelope, agreement, self._method(agreement), k)
         try:
             return self._evaluate(request) if isinstance(request, Evaluate) else self._train_once(request, envelope)
         except BaseException:
             self._host = None  # the work may be half done: load the saved state again
             raise
 
-    def _check(self, agreement: Agreement) -> None:
-        for name in OWN:
-            _check_dataset(self._means.own[name], agreement)
-        if self._means.public is not None:
-            _check_dataset(self._means.public.dataset, agreement, "public ")
+    def explain(self, error: PluribusError) -> str:
+        """Why a request is refused, for the server: without rows, paths and code of the site, which its log shows."""
+        if isinstance(error, DataError | UserCodeError | WeightsError):
+            return "this site cannot use its own data or model here: the log of the site says why."
+        return error.sentence.replace(self._means.model, "(own)") if is_own(self._means.model) else error.sentence
+
+    def _fit(self, agreement: Agreement) -> tuple[dict[str, Dataset], Public | None]:
+        """The site's own rows and the public ones as agreed. Rows that do not fit are refused."""
+        if self._fitted is None or self._fitted[0] != agreement:
+            own = {name: fit(dataset, agreement) for name, dataset in self._means.own.items()}
+            public = self._means.public
+            if public is not None:
+                public = replace(public, dataset=fit(public.dataset, agreement, "public "))
+            self._fitted = agreement, own, public
+        return self._fitted[1:]
+
+    def _method(self, agreement: Agreement) -> Method:
+        return agreement.build_method(self._means.allow)
+
+    def _task(self, agreement: Agreement) -> Task:
+        """The task of this site: it has weights for its own model, and knows of its teachers' models what they say."""
+        means = self._means
+        return agreement.task({} if means.weights is None else {means.model: means.weights}, self._unseen)
 
     def _accept(self, agreement: Agreement, k: int) -> None:
         if self._agreed == (agreement, k):
             return
-        self._check(agreement)
+        self._fit(agreement)
         sizes, digest = self._public(agreement) or ((), "")
         if (agreement.public, agreement.public_digest) != (sizes, digest):
-            raise AgreementError("the public images differ from those of the federation: all sites need the same copy.")
+            raise AgreementError("the public rows differ from those of the federation: all sites need the same copy.")
         self._agreed, self._host = (agreement, k), None
 
     def _facts(self, agreement: Agreement, k: int) -> dict[str, Any]:
-        """What the site tells the server at the start, before the server knows whether there are public images."""
-        card, public = self._card(agreement, k), self._public(agreement)
-        facts = {"model": card.model, "samples": card.samples, "test": len(self._means.own["test"].y)}
-        return facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
+        """What the site tells the server at the start, before the server knows whether there are public rows.
+
+        Of its own model it tells the width of its features and the shapes of its head, but neither name nor layers.
+        """
+        card, public, test = self._card(agreement, k), self._public(agreement), self._means.own.get("test")
+        self._check_messages(agreement, card, () if public is None else public[0])
+        model: dict[str, Any] = {"model": card.model}
+        if is_own(card.model):
+            model = {"own": {"width": card.width, "head": card.head}}
+        pretrained = self._task(agreement).has_weights(card.model)
+        facts = {"samples": card.samples, "test": 0 if test is None else len(test.y), "pretrained": pretrained}
+        return (
+            model | facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
+        )
+
+    def _check_messages(self, agreement: Agreement, card: Card, public: tuple[int, ...]) -> None:
+        """Refuse a model whose messages the server cannot know, because it has neither its code nor its weights."""
+        if not is_own(card.model) and self._means.weights is None:
+            return
+        agreement = replace(agreement, public=public)
+        task, method = self._task(agreement), self._method(agreement)
+        if Need.PUBLIC_DATA in method.needs and not public:
+            return  # the server refuses this first
+        if method.complete(task, [card.model]) != method:
+            return  # its messages depend on the models of others, which the server knows
+        seen, unseen = card, {}
+        if is_own(card.model):
+            seen = replace(card, model=own_name(card.id))
+            unseen = {seen.model: Unseen(card.width, card.head)}
+        if method.wires(task, card) != method.wires(agreement.task(unseen=unseen), seen):
+            raise AgreementError(
+                f"{agreement.method} exchanges parts of this site's model that the server does not know: the site adds "
+                f"layers to them, or its head is not one linear layer. Use another method, such as fedproto or fd."
+            )
 
     def _public(self, agreement: Agreement) -> tuple[tuple[int, ...], str] | None:
-        """Number of public images of each client, and the digest of all."""
+        """Number of public rows of each client, and the digest of all."""
         public = self._means.public
         return None if public is None else (public.sizes(agreement.clients), public.digest(agreement.clients))
 
     def _card(self, agreement: Agreement, k: int) -> Card:
-        return agreement.card(k, self._means.model, len(self._means.own["train"].y))
+        return make_card(self._task(agreement), k, self._means.model, len(self._means.own["train"].y))
 
     def _train_once(self, request: Training, envelope: Envelope) -> bytes:
         step, digest = _step_of(request), envelope.digest()
@@ -144,7 +218,10 @@ class Responder:
         assert self._agreed is not None
         agreement, _ = self._agreed
         for j, model in _read_teachers(envelope, agreement, k).items():
-            self._cards[j] = agreement.card(j, model, samples=0)
+            if isinstance(model, Unseen):
+                self._unseen[own_name(j)] = model
+            name = own_name(j) if isinstance(model, Unseen) else model
+            self._cards[j] = make_card(self._task(agreement), j, name, samples=0)
 
     def _evaluate(self, request: Evaluate) -> bytes:
         k, t, down, best = request.client, request.t, request.down, request.best
@@ -176,10 +253,9 @@ class Responder:
             assert self._agreed is not None
             agreement, _ = self._agreed
             means, self._cards = self._means, {k: self._card(agreement, k)}
-            own = {name: relabel(dataset, agreement.classes) for name, dataset in means.own.items()}
-            data = Holdings(own, means.public, agreement.clients, means.device)
-            where = agreement.local(), means.device, lambda _: None
-            self._host = Host(agreement.build_method(), agreement.task(), self._cards, data, *where)
+            data = Holdings(*self._fit(agreement), agreement.clients, means.device, means.normalize)
+            self._scale, where = data.scale, (agreement.local(), means.device, lambda _: None)
+            self._host = Host(self._method(agreement), self._task(agreement), self._cards, data, *where)
             if saved := self._load_saved():
                 self._restore(self._host, k, saved[max(saved)].tensors())
         return self._host
@@ -205,9 +281,15 @@ class Responder:
             saved[old].path.unlink()
 
     def _origin(self, k: int) -> dict[str, str]:
-        """Metadata of a saved file: enough to build the model again without the data of the site."""
+        """Metadata of a saved file: enough to build the model again, and to normalize rows, without the site's data."""
         assert self._agreed is not None
-        return {"agreement": json.dumps(self._agreed[0].facts()), "client": str(k), "model": self._means.model}
+        means, scale = self._means, self._scale
+        facts = {"agreement": json.dumps(self._agreed[0].facts()), "client": str(k), "model": means.model}
+        rows = {
+            "type": str(means.own["train"].x.dtype).removeprefix("torch."),
+            "scale": None if scale is None else {name: one.tolist() for name, one in scale._asdict().items()},
+        }
+        return facts | {"weights": means.weights or "", "rows": json.dumps(rows)}
 
     def _folder(self) -> Path:
         assert self._agreed is not None
@@ -249,27 +331,14 @@ class _SavedStep:
             return {n.removeprefix(STATE): file.get_tensor(n) for n in file.keys() if n.startswith(STATE)}  # noqa: SIM118
 
 
-def _check_dataset(dataset: Dataset, agreement: Agreement, which: str = "") -> None:
-    # a site may lack classes of the federation, but have no others; public images have the same labels at all sites
-    ours, theirs = (tuple(map(normalize_name, names)) for names in (dataset.classes, agreement.classes))
-    if not (ours == theirs if which else set(ours) <= set(theirs)):
-        raise AgreementError(
-            f"the label space differs: the federation has {', '.join(agreement.classes)}; this site has "
-            f"{', '.join(dataset.classes)}{which and ' in its public images'}."
-        )
-    if tuple(dataset.x.shape[1:]) != agreement.shape:
-        there, here = (" x ".join(map(str, shape)) for shape in (agreement.shape, tuple(dataset.x.shape[1:])))
-        raise AgreementError(f"the federation has images of {there}; the {which}images of this site are {here}.")
-
-
 def _copies(tensors: Tensors) -> Tensors:
     return {f"{STATE}{name}": value.detach().cpu().clone() for name, value in tensors.items()}
 
 
-def _read_request(envelope: Envelope, agreement: Agreement, k: int) -> Request:
+def _read_request(envelope: Envelope, agreement: Agreement, method: Method, k: int) -> Request:
     """Read and check a request, before it changes any saved state."""
-    head, method = envelope.head, agreement.build_method()
-    peers, down = isinstance(method, PeerMethod), envelope.parts.get("down")
+    head, down = envelope.head, envelope.parts.get("down")
+    peers = isinstance(method, PeerMethod)
 
     def t() -> int:
         return _read_number(head, "t", agreement.task().rounds)
@@ -289,15 +358,24 @@ def _read_request(envelope: Envelope, agreement: Agreement, k: int) -> Request:
             raise SchemaError(f"method {agreement.method} has no request '{sanitize(verb)}'.")
 
 
-def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str]:
-    """Models of the clients whose messages the server sends."""
+def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str | Unseen]:
+    """Models of the clients whose messages the server sends: names, or what is known of models of their own."""
     models = envelope.head.get("teachers")
     if not envelope.parts or not isinstance(models, dict) or models.keys() != envelope.parts.keys():
         raise SchemaError("the teachers in the request do not match its messages.")
     others = {str(j): j for j in range(agreement.clients) if j != k}
     if unknown := [name for name in models if name not in others]:
         raise SchemaError(f"the request names a teacher '{sanitize(unknown[0])}' that does not exist.")
-    return {others[name]: check_model(model) for name, model in models.items()}
+    return {others[name]: _read_teacher(model) for name, model in models.items()}
+
+
+def _read_teacher(model: Any) -> str | Unseen:
+    if not isinstance(model, dict):
+        return check_model(model)
+    try:
+        return read_unseen(model)
+    except (KeyError, TypeError, ValueError) as error:
+        raise SchemaError(f"the request describes no model of a teacher ({sanitize(error)}).") from error
 
 
 def _step_of(request: Training) -> Step:

@@ -10,6 +10,7 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
 
+from pluribus.data.augment import check_augmentations, parse_augmentations
 from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
 from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
 from pluribus.federation import Observer
@@ -17,14 +18,16 @@ from pluribus.method import find, hyperparameters
 from pluribus.result import Result
 from pluribus.settings import check_names
 from pluribus.sites.agreement import Agreement
-from pluribus.sites.config import LOOK, FederationFile, make_from, setting_names
+from pluribus.sites.config import LOOK, FederationFile, SiteFile, make_from, setting_names
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.gate import bind
 from pluribus.sites.flower.link import Endpoint, Link
+from pluribus.sites.form import read_form
 from pluribus.sites.keys import check_certificate, read_site_keys
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.toml import read_toml
+from pluribus.targets import Target
 
 MEGABYTE = 10**6
 Agreed = tuple[Agreement, dict[int, SiteFacts]]
@@ -62,9 +65,14 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
     hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
     own = {name: written.pop(name) for name in setting_names(FederationFile) if name in written}
     if simulated := [name for name in written if name in setting_names(Experiment) and name not in theirs]:
-        raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
+        name = simulated[0]
+        if name in setting_names(SiteFile) and name != "test":
+            raise ConflictError(f"'{name}' in {path} belongs in the site.toml of each site.")
+        raise ConflictError(f"'{name}' in {path} is for simulations: sites bring their own data and models.")
     check_names(written, [*setting_names(FederationFile), *theirs, *hyper], f"setting in {path}:", LOOK)
     file = make_from(FederationFile, own, path)
+    kind = read_form(file).input.kind
+    check_augmentations(parse_augmentations(written.get("augment", "")), kind)
     return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
 
 
@@ -136,4 +144,5 @@ def _read_agreement(path: Path, file: FederationFile, described: Experiment) -> 
 
 
 def _offer(file: FederationFile, described: Experiment, run: str) -> Agreement:
-    return Agreement.of_experiment(described, run, file.classes, (file.image[0], file.image[1], file.image[2]))
+    target = Target(file.label_kind, described.loss)
+    return Agreement.of_experiment(described, run, file.classes, read_form(file), target)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -18,30 +19,85 @@ import torch._dynamo  # takes seconds; otherwise the first step imports it, whil
 
 from pluribus.data import Dataset, load
 from pluribus.data.dataset import PARTS
-from pluribus.data.split import split
+from pluribus.data.federated import Fractions
+from pluribus.data.folders import normalize_name
+from pluribus.data.reading import Reading, parse_columns
+from pluribus.data.scaling import Normalize, choose_normalize, parse_normalize
+from pluribus.data.split import split, split_by_time, split_groups
 from pluribus.draws import numpy_rng
-from pluribus.errors import DeviceError, MissingSettingError, PluribusError, UnknownNameError, unknown
-from pluribus.models import build, entries
+from pluribus.errors import (
+    ConflictError,
+    DataError,
+    DeviceError,
+    FormatError,
+    MismatchError,
+    MissingSettingError,
+    PluribusError,
+    UnknownNameError,
+    unknown,
+)
+from pluribus.models import build, entries, has_weights
+from pluribus.sites.agreement import is_own
 from pluribus.sites.config import SiteFile, read_site
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.flower.programs import set_process_name
 from pluribus.sites.flower.wire import serve
-from pluribus.sites.holdings import Public
+from pluribus.sites.holdings import Public, take_part
 from pluribus.sites.responder import Responder, SiteResources
 
 
 def load_resources(site: SiteFile) -> SiteResources:
-    """Load what site.toml names: images, model, state folder and device."""
-    if site.model not in entries():
+    """Load what site.toml names: data, model, state folder and device. This finds mistakes without a server."""
+    if site.model not in entries() and not is_own(site.model):
         raise unknown("model", site.model, entries(), "pluribus list models")
-    device, sets = _choose_device(site), _load_sets(site)
-    channels, height, width = sets["train"].x.shape[1:]
-    with torch.device("meta"):  # without memory, to check that the model accepts these images
-        build(site.model, shape=(channels, height, width), classes=max(2, len(sets["train"].classes)))
-    public = None if site.public is None else Public.read(site.public, site.image_size)
+    if site.classes and len(set(site.classes)) < len(site.classes):
+        raise FormatError("'classes' in site.toml must be names, each once.")
+    normalize, device, reading = _choose_normalize(site), _choose_device(site), read_columns(site)
+    sets = _load_sets(site, reading)
+    train = sets["train"]
+    with torch.device("meta"):  # without memory, to check that the model accepts these rows
+        build(site.model, shape=train.input, classes=len(known_classes(site, train)), weights=site.weights)
+    is_changed = choose_normalize(normalize, train).mode != "none"
+    if is_changed and train.kind == "image" and has_weights(site.model, site.weights):
+        raise ConflictError(
+            f"model {site.model} is pretrained and normalizes images as in its training: leave out 'normalize'."
+        )
+    public = None if site.public is None else Public.read(site.public, site.image_size, reading)
     if public is not None:
         _print_notes(site.public, public.dataset)
-    return SiteResources(sets, public, site.model, site.state, device)
+    return SiteResources(sets, public, site.model, site.state, device, normalize, site.weights, site.allow)
+
+
+def known_classes(site: SiteFile, train: Dataset) -> tuple[str, ...]:
+    """The classes of the federation, as far as the site knows them: those in site.toml, or else those of its data."""
+    if stray := [name for name in train.classes if site.classes and normalize_name(name) not in _names(site.classes)]:
+        raise MismatchError(
+            f"the data of this site have the class '{stray[0]}', which is not among 'classes' in site.toml."
+        )
+    if site.classes:
+        return site.classes
+    lone = train.target == "classes" and len(train.classes) == 1  # a federation has two classes at least
+    return (*train.classes, "(other)") if lone else train.classes
+
+
+def _names(classes: Iterable[str]) -> set[str]:
+    return {normalize_name(name) for name in classes}
+
+
+def read_columns(site: SiteFile) -> Reading:
+    """How the files of a site are read."""
+    words = site.tokenizer, site.vocabulary, site.length
+    return Reading(parse_columns(site.columns), site.window, site.stride, *words, site.label_kind)
+
+
+def _choose_normalize(site: SiteFile) -> Normalize:
+    normalize = parse_normalize(site.normalize)
+    if normalize.mode == "dataset":
+        raise ConflictError(
+            "'normalize' in site.toml cannot be dataset: no site sees the rows of the others. Use client, or "
+            "MEAN/DEVIATION with the same numbers at all sites."
+        )
+    return normalize
 
 
 def _choose_device(site: SiteFile) -> torch.device:
@@ -56,23 +112,45 @@ def _choose_device(site: SiteFile) -> torch.device:
     return device
 
 
-def _load_sets(site: SiteFile) -> dict[str, Dataset]:
+def _load_sets(site: SiteFile, reading: Reading) -> dict[str, Dataset]:
+    """The training rows of the site, and its validation and test rows if there are any."""
     if site.data is None:
         given = {"train": site.train, "val": site.val, "test": site.test}
         if missing := [name for name, path in given.items() if path is None]:
-            raise MissingSettingError(f"site.toml has neither 'data' nor '{missing[0]}': set the path of the images.")
-        return {name: _load_images(str(path), site) for name, path in given.items()}
-    whole = _load_images(site.data, site)
-    shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
+            raise MissingSettingError(f"site.toml has neither 'data' nor '{missing[0]}': set the path of the data.")
+        if site.split_by != "auto":
+            raise ConflictError(
+                "'split_by' in site.toml splits 'data', but train, val and test are given: leave it out."
+            )
+        return {name: _load(str(path), site, reading) for name, path in given.items()}
+    whole = _load(site.data, site, reading)
+    cut = _split(whole, site)
+    if not len(cut["train"]):
+        raise DataError(f"the split of {site.data} leaves no rows to train on: change the fractions or 'split_by'.")
+    return {name: take_part(whole, rows, name) for name, rows in cut.items() if len(rows)}
+
+
+def _split(whole: Dataset, site: SiteFile) -> dict[str, np.ndarray]:
+    """Rows of each part: the data's own split, or one by one, in groups, or by time."""
+    fractions = Fractions(site.val_fraction, site.test_fraction, by=site.split_by)
     if whole.part is not None:
-        cut = {name: np.flatnonzero(whole.part.numpy() == number) for number, name in enumerate(PARTS)}
-    else:
-        cut = split(whole.y.numpy(), shares, numpy_rng(0, "split", site.name))
-    return {name: Dataset(name, whole.x[rows], whole.y[rows], whole.classes) for name, rows in cut.items()}
+        return {name: np.flatnonzero(whole.part.numpy() == number) for number, name in enumerate(PARTS)}
+    way = fractions.way(whole)
+    shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
+    labels, rng = whole.strata.numpy(), numpy_rng(0, "split", site.name)
+    group, time = (None if one is None else one.numpy() for one in (whole.group, whole.time))
+    if way == "time" and time is not None:
+        cut = split_by_time(time, shares, group, whole.span)
+        if left := len(labels) - sum(map(len, cut.values())):
+            _print(f"note: {site.data}: {left:,} rows overlap a later part of the split by time, and are left out.")
+        return cut
+    if way == "group" and group is not None:
+        return split_groups(labels, shares, group, rng)
+    return split(labels, shares, rng)
 
 
-def _load_images(path: str, site: SiteFile) -> Dataset:
-    dataset = load(path, image_size=site.image_size)
+def _load(path: str, site: SiteFile, reading: Reading) -> Dataset:
+    dataset = load(path, image_size=site.image_size, reading=reading)
     _print_notes(path, dataset)
     return dataset
 
@@ -100,12 +178,12 @@ class RequestHandler:
             _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
             return answer
         except PluribusError as error:
-            reason = error.sentence
+            reason, sent = error.sentence, self._responder.explain(error)
         except Exception as error:  # a bug in a method, or too little memory
             traceback.print_exc()
-            reason = f"it failed with {type(error).__name__}: the log of the site shows where."
+            reason = sent = f"it failed with {type(error).__name__}: the log of the site shows where."
         _print(f"refused: {reason}")
-        return seal({"refused": reason}, {})
+        return seal({"refused": sent}, {})
 
 
 def _print(text: str) -> None:
@@ -117,6 +195,7 @@ def main(arguments: list[str]) -> int:
     path, socket = map(Path, arguments)
     try:
         site = read_site(path)
+        sys.path.insert(0, str(path.absolute().parent))  # the site's own model is beside its file
         if site.threads is not None:
             torch.set_num_threads(site.threads)
         handler = RequestHandler(Responder(load_resources(site)))
