@@ -18,7 +18,7 @@ import torch
 
 from pluribus.data import Dataset
 from pluribus.data.augment import parse_augmentations
-from pluribus.data.datasets import count_holders, kind_of_data
+from pluribus.data.datasets import count_holders, kind_of_data, short_name
 from pluribus.data.federated import SplitBy
 from pluribus.data.given import name_data, take_data
 from pluribus.data.host_store import Where
@@ -272,7 +272,7 @@ class Experiment:
 
     def label(self) -> str:
         """Method, data and seed, for the name of a folder. Of a path or dotted path, only the last part is used."""
-        data = Path(self.data_name).name.removesuffix(".npz").rpartition(".")[2]
+        data = short_name(self.data_name)
         return f"{self.method.rpartition('.')[2]}-{data}-{self.seed}"
 
     def all_rounds(self) -> int:

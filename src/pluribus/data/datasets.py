@@ -30,7 +30,7 @@ from PIL import Image
 from pluribus.data.arrays import make_dataset
 from pluribus.data.columns import kind_of_file, read_columns
 from pluribus.data.dataset import Dataset, last_line, resize
-from pluribus.data.files import is_sheet
+from pluribus.data.files import READERS, is_sheet
 from pluribus.data.folders import read_image_folder
 from pluribus.data.given import as_dataset, name_data
 from pluribus.data.hub import PREFIX, kind_of_hub, read_hub
@@ -208,6 +208,16 @@ def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
     if is_sheet(path):
         return kind_of_file(path, reading)
     return read_kind(path) if path.suffix == ".npz" and path.is_file() else "image"
+
+
+def short_name(name: str) -> str:
+    """The name of a data set in the names of folders and rows, without folders, modules and the form of a file.
+
+    >>> short_name("wards/patients.csv"), short_name("package.module.function"), short_name("hf:glue:sst2")
+    ('patients', 'function', 'glue-sst2')
+    """
+    path = Path(name.removeprefix(PREFIX).replace(":", "-") if name.startswith(PREFIX) else name)
+    return path.stem if path.suffix.lower() in (".npz", *READERS) else path.name.rpartition(".")[2]
 
 
 def _find(name: str | Dataset | Loader) -> Loader:

@@ -37,7 +37,7 @@ def tokenize(
     texts: Sequence[str], tokenizer: str, vocabulary: int, length: int | None, refuse: Callable[[int], Exception]
 ) -> Tokens:
     """Turn texts into token ids. `refuse` makes the error for a row whose text has no token."""
-    encode, vocabulary = (partial_words(vocabulary), vocabulary) if tokenizer == WORDS else _hugging_face(tokenizer)
+    encode, vocabulary = (make_word_encoder(vocabulary), vocabulary) if tokenizer == WORDS else _hugging_face(tokenizer)
     rows = encode(texts, None)
     counts = np.fromiter(map(len, rows), np.int64, len(rows))
     if not counts.all():
@@ -70,7 +70,7 @@ def hash_word(word: str, vocabulary: int) -> int:
     return first + int.from_bytes(digest, "big") % (vocabulary - first)
 
 
-def partial_words(vocabulary: int) -> Encode:
+def make_word_encoder(vocabulary: int) -> Encode:
     """Encode words by their hash."""
     known = cache(lambda word: hash_word(word, vocabulary))
     return lambda texts, most: [[known(word) for word in split_words(text)[:most]] for text in texts]

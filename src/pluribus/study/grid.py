@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from pluribus import errors
+from pluribus.data.datasets import short_name
 from pluribus.experiment import Experiment, why_not_portable
 from pluribus.settings import flag_name
 from pluribus.storage.folder import free
@@ -45,7 +46,7 @@ def new_folder(command: str, label: str) -> Path:
 def data_label(data: Any) -> str:
     """A data set in the name of a folder: its name, or the last part of its path."""
     name = data if isinstance(data, str | Path) else getattr(data, "name", getattr(data, "__name__", "data"))
-    return Path(str(name)).name.removesuffix(".npz").rpartition(".")[2]
+    return short_name(str(name))
 
 
 def check_counts(**counts: int | None) -> None:
