@@ -185,7 +185,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     DataError: (
         lambda folder: Dataset("mine", **WRONG_LABELS),
-        "data set mine: y must be in 0..1, but ranges from 0 to 5.",
+        "data set mine: y must be in 0..1, but ranges from 0 to 5 (row 1).",
     ),
     MissingDataError: (
         lambda folder: load(str(folder / "mine.npz")),
