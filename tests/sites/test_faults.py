@@ -32,7 +32,7 @@ from refusals import assert_facts
 
 pytest.importorskip("flwr")
 
-pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("faults")]
 
 WORKER, CLIENT = "pluribus-site", "flwr-clientapp"
 
