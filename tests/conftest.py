@@ -6,6 +6,7 @@ from conftest import assemble_tiny, run_tiny, make_host
 from __future__ import annotations
 
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -33,6 +34,9 @@ GET_ONE = "Install one: sudo apt-get install chromium"
 
 AnyMethod = str | Method | type[Method]
 
+# Some machines forbid bytecode. Then every process would compile all tests anew, and rewrite their asserts.
+_forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+
 _scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when the process ends
 
 
@@ -47,6 +51,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         grouped = [item for item in items if item.get_closest_marker("xdist_group")]
         if not all("@" in item.nodeid for item in grouped):
             raise pytest.UsageError("this pytest ignores groups of pytest-xdist: pip install -c constraints.txt pytest")
+
+
+def pytest_collection_finish() -> None:
+    sys.dont_write_bytecode = _forbidden  # a test may write a module twice in a second, and then its bytecode is old
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so that its line comes last

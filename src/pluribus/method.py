@@ -11,6 +11,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
+from functools import cache
 from types import MappingProxyType
 from typing import Any, ClassVar, NamedTuple, Self, TypeVar
 
@@ -267,11 +268,17 @@ def register(name: str) -> Callable[[M], M]:
 
 def methods() -> dict[str, type[Method]]:
     """All registered methods by name."""
+    _import_built_in()
+    return dict(sorted(_registry.items()))
+
+
+@cache
+def _import_built_in() -> None:
+    """Once: a list of the folder for each name that is looked up takes longer than the lookup."""
     import pluribus.methods as package
 
     for module in pkgutil.iter_modules(package.__path__):
         importlib.import_module(f"{package.__name__}.{module.name}")
-    return dict(sorted(_registry.items()))
 
 
 def find(name: str) -> type[Method]:

@@ -6,11 +6,12 @@ the same, as captured steps need.
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal
+from typing import Any, Literal, cast
 
 import torch
 from torch import Tensor, nn
@@ -128,7 +129,8 @@ class Optimizer:
             grads = clip_gradients(grads, self.rule.clip_norm, self._stacked)
         for p, g in zip(self._values, grads, strict=True):
             p.grad = _match_layout(p, g) if g is not None and p.is_cuda else g
-        self._torch.step()
+        with torch.no_grad():
+            self._torch.step()
         for p in self._values:
             p.grad = None  # gradients are as large as the weights
 
@@ -179,6 +181,18 @@ def _match_layout(p: Tensor, g: Tensor) -> Tensor:
     return g if g.stride() == p.stride() else torch.empty_like(p).copy_(g)
 
 
+def _unwrap(cls: Any) -> Any:
+    """The same optimizer, without what torch wraps around its functions for torch.compile.
+
+    The first call of a wrapper imports the compiler, which takes as long as the import of torch.
+    """
+    functions = {name: inspect.unwrap(getattr(cls, name)) for name in ("add_param_group", "step")}
+    return type(cls.__name__, (cls,), functions)
+
+
+_SGD, _Adam, _AdamW = map(_unwrap, (torch.optim.SGD, torch.optim.Adam, torch.optim.AdamW))
+
+
 def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
     """On a GPU, all inputs of a step are on the GPU, also learning rate and counters: the step can be captured."""
     device = parameters[0].device if parameters else torch.device("cpu")
@@ -186,16 +200,16 @@ def _make(parameters: list[nn.Parameter], rule: Rule) -> torch.optim.Optimizer:
     lr = torch.tensor(rule.lr, device=device) if on_gpu else rule.lr
     if rule.name == "sgd":
         kind = {"fused": True} if on_gpu else {"foreach": True}
-        sgd = torch.optim.SGD(parameters, lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay, **kind)
+        sgd = _SGD(parameters, lr=lr, momentum=rule.momentum, weight_decay=rule.weight_decay, **kind)
         if rule.momentum:
             for p in parameters:
                 sgd.state[p]["momentum_buffer"] = torch.zeros_like(p)
-        return sgd
-    cls = torch.optim.AdamW if rule.name == "adamw" else torch.optim.Adam
+        return cast(torch.optim.Optimizer, sgd)
+    cls = _AdamW if rule.name == "adamw" else _Adam
     amsgrad = rule.name == "amsgrad"
     adam = cls(parameters, lr=lr, weight_decay=rule.weight_decay, amsgrad=amsgrad, foreach=True, capturable=on_gpu)
     moments = ("exp_avg", "exp_avg_sq", *(["max_exp_avg_sq"] if amsgrad else []))
     for p in parameters:
         adam.state[p]["step"] = torch.zeros((), device=device)
         adam.state[p].update({moment: torch.zeros_like(p) for moment in moments})
-    return adam
+    return cast(torch.optim.Optimizer, adam)

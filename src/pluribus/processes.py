@@ -26,8 +26,7 @@ def process_context() -> ForkServerContext | SpawnContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    ours = [name for name in sys.modules if name.startswith("pluribus.") or name == "timm"]
-    context.set_forkserver_preload([*ours, "torch._dynamo"])  # torch imports it for the first optimizer
+    context.set_forkserver_preload([name for name in sys.modules if name.startswith("pluribus.") or name == "timm"])
     return context
 
 

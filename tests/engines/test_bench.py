@@ -143,7 +143,7 @@ def counted() -> Iterator[Counter[tuple[Any, ...]]]:
     def step(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         rule = {name: optimizer.defaults.get(name) for name in ("lr", "momentum", "weight_decay", "amsgrad")}
         sizes = [len(group["params"]) for group in optimizer.param_groups]
-        found["step", type(optimizer), *rule.items(), *sizes] += 1
+        found["step", type(optimizer).__name__, *rule.items(), *sizes] += 1
 
     hooks = register_module_forward_pre_hook(forward), register_optimizer_step_post_hook(step)
     try:

@@ -23,8 +23,6 @@ from processes import start
 from refusals import assert_facts, refused
 from toys import Counted
 
-ray = pytest.importorskip("ray")
-
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("ray"), pytest.mark.usefixtures("cluster")]
 
 FEW = {"data": few_digits(160), "checkpoint_every": 1, "threads": 1}
@@ -85,6 +83,8 @@ class KillAnActor:
     def round(self, record: Mapping[str, Any], ledger: Any) -> None:
         if record["round"] in self._rounds:
             self._rounds.remove(record["round"])
+            import ray
+
             os.kill(ray.get(self._federation.engine._hosts[0].process.remote()), signal.SIGKILL)
 
     def finish(self, result: Any) -> None:
@@ -133,6 +133,8 @@ def test_more_than_the_cluster_has() -> None:
 
 def test_a_running_cluster_by_its_address() -> None:
     """From a process that knows nothing of this one."""
+    import ray
+
     address, folder = ray.get_runtime_context().gcs_address, new_folder()
     same = [f"--{name.replace('_', '-')}={value}" for name, value in tiny(**FEW).items()]
     there = ["--engine", "ray", "--ray-address", address, "--out", folder]

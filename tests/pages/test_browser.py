@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -125,13 +126,38 @@ def test_a_watched_run_is_drawn_as_it_grows(browser: Browser) -> None:
     shutil.rmtree(folder)
 
 
+WITHOUT_A_BROWSER = """
+import contextlib, io, json, os, pytest, sys
+told = {}
+for required in ("", "1"):
+    os.environ["PLURIBUS_REQUIRE_BROWSER"] = required
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        code = pytest.main(sys.argv[1:])
+    told[required] = [code, printed.getvalue()]
+print(json.dumps(told))
+"""
+
+
+@cache
+def without_a_browser() -> dict[str, tuple[int, str]]:
+    """How a page test ends on such a machine, and what is printed: where a browser is required, and elsewhere."""
+    test, tests = Path(new_folder()) / "test_page.py", Path(__file__).parents[1]
+    test.write_text("def test_page(browser):\n    pass\n")
+    words = ["-p", "conftest", "-c", str(tests.parent / "pyproject.toml"), str(test)]
+    paths = os.pathsep.join([str(tests), *filter(None, [os.environ.get("PYTHONPATH")])])
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_A_BROWSER, *words],
+        env=os.environ | {"PATH": "", "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return json.loads(done.stdout)
+
+
 @pytest.mark.parametrize(("required", "code", "fact"), [("", 0, "Page tests skipped: 1,"), ("1", 1, "1 error")])
 def test_a_machine_without_a_browser_is_told(required: str, code: int, fact: str) -> None:
-    one = f"{__file__}::{test_scripts_in_names_are_only_text.__name__}"
-    settings = {"PATH": "", "PLURIBUS_REQUIRE_BROWSER": required}
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", one], env=os.environ | settings, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == code
-    assert fact in done.stdout
-    assert "apt-get install chromium" in done.stdout
+    ended, printed = without_a_browser()[required]
+    assert ended == code
+    assert fact in printed
+    assert "apt-get install chromium" in printed

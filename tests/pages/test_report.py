@@ -23,7 +23,6 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from sklearn.decomposition import PCA
 
 import pluribus
 from conftest import few_digits, new_folder, run_tiny
@@ -230,6 +229,8 @@ def test_features_are_those_of_the_model_on_the_clients_test_images() -> None:
         x, y = test.take(torch.arange(len(test)))
     with torch.no_grad():
         features = pluribus.load_model(run.path, 2).features(x).numpy()
+    from sklearn.decomposition import PCA  # here, because every process of the tests imports this file
+
     by_hand = PCA(2).fit_transform(features)
     points = np.array(pictures[3].points)
     assert pictures[3].labels == y.tolist()

@@ -23,7 +23,7 @@ from network import PATIENCE, Network, Puppet, Wire
 from pluribus.assembly import assemble
 from pluribus.experiment import experiment
 from pluribus.sites.envelope import seal, unseal
-from pluribus.sites.flower.programs import environment, flower, flwr, free_port
+from pluribus.sites.flower.programs import environment, flower, flwr_all, free_port
 from pluribus.sites.keys import make_keys
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import read_json
@@ -32,7 +32,7 @@ from refusals import assert_facts
 
 pytest.importorskip("flwr")
 
-pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("faults")]
 
 WORKER, CLIENT = "pluribus-site", "flwr-clientapp"
 
@@ -211,8 +211,8 @@ def intrude(network: Network) -> tuple[dict[str, int], dict[str, list[Any]]]:
     }
     running = {name: network.start(name, *command, env=environment(home)) for name, command in tries.items()}
     ended = {name: process.wait(PATIENCE) for name, process in running.items()}
-    runs = flwr(link / "home", "list", "here")["runs"]
-    return ended, {"runs": runs, "nodes": flwr(link / "home", "supernode", "list", "here")["nodes"]}
+    runs, nodes = flwr_all(link / "home", [("list", "here"), ("supernode", "list", "here")])
+    return ended, {"runs": runs["runs"], "nodes": nodes["nodes"]}
 
 
 def test_intruders_learn_and_run_nothing(story: Story) -> None:

@@ -25,7 +25,6 @@ from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RunFolder
 
 pytest.importorskip("flwr")
-ray = pytest.importorskip("ray")
 
 pytestmark = pytest.mark.slow
 

@@ -342,6 +342,7 @@ sys.modules["tyro"] = None
 import pluribus
 result = pluribus.run(config=sys.argv[1], out=sys.argv[2], progress=False, threads=1)
 result.table()
+assert "torch._dynamo" not in sys.modules, "a compiler that takes as long to import as torch"
 pluribus.bench("local", data=sys.argv[3], clients=2, rounds=1, models="mlp-64", progress=False).table()
 """
     out = new_folder()

@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sklearn.datasets import load_digits
 from test_api import Watcher, outcome
 from torch import Tensor, nn
 from torch.utils.data import Dataset as TorchDataset
@@ -38,9 +37,8 @@ from pluribus.models import build
 from refusals import refused
 
 ROWS = 320
-DIGITS = load_digits()
-X = np.rint(DIGITS.images[:ROWS] * (255 / 16)).astype(np.uint8)
-Y = DIGITS.target[:ROWS]
+DIGITS = load("digits")
+X, Y = DIGITS.x[:ROWS, 0].numpy(), DIGITS.y[:ROWS].numpy()
 SHAPE = (1, 8, 8)
 
 
@@ -85,6 +83,14 @@ class Rows(TorchDataset[tuple[Any, Any]]):
 
     def __getitem__(self, row: int) -> tuple[Any, Any]:
         return self.x[row], self.y[row]
+
+
+def test_the_digits_are_those_of_sklearn() -> None:
+    from sklearn.datasets import load_digits  # here, because its import takes a second in every process of the tests
+
+    given = load_digits()
+    assert torch.equal(DIGITS.x[:, 0], torch.from_numpy(np.rint(given.images * (255 / 16)).astype(np.uint8)))
+    assert torch.equal(DIGITS.y, torch.from_numpy(given.target))
 
 
 def test_arrays_give_the_run_of_their_file() -> None:
@@ -141,7 +147,7 @@ class Endless(IterableDataset[Any]):
         ((X, Y + 0.5), DataError, ("y ", "float64")),
         ((X, [*"0123456789"[:9], None] * 32), DataError, ("y ", "row 9")),
         ((X, np.eye(10, dtype=int)[Y]), DataError, ("y ", "(320, 10)", "argmax")),
-        ((DIGITS.data.astype(int), DIGITS.target), DataError, ("x ", "(1797, 64)", "tokens", "kind")),
+        ((DIGITS.x.view(-1, 64).long().numpy(), DIGITS.y.numpy()), DataError, ("x ", "(1797, 64)", "tokens", "kind")),
         ((X.astype(int) * 2, Y), DataError, ("x ", "int64")),
         ((np.where(X > 250, np.nan, X), Y), DataError, ("x ", "NaN", "row ")),
         ((np.array(["a", "b"]), [0, 1]), DataError, ("x ",)),

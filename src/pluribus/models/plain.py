@@ -19,6 +19,8 @@ def _stack(
     `norm` and `relu` say whether batch normalization and ReLU follow each convolution.
     """
 
+    flat: dict[Shape, int] = {}  # numbers after the convolutions, measured once per shape
+
     def backbone(shape: Shape) -> nn.Module:
         body, before = nn.Sequential(), shape[0]
         for number, width in enumerate(filters, 1):
@@ -30,7 +32,9 @@ def _stack(
             body.add_module(f"pool{number}", nn.MaxPool2d(2))
             before = width
         body.add_module("flatten", nn.Flatten())
-        before = output_width(body, shape)
+        if shape not in flat:
+            flat[shape] = output_width(body, shape)
+        before = flat[shape]
         for number, width in enumerate(hidden, 1):
             body.add_module(f"fc{number}", nn.Linear(before, width))
             body.add_module(f"fc{number}_relu", nn.ReLU())

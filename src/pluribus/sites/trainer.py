@@ -15,7 +15,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch._dynamo  # takes seconds; otherwise the first step imports it, while a deadline runs
 
 from pluribus.data import Dataset, load
 from pluribus.data.dataset import PARTS

@@ -132,11 +132,11 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
     try:
         for group in written["groups"]:
             described = experiment(**group["settings"])
+            settings = decisive(described)  # adds the settings that are new since the file was written
             for entry in group["runs"]:
                 result = {name: entry[name] for name in KEPT} | {"steps": entry.get("steps")}
                 run = Run(described.method, entry["seed"], path, result, [])
-                # decisive() adds the settings that are new since the file was written
-                yield Finished(decisive(described), run, entry["reached"], entry["device"], entry["pluribus"])
+                yield Finished(settings, run, entry["reached"], entry["device"], entry["pluribus"])
     except (KeyError, TypeError) as error:
         raise DamagedFileError(f"{path} is damaged: a run lacks {error}.") from error
 
