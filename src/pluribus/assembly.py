@@ -27,6 +27,7 @@ from pluribus.experiment import Experiment, check_portable
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
+from pluribus.metrics import choose_metrics
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.targets import Target
 from pluribus.task import Cards, DataFacts, Task
@@ -316,6 +317,7 @@ def _task(
         own=own,
         split=experiment.split,
         target=Target(dataset.target, experiment.loss),
+        metrics=choose_metrics(experiment.metrics, dataset.target),
         public_labels=data.public_labels,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)

@@ -21,10 +21,11 @@ from pluribus.data.federated import Data, Store
 from pluribus.data.given import take_rows
 from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
-from pluribus.evaluate import Metrics, rule_of, score
+from pluribus.evaluate import Answers, Metrics, rule_of
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
+from pluribus.metrics import LOSS
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 
@@ -87,15 +88,15 @@ def predict(
 
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
-    """Accuracy and loss of a trained client on new rows, in the form of its training data."""
+    """The metrics and the loss of a trained client on new rows, in the form of its training data."""
     images, labels = take_rows(x, y, client.task.names)
     if not len(images):
         raise MissingDataError("no images were given.")
     _check(images, client)
     store = Store(images, labels, client.device, client.local.channels_last)
     data = Data(store, torch.arange(len(images), device=client.device))
-    correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
-    return {"accuracy": correct / samples, "loss": loss / samples}
+    answers = Answers.of(rule_of(method, method.views[0]), client, data)
+    return answers.measure(client.task) | {LOSS: answers.mean_loss(client.task.target)}
 
 
 def to_csv(predictions: Sequence[Prediction], path: Path) -> None:
