@@ -88,7 +88,7 @@ class Tested(NamedTuple):
         return values | {"row": self.data.rows.to(torch.int32)}
 
 
-def tested_bytes(task: Task) -> int:
+def prediction_bytes(task: Task) -> int:
     """Bytes of the tensors of Tested, per row."""
     values = {"classes": 4, "labels": task.classes, "numbers": 4 * task.classes}[task.target.kind]
     return 2 * values + 4

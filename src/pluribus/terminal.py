@@ -85,7 +85,7 @@ class Progress:
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TextColumn("up {task.fields[up]:>8}  down {task.fields[down]:>8}", style="dim"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self._console,
@@ -111,7 +111,7 @@ class Progress:
             self._warned = 0
         name = f"{federation.parts.experiment.method:10}"
         warm = done < federation.parts.task.warmup
-        columns: dict[str, Any] = {"accuracy": WARMUP if warm else "     ", **_traffic(federation.ledger)}
+        columns: dict[str, Any] = {"score": WARMUP if warm else "     ", **_traffic(federation.ledger)}
         self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)
         self._warn()
 
@@ -120,9 +120,9 @@ class Progress:
         columns: dict[str, Any] = _traffic(ledger)
         mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
         if mean is not None:
-            columns["accuracy"] = f"{mean:.3f}"
+            columns["score"] = f"{mean:.3f}"
         elif record["round"] + 1 == self._federation.parts.task.warmup:
-            columns["accuracy"] = "     "
+            columns["score"] = "     "
         self.bar.update(self._task, advance=1, **columns)
         self._warn()
 

@@ -11,10 +11,11 @@ from typing import Any, get_args
 from pluribus import __version__
 from pluribus.client import Local
 from pluribus.data.augment import AUGMENTATIONS, parse_augmentations
-from pluribus.errors import AgreementError, SchemaError, unknown
+from pluribus.errors import AgreementError, ConflictError, SchemaError, unknown
 from pluribus.experiment import Experiment
 from pluribus.inputs import Input
 from pluribus.method import Method, hyperparameters, methods
+from pluribus.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.models import entries
 from pluribus.optim import Life, Rule
 from pluribus.settings import convert_fields
@@ -49,6 +50,7 @@ class Agreement:
     warmup: int = 0  # rounds before the first of `rounds`, in which no model is trained
     public: tuple[int, ...] = ()  # number of public images of each client; empty: there are none
     public_digest: str = ""
+    metrics: tuple[str, ...] = ("accuracy",)  # the headline first
     version: str = __version__
 
     @classmethod
@@ -71,6 +73,7 @@ class Agreement:
             optimizer_life=one.optimizer_life,
             augment=parse_augmentations(one.augment),
             warmup=one.build_method().warmup_rounds(),
+            metrics=metrics_of_sites(one),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -100,7 +103,8 @@ class Agreement:
                 "width": None if facts["width"] is None else check_integer(facts["width"], 1, MOST),
                 "seed": check_integer(facts["seed"]),
                 "rule": Rule(**convert_fields(Rule, facts["rule"])),
-                # an older state folder lacks these two
+                # an older state folder lacks these three
+                "metrics": tuple(map(_text, facts.get("metrics", ("accuracy",)))),
                 "warmup": check_integer(facts.get("warmup", 0), 0, MOST),
                 "augment": tuple(map(_text, facts.get("augment", ()))),
                 "public": tuple(check_integer(size, 0) for size in facts["public"]),
@@ -126,6 +130,9 @@ class Agreement:
             return "the factor of --lr-steps and the norm for clipping must be above 0, the warm-up at least 0"
         if not set(self.augment) <= set(AUGMENTATIONS):
             return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
+        fit = [one.name for one in METRICS.values() if "classes" in one.targets]
+        if not self.metrics or not set(self.metrics) <= set(fit):
+            return f"metrics are some of {', '.join(fit)}, not '{sanitize(','.join(self.metrics))}'"
         return None
 
     def build_method(self) -> Method:
@@ -155,6 +162,7 @@ class Agreement:
             names=self.classes,
             public=dict(enumerate(self.public)),
             warmup=self.warmup,
+            metrics=self.metrics,
         )
 
     def card(self, client: int, model: str, samples: int) -> Card:
@@ -163,6 +171,13 @@ class Agreement:
 
     def local(self) -> Local:
         return Local(self.rule, self.epochs, self.batch, life=self.optimizer_life, augment=self.augment)
+
+
+def metrics_of_sites(one: Experiment) -> tuple[str, ...]:
+    """The metrics that sites measure. Their predictions, which a confusion matrix needs, stay with them."""
+    if asks_for_confusion(one.metrics):
+        raise ConflictError("confusion needs the test predictions, but sites keep theirs: leave it out of --metrics.")
+    return choose_metrics(one.metrics, "classes")
 
 
 def check_model(name: Any) -> str:

@@ -16,7 +16,7 @@ from pluribus.federation import Observer
 from pluribus.method import find, hyperparameters
 from pluribus.result import Result
 from pluribus.settings import check_names
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, metrics_of_sites
 from pluribus.sites.config import LOOK, FederationFile, make_from, setting_names
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.gate import bind
@@ -65,7 +65,9 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
         raise ConflictError(f"'{simulated[0]}' in {path} is for simulations: sites bring their own data and models.")
     check_names(written, [*setting_names(FederationFile), *theirs, *hyper], f"setting in {path}:", LOOK)
     file = make_from(FederationFile, own, path)
-    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+    described = experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+    metrics_of_sites(described)  # before there is a folder
+    return file, described
 
 
 def _read_keys(file: FederationFile) -> dict[str, str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pluribus.engines.engine import Engine
-from pluribus.evaluate import Metrics, Selection, choose, selects, tested_bytes
+from pluribus.evaluate import Metrics, Selection, choose, prediction_bytes, selects
 from pluribus.metrics import METRICS
 from pluribus.storage.store import StateStore
 from pluribus.task import Cards, DataFacts, Task
@@ -21,7 +21,7 @@ class Selections:
 
     def __init__(self, task: Task, cards: Cards, data: DataFacts, engine: Engine, checkpoint: StateStore) -> None:
         self._headline = METRICS[task.metrics[0]]
-        self._row_bytes = tested_bytes(task)
+        self._row_bytes = prediction_bytes(task)
         self._cards = cards
         self._data = data
         self._engine = engine

@@ -5,7 +5,6 @@ Everything is checked here, before the first run starts.
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -113,8 +112,8 @@ def plan_comparison(
     overridden = find_overridden_defaults(rows, described, config, own, settings)
     parameters, metric = _assemble_all(described, seeds)
     if target is not None and not metric.range[0] <= target <= metric.range[1]:
-        least, most = (str(one) if math.isfinite(one) else "" for one in metric.range)
-        raise errors.RangeError(f"--target must be a value of {metric.name}, in [{least}, {most}], not {target}.")
+        bounds = ", ".join(f"{one:g}" for one in metric.range)
+        raise errors.RangeError(f"--target must be a value of {metric.name}, in [{bounds}], not {target}.")
     if equal_steps:
         rounds = equal_rounds(described)
         described = {label: replace(one, rounds=rounds[label]) for label, one in described.items()}
