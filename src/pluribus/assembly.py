@@ -26,8 +26,8 @@ from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError
 from pluribus.experiment import Experiment, check_portable
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
+from pluribus.internal.metrics import choose_metrics
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
-from pluribus.metrics import choose_metrics
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.targets import Target
 from pluribus.task import Cards, DataFacts, Task

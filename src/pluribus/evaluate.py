@@ -23,10 +23,10 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.data.federated import Data
+from pluribus.internal.metrics import METRICS, Metric, headline_of, is_smaller_better, measure_all, metric_behind
 from pluribus.internal.steps import Map
 from pluribus.internal.views import views_text
 from pluribus.method import Method
-from pluribus.metrics import METRICS, Metric, headline_of, is_smaller_better, measure_all, metric_behind
 from pluribus.targets import Target
 from pluribus.task import Task
 

@@ -28,8 +28,8 @@ from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.internal.blame import first_line
 from pluribus.internal.lookup import GIVEN
+from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
-from pluribus.metrics import parse_metrics
 from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps

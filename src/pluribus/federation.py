@@ -22,9 +22,9 @@ from pluribus.internal.clock import Clock
 from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.lookup import GIVEN
+from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
 from pluribus.message import Message
 from pluribus.method import PeerMethod
-from pluribus.metrics import ACCURACY, METRICS, asks_for_confusion
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
 from pluribus.server_half import ServerHalf

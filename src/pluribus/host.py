@@ -23,10 +23,10 @@ from pluribus.data.federated import ClientSets, Data
 from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
+from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import Snapshot
 from pluribus.message import Inbox, Message, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
-from pluribus.metrics import METRICS
 from pluribus.models import TwoPartModel
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.storage.checkpoint import TESTED, put_back

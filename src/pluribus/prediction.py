@@ -22,10 +22,10 @@ from pluribus.data.given import take_rows
 from pluribus.data.images import SUFFIXES, Found, Picture, Shape, decode_all, find_images, picture_notes, skipped_note
 from pluribus.errors import ConflictError, DataError, FileAccessError, MissingDataError, MissingSettingError
 from pluribus.evaluate import Answers, Metrics, rule_of
+from pluribus.internal.metrics import LOSS
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
-from pluribus.metrics import LOSS
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 

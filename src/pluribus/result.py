@@ -31,9 +31,9 @@ from pluribus.evaluate import (
 from pluribus.internal.axes import new_axes
 from pluribus.internal.frames import make_frame
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.metrics import ACCURACY, Metric
 from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import View, view_text
-from pluribus.metrics import ACCURACY, Metric
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RESULT

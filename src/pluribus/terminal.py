@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pluribus.data.folders import ImageLabels
     from pluribus.federation import Federation
     from pluribus.internal.ledger import Ledger
-    from pluribus.metrics import Metric
+    from pluribus.internal.metrics import Metric
     from pluribus.prediction import Prediction
     from pluribus.result import Result
     from pluribus.study.bench import Bench

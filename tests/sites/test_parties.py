@@ -135,9 +135,9 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
 
 
 RUNS: dict[str, dict[str, Any]] = {
-    "fedgh": {"augment": "crop,flip,erase", "metrics": "ece,f1,accuracy"},
+    "fedgh": {"augment": "crop,flip,erase"},
     "fedl2g-f": {"warmup": 2},
-    "fedfree": {"momentum": 0.9},
+    "fedfree": {"momentum": 0.9, "metrics": "ece,f1,accuracy"},
     "fedgen": {"lr_schedule": "steps", "lr_steps": "1,2", "clip_norm": 0.5},
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},

@@ -24,7 +24,7 @@ from pluribus.data import Dataset
 from pluribus.errors import ConflictError, FormatError, MismatchError, MissingDataError, RangeError, UnknownNameError
 from pluribus.evaluate import choose
 from pluribus.experiment import experiment
-from pluribus.metrics import METRICS, choose_metrics, measure_all, parse_metrics
+from pluribus.internal.metrics import METRICS, choose_metrics, measure_all, parse_metrics
 from pluribus.result import Result
 from pluribus.targets import CLASSES, Target
 from pluribus.terminal import print_table
@@ -164,7 +164,7 @@ def test_labels_and_numbers_as_scikit_learn_measures_them(seed: int) -> None:
 
 def test_the_default_imports_no_library_for_metrics() -> None:
     code = (
-        "import sys, torch; from pluribus.metrics import measure_all; from pluribus.targets import Target\n"
+        "import sys, torch; from pluribus.internal.metrics import measure_all; from pluribus.targets import Target\n"
         "measure_all(['accuracy'], Target(), torch.eye(2), torch.arange(2))\n"
         "measure_all(['rmse'], Target('numbers'), torch.eye(2), torch.eye(2))\n"
         "measure_all(['f1'], Target('labels'), torch.eye(2), torch.eye(2))\n"

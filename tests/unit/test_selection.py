@@ -19,7 +19,7 @@ from pluribus.cli import main
 from pluribus.engines.engine import Engine
 from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
-from pluribus.metrics import METRICS
+from pluribus.internal.metrics import METRICS
 from pluribus.report.numbers import read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import per_client

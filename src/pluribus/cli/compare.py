@@ -116,8 +116,8 @@ def tune(args: list[str]) -> None:
 
 
 def _print_tuned(found: Sequence[Tuned]) -> None:
+    from pluribus.internal.metrics import METRICS
     from pluribus.internal.views import view_text
-    from pluribus.metrics import METRICS
 
     for one in found:
         for caution in one.cautions:

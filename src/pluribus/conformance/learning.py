@@ -12,8 +12,8 @@ from pluribus.conformance.hands import born, present, trained, worked
 from pluribus.conformance.promise import BrokenError, SkippedError
 from pluribus.conformance.steps import StepChecker
 from pluribus.host import make_host
+from pluribus.internal.metrics import headline_of
 from pluribus.method import PeerMethod
-from pluribus.metrics import headline_of
 from pluribus.request import Evaluate
 
 

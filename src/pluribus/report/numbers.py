@@ -24,7 +24,7 @@ from pluribus.errors import DamagedFileError, DataError, FileAccessError, Missin
 from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.host import make_host
-from pluribus.metrics import ACCURACY, METRICS, Metric, headline_of
+from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.models import assign
 from pluribus.storage.files import read_json, to_json
 

@@ -14,8 +14,8 @@ from pluribus.data.augment import AUGMENTATIONS, parse_augmentations
 from pluribus.errors import AgreementError, ConflictError, SchemaError, unknown
 from pluribus.experiment import Experiment
 from pluribus.inputs import Input
+from pluribus.internal.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.method import Method, hyperparameters, methods
-from pluribus.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.models import entries
 from pluribus.optim import Life, Rule
 from pluribus.settings import convert_fields

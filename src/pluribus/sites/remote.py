@@ -13,9 +13,9 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pluribus.errors import MessageError, SchemaError
 from pluribus.host import Selected, Tensors
+from pluribus.internal.metrics import METRICS, keys_of, range_of
 from pluribus.message import decode
 from pluribus.method import Wires
-from pluribus.metrics import METRICS, keys_of, range_of
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal

@@ -22,9 +22,9 @@ from pluribus.data.folders import normalize_name
 from pluribus.errors import AgreementError, DamagedFileError, OtherRunError, SchemaError
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors, all_tensors
+from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import PeerMethod
-from pluribus.metrics import METRICS
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, check_model, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal

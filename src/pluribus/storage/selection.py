@@ -7,7 +7,7 @@ from typing import Any
 
 from pluribus.engines.engine import Engine
 from pluribus.evaluate import Metrics, Selection, choose, prediction_bytes, selects
-from pluribus.metrics import METRICS
+from pluribus.internal.metrics import METRICS
 from pluribus.storage.store import StateStore
 from pluribus.task import Cards, DataFacts, Task
 

@@ -23,9 +23,9 @@ from pluribus.experiment import (
     known_settings,
 )
 from pluribus.host import make_host
+from pluribus.internal.metrics import METRICS, Metric
 from pluribus.internal.views import check_view
 from pluribus.method import Method, find
-from pluribus.metrics import METRICS, Metric
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json
 from pluribus.storage.toml import read_toml

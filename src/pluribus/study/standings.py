@@ -16,10 +16,10 @@ from pluribus.errors import to_words
 from pluribus.evaluate import OVER_CLIENTS, Chosen, Metrics, choose, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.frames import make_frame
+from pluribus.internal.metrics import Metric, headline_of, is_smaller_better
 from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
-from pluribus.metrics import Metric, headline_of, is_smaller_better
 from pluribus.settings import flag_name
 from pluribus.storage.files import read_json, read_lines
 from pluribus.study.figure import draw_rounds, save

@@ -18,9 +18,9 @@ from pluribus.data.datasets import load_once
 from pluribus.draws import number
 from pluribus.experiment import TRAINING, Experiment, repeat
 from pluribus.internal.keywords import StudySettings
+from pluribus.internal.metrics import METRICS, Metric
 from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
-from pluribus.metrics import METRICS, Metric
 from pluribus.processes import check_guarded
 from pluribus.settings import convert_fields
 from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text

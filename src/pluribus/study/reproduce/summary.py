@@ -16,7 +16,7 @@ from typing import Any
 from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.evaluate import Chosen, choose
 from pluribus.experiment import SETTINGS, Experiment, experiment
-from pluribus.metrics import ACCURACY
+from pluribus.internal.metrics import ACCURACY
 from pluribus.storage.files import read_json, to_json, write_text
 from pluribus.study.standings import Run
 
