@@ -81,6 +81,7 @@ class CommonSettings(TypedDict, total=False):
     straggler_rate: float
     evaluate: Literal["auto", "all", "participants"]
     evaluate_every: int
+    metrics: str | Sequence[str]
     device: DeviceLike
     threads: int | None
     workers: int
@@ -89,6 +90,7 @@ class CommonSettings(TypedDict, total=False):
     gpu_share: float
     precision: Literal["tf32", "float32", "bfloat16"]
     channels_last: bool | None
+    store: Literal["auto", "device", "host"]
     capture: bool
     stack: bool
     checkpoint_every: int | None
