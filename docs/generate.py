@@ -211,6 +211,7 @@ WIDER = {
     "device": "DeviceLike",
     "lr_steps": "str | Sequence[int]",
     "augment": "str | Sequence[str]",
+    "metrics": "str | Sequence[str]",
     "weights": "str | Path | None",
     "out": "str | Path | None",
 }

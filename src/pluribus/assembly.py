@@ -26,6 +26,7 @@ from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError
 from pluribus.experiment import Experiment, check_portable
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
+from pluribus.internal.metrics import choose_metrics
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.targets import Target
@@ -328,6 +329,7 @@ def _task(
         own=own,
         split=experiment.split,
         target=Target(dataset.target, experiment.loss),
+        metrics=choose_metrics(experiment.metrics, dataset.target),
         public_labels=data.public_labels,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)

@@ -1,11 +1,13 @@
 """Evaluation: what is measured, and how each number is named.
 
 A *view* says which model is evaluated: `after` local training, or `before` it, with the newest download received. A
-*metric* says what is measured: `test` and `val` accuracy on the client's own sets, and with domains also `acc`, `bwt`
-and `fwt`. Over clients there are `mean` (each client counts once), `weighted` (each test sample counts once: the
-weight of a client is the number of test samples of its metric), `worst` and `best`. Over rounds there are `last` and
-`selected`: the test metric of the round in which the client's validation accuracy first reached its maximum. The test
-data never select a round.
+*metric* says what is measured: `test` and `val` are the headline metric (accuracy, unless the experiment sets another
+one) on the client's own sets, and with domains there are also `acc`, `bwt` and `fwt`. Further metrics that the
+experiment asks for are `val_NAME` and `test_NAME`. Over clients there are `mean` (each client counts once), `weighted`
+(each test sample counts once: the weight of a client is the number of test samples of its metric), `worst` and `best`,
+`deviation` (the standard deviation) and `worst_decile` (the mean of the worst tenth). Over rounds there are `last` and
+`selected`: the test metric of the round in which the client's validation metric was first at its best. The test data
+never select a round.
 """
 
 from __future__ import annotations
@@ -18,16 +20,16 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from pluribus.client import Client
 from pluribus.data.federated import Data
+from pluribus.internal.metrics import METRICS, Metric, headline_of, is_smaller_better, measure_all, metric_behind
 from pluribus.internal.steps import Map
 from pluribus.internal.views import views_text
 from pluribus.method import Method
+from pluribus.targets import Target
 from pluribus.task import Task
 
-Counts = tuple[int, int, float]  # correct, samples, summed cross-entropy
 Metrics = dict[str, float | None]
 Exams = tuple[int, int]  # test samples of the client's own domain, and of all domains
 
@@ -39,34 +41,57 @@ def rule_of(method: Method, view: str) -> Map:
     return method.predict  # not wrapped: an engine records each function once
 
 
-def score(rule: Map, client: Client, data: Data) -> Counts:
-    """Number of correct predictions, number of samples and summed cross-entropy on a data set."""
-    return _answer(rule, client, data)[0]
+class Answers(NamedTuple):
+    """A model's scores for some rows, and what it should have predicted for them."""
 
+    scores: Tensor
+    y: Tensor
 
-def _answer(rule: Map, client: Client, data: Data) -> tuple[Counts, Tensor]:
-    """The counts of a data set, and the predicted class of each of its rows."""
-    labels = data.labels()
-    if not len(data):
-        return (0, 0, 0.0), labels
-    scores = client.sweep(rule, data)
-    loss, predicted = F.cross_entropy(scores, labels, reduction="sum"), scores.argmax(1)
-    return (int((predicted == labels).sum()), len(data), float(loss)), predicted
+    @classmethod
+    def of(cls, rule: Map, client: Client, data: Data) -> Answers:
+        labels = data.labels()
+        if not len(data):
+            return cls(labels.new_zeros((0, client.task.classes), dtype=torch.float32), labels)
+        return cls(client.sweep(rule, data), labels)
+
+    @classmethod
+    def join(cls, some: Sequence[Answers]) -> Answers:
+        """The answers to several sets of rows together."""
+        return cls(torch.cat([one.scores for one in some]), torch.cat([one.y for one in some]))
+
+    def measure(self, task: Task) -> Metrics:
+        """The task's metrics by name."""
+        return measure_all(task.metrics, task.target, self.scores, self.y)
+
+    def mean_loss(self, target: Target) -> float | None:
+        """The task's loss without weights, mean over rows. None without rows, and if training diverged."""
+        if not len(self.y):
+            return None
+        total = float(target.loss(self.scores, self.y, reduction="sum"))
+        return total / len(self.y) if math.isfinite(total) else None
 
 
 class Tested(NamedTuple):
-    """Test rows of a client, and the class that was predicted for each of them."""
+    """Test rows of a client, and what was predicted for each of them."""
 
     data: Data
     predicted: Tensor
 
     def tensors(self) -> dict[str, Tensor]:
-        """Label, predicted class and number in the data set of each row, on the device."""
-        values = {"label": self.data.labels(), "predicted": self.predicted, "row": self.data.rows}
-        return {name: value.to(torch.int32) for name, value in values.items()}
+        """True value, predicted value and number in the data set of each row, on the device.
+
+        Values are classes (n,) as int32, labels (n, L) as uint8 or numbers (n, D) as float32.
+        """
+        y = self.data.labels()
+        kind = torch.int32 if y.dim() == 1 else torch.uint8 if self.predicted.dtype == torch.bool else torch.float32
+        values = {"label": y.to(kind), "predicted": self.predicted.to(kind)}
+        return values | {"row": self.data.rows.to(torch.int32)}
 
 
-TESTED_BYTES = 12  # of the tensors of Tested, per row
+def prediction_bytes(task: Task) -> int:
+    """Bytes of the tensors of Tested, per row."""
+    values = {"classes": 4, "labels": task.classes, "numbers": 4 * task.classes}[task.target.kind]
+    return 2 * values + 4
 
 
 def measure(rule: Map, client: Client) -> Metrics:
@@ -81,21 +106,35 @@ def measure_rows(rule: Map, client: Client) -> tuple[Metrics, Tested]:
     """
     if client.exams:
         return _domain_metrics(rule, client)
-    val, data = score(rule, client, client.data["val"]), client.data["test"]
-    test, predicted = _answer(rule, client, data)
-    metrics = {"val": _accuracy(val), "test": _accuracy(test), "test_loss": _mean_loss(test)}
-    return metrics, Tested(data, predicted)
+    task, data = client.task, client.data["test"]
+    val, answers = Answers.of(rule, client, client.data["val"]).measure(task), Answers.of(rule, client, data)
+    metrics = _named(val, test := answers.measure(task)) | {"test_loss": answers.mean_loss(task.target)}
+    return metrics | _others(val, test), Tested(data, task.target.predict(answers.scores))
 
 
 def _domain_metrics(rule: Map, client: Client) -> tuple[Metrics, Tested]:
     """FedH2L's metrics: BWT on the test set of the own domain, FWT on those of all others, ACC on all."""
-    exams, own = list(client.exams.values()), client.task.domain_of[client.card.id]
-    answers = [_answer(rule, client, exam["test"]) for exam in exams]
-    vals = [score(rule, client, exam["val"]) for exam in exams]
-    tests = [counts for counts, _ in answers]
-    acc, bwt, fwt = _accuracy(*tests), _accuracy(tests[own]), _accuracy(*tests[:own], *tests[own + 1 :])
-    metrics = {"val": _accuracy(*vals), "test": acc, "acc": acc, "bwt": bwt, "fwt": fwt}
-    return metrics, Tested(exams[own]["test"], answers[own][1])
+    task, exams, own = client.task, list(client.exams.values()), client.task.domain_of[client.card.id]
+    answers = [Answers.of(rule, client, exam["test"]) for exam in exams]
+    val = Answers.join([Answers.of(rule, client, exam["val"]) for exam in exams]).measure(task)
+    test = Answers.join(answers).measure(task)
+    sides = {"bwt": answers[own : own + 1], "fwt": answers[:own] + answers[own + 1 :]}
+    headline = task.metrics[0]
+    metrics = _named(val, test) | {"acc": test[headline]}
+    for name, some in sides.items():
+        metrics[name] = Answers.join(some).measure(task)[headline] if some else None
+    return metrics | _others(val, test), Tested(exams[own]["test"], task.target.predict(answers[own].scores))
+
+
+def _named(val: Metrics, test: Metrics) -> Metrics:
+    """The headline metric, which is the first one, by set."""
+    return {"val": next(iter(val.values())), "test": next(iter(test.values()))}
+
+
+def _others(val: Metrics, test: Metrics) -> Metrics:
+    """All metrics but the headline, by set."""
+    names = list(test)[1:]
+    return {f"{split}_{name}": of[name] for name in names for split, of in (("val", val), ("test", test))}
 
 
 def exam_sizes(task: Task, client: int) -> Exams | None:
@@ -106,33 +145,22 @@ def exam_sizes(task: Task, client: int) -> Exams | None:
     return sizes[task.domain_of[client]], sum(sizes)
 
 
-def _mean_loss(counts: Counts) -> float | None:
-    """None also if training diverged: JSON lacks NaN, and a resumed run must read the same value that was written."""
-    return counts[2] / counts[1] if counts[1] and math.isfinite(counts[2]) else None
-
-
-def _accuracy(*counts: Counts) -> float | None:
-    samples = sum(c[1] for c in counts)
-    return sum(c[0] for c in counts) / samples if samples else None
-
-
 def metrics_over_clients(
-    rows: Mapping[int, Metrics], samples: Mapping[int, int], exams: Mapping[int, Exams | None] | None = None
+    rows: Mapping[int, Metrics],
+    samples: Mapping[int, int],
+    exams: Mapping[int, Exams | None] | None = None,
+    headline: Metric = METRICS["accuracy"],
 ) -> dict[str, Metrics]:
-    """Every metric over clients: name -> `mean`, `weighted`, `worst` and `best`. The best loss is the smallest.
+    """Every metric over clients: name -> `mean`, `weighted`, `worst` and so on. The best loss is the smallest.
 
     `samples` has the sizes of the clients' own test sets. In a run with domains, `exams` has those of the domains.
+    `headline` is the metric behind `val` and `test`.
     """
     found: dict[str, Metrics] = {}
     for name in next(iter(rows.values()), {}):
         counts = {k: _sample_count(name, samples[k], (exams or {}).get(k)) for k in rows}
-        found[name] = over_clients({k: row[name] for k, row in rows.items()}, counts, loss=is_loss(name))
+        found[name] = over_clients({k: row[name] for k, row in rows.items()}, counts, is_smaller_better(name, headline))
     return found
-
-
-def is_loss(metric: str) -> bool:
-    """Whether a smaller value of a metric is better."""
-    return metric.endswith("loss")
 
 
 def _sample_count(metric: str, samples: int, exams: Exams | None) -> int:
@@ -143,19 +171,25 @@ def _sample_count(metric: str, samples: int, exams: Exams | None) -> int:
     return {"bwt": own, "fwt": everything - own}.get(metric, everything)
 
 
-def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], loss: bool = False) -> Metrics:
-    """Mean, sample-weighted mean, worst and best of one metric. Clients without it (no test data) are left out."""
+def over_clients(values: Mapping[int, float | None], samples: Mapping[int, int], smaller: bool = False) -> Metrics:
+    """One metric over the clients that have it. `smaller`: whether smaller values are better."""
     known = {k: v for k, v in values.items() if v is not None}
     weight = sum(samples[k] for k in known)
     if not known:
-        return {"mean": None, "weighted": None, "worst": None, "best": None}
-    least, most = min(known.values()), max(known.values())
+        return dict.fromkeys(OVER_CLIENTS)
+    worst_first = sorted(known.values(), reverse=smaller)
+    tenth = worst_first[: -(-len(known) // 10)]
     return {
         "mean": sum(known.values()) / len(known),
         "weighted": sum(v * samples[k] for k, v in known.items()) / weight if weight else None,
-        "worst": most if loss else least,
-        "best": least if loss else most,
+        "worst": worst_first[0],
+        "best": worst_first[-1],
+        "deviation": float(np.std(worst_first)),
+        "worst_decile": sum(tenth) / len(tenth),
     }
+
+
+OVER_CLIENTS = ("mean", "weighted", "worst", "best", "deviation", "worst_decile")
 
 
 @dataclass(frozen=True)
@@ -168,7 +202,7 @@ class Chosen:
 
 
 class Selection(NamedTuple):
-    """The round that a client's validation data selects so far, and its validation accuracy in that round."""
+    """The round that a client's validation data selects so far, and its validation metric in that round."""
 
     round: int
     val: float | None
@@ -178,24 +212,30 @@ class Selection(NamedTuple):
         return cls(chosen.selected_round, chosen.selected["val"])
 
 
-def selects(now: Metrics, best: Selection | None) -> bool:
+def selects(now: Metrics, best: Selection | None, headline: Metric) -> bool:
     """Whether validation data prefers these metrics to those of the best round so far. Ties keep the earliest round."""
     if best is None or best.val is None:  # without validation data, the last round is selected
         return True
-    return now["val"] is not None and now["val"] > best.val
+    return now["val"] is not None and headline.prefers(now["val"], best.val)
 
 
 def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]:
     """Last and selected metrics of every evaluated client."""
     chosen: dict[int, Chosen] = {}
     for record in history:
+        headline = headline_of(record)
         for key, views in record.get("clients", {}).items():
             now, before = views[view], chosen.get(int(key))
-            if before is None or selects(now, Selection.of(before)):
+            if before is None or selects(now, Selection.of(before), headline):
                 chosen[int(key)] = Chosen(now, now, record["round"])
             else:
                 chosen[int(key)] = Chosen(now, before.selected, before.selected_round)
     return dict(sorted(chosen.items()))
+
+
+def headline_in(history: Iterable[Mapping[str, Any]]) -> Metric:
+    """The headline metric of a run."""
+    return headline_of(next(iter(history), {}))
 
 
 def summarize(
@@ -204,19 +244,20 @@ def summarize(
     samples: Mapping[int, int],
     exams: Mapping[int, Exams | None] | None = None,
 ) -> dict[str, dict[str, dict[str, Metrics]]]:
-    """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best`."""
+    """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and so on."""
+    headline = headline_in(history)
     chosen = {view: choose(history, view).items() for view in views}
     return {
         view: {
-            "last": metrics_over_clients({k: one.last for k, one in rows}, samples, exams),
-            "selected": metrics_over_clients({k: one.selected for k, one in rows}, samples, exams),
+            "last": metrics_over_clients({k: one.last for k, one in rows}, samples, exams, headline),
+            "selected": metrics_over_clients({k: one.selected for k, one in rows}, samples, exams, headline),
         }
         for view, rows in chosen.items()
     }
 
 
 def selection_text(validation: Iterable[float | None]) -> str:
-    """How rounds were selected, in words. `validation` has each client's accuracy, or None without validation data.
+    """How rounds were selected, in words. `validation` has each client's metric, or None without validation data.
 
     >>> selection_text([0.9, 0.8]), selection_text([None])
     ('selected on validation', 'in the last round, without validation data')
@@ -227,60 +268,57 @@ def selection_text(validation: Iterable[float | None]) -> str:
     return "in the last round, without validation data" if known == {False} else "selected on validation"
 
 
-def headline(views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
-    """Describes the accuracies of a table, by the view of each method and the metrics that each method selected."""
+def headline(metric: Metric, views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
+    """Describes the numbers of a table, by the view of each method and the metrics that each method selected."""
     selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
-    return f"test accuracy, {selection}, {views_text(views)}"
+    return f"test {metric.text}, {selection}, {views_text(views)}"
 
 
 # ---- rows of tables --------------------------------------------------------------------------------------------------
 
-SPLIT_AND_METRIC = {
-    "val": ("val", "accuracy"),
-    "test": ("test", "accuracy"),  # with domains, this is `acc`
-    "test_loss": ("test", "loss"),
-    "bwt": ("own domain", "accuracy"),
-    "fwt": ("other domains", "accuracy"),
-}
+SPLITS = {"val": "val", "test": "test", "bwt": "own domain", "fwt": "other domains"}  # with domains, `test` is `acc`
 
 
 def tidy_rows(history: Iterable[Mapping[str, Any]], models: Mapping[int, str]) -> Iterator[dict[str, Any]]:
     """One row per round, client, view, split and metric. A metric without a value has no row."""
     for record in history:
+        headline = headline_of(record)
         for key, views in record.get("clients", {}).items():
             for view, metrics in views.items():
                 about = {"round": record["round"], "client": int(key), "model": models[int(key)], "view": view}
-                yield from (about | cell for cell in tidy_cells(metrics))
+                yield from (about | cell for cell in tidy_cells(metrics, headline))
 
 
-def tidy_cells(metrics: Metrics) -> Iterator[dict[str, Any]]:
+def tidy_cells(metrics: Metrics, headline: Metric) -> Iterator[dict[str, Any]]:
     """Split, metric and value of each metric of a client that has a value."""
-    for name, (split, metric) in SPLIT_AND_METRIC.items():
-        if (value := metrics.get(name)) is not None:
-            yield {"split": split, "metric": metric, "value": value}
+    for key, value in metrics.items():
+        split = SPLITS.get(key.partition("_")[0])
+        if split is not None and value is not None:
+            yield {"split": split, "metric": metric_behind(key, headline), "value": value}
 
 
-def confusion_rows(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Iterator[dict[str, Any]]:
+def confusion_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[dict[str, Any]]:
     """One row per class: how often each class was predicted for it."""
-    for name, row in zip(names, _confusion(labels, predicted, len(names)).tolist(), strict=True):
+    for name, row in zip(names, confusion(labels, predicted, len(names)).tolist(), strict=True):
         yield {"label": name} | dict(zip(names, row, strict=True))
 
 
-def class_rows(labels: Sequence[int], predicted: Sequence[int], names: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """One row per class: precision, recall, F1 and number of rows. None: its denominator is zero."""
-    counts = _confusion(labels, predicted, len(names))
-    columns = (counts.diagonal().tolist(), counts.sum(0).tolist(), counts.sum(1).tolist())
-    for name, correct, chosen, support in zip(names, *columns, strict=True):
+def class_rows(labels: Tensor, predicted: Tensor, names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """One row per class or label: precision, recall, F1 and number of rows. None: its denominator is zero."""
+    if labels.dim() == 1:
+        counts = confusion(labels, predicted, len(names))
+        columns = counts.diagonal(), counts.sum(0), counts.sum(1)
+    else:
+        columns = (labels & predicted).sum(0), predicted.sum(0), labels.sum(0)
+    for name, correct, chosen, support in zip(names, *(column.tolist() for column in columns), strict=True):
         figures = {"precision": _ratio(correct, chosen), "recall": _ratio(correct, support)}
         figures["f1"] = _ratio(2 * correct, chosen + support)
         yield {"class": name, **figures, "support": support}
 
 
-def _confusion(labels: Sequence[int], predicted: Sequence[int], classes: int) -> np.ndarray:
+def confusion(labels: Tensor, predicted: Tensor, classes: int) -> Tensor:
     """Number of rows by label and predicted class."""
-    counts = np.zeros((classes, classes), dtype=np.int64)
-    np.add.at(counts, (np.array(labels, dtype=np.int64), np.array(predicted, dtype=np.int64)), 1)
-    return counts
+    return torch.bincount(labels.long() * classes + predicted.long(), minlength=classes**2).view(classes, classes)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -28,6 +28,7 @@ from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.internal.blame import first_line
 from pluribus.internal.lookup import GIVEN
+from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
 from pluribus.models.own import name_model
@@ -155,6 +156,8 @@ class Experiment:
     """Clients to evaluate: all, or those that took part. auto: all, up to 200 clients."""
     evaluate_every: int = setting(1, group="evaluation", at_least=1)
     """Rounds between evaluations; the last round is always evaluated."""
+    metrics: str | tuple[str, ...] = setting("auto", group="evaluation")
+    """What is measured: accuracy, balanced_accuracy, f1, auroc, ece, confusion; rmse, mae, r2. The first selects."""
 
     seed: int = setting(0, group="this run")
     """The only seed. It decides weights, shuffles, sampling and partition."""
@@ -197,6 +200,7 @@ class Experiment:
             "partition": take_partition(self.partition),
         }
         taken |= {"models": take_models(self.models), "augment": ",".join(parse_augmentations(self.augment))}
+        taken["metrics"] = ",".join(parse_metrics(self.metrics))
         taken["columns"] = write_columns(parse_columns(self.columns))
         taken["public_data"] = None if self.public_data is None else take_data(self.public_data, self.label_kind)
         parse_normalize(self.normalize)

@@ -22,6 +22,7 @@ from pluribus.internal.clock import Clock
 from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.lookup import GIVEN
+from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
 from pluribus.message import Message
 from pluribus.method import PeerMethod
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
@@ -91,7 +92,7 @@ class Federation:
             assert isinstance(parts, Assembly), "only a simulation has the clients' parts"
             engine = engine_for(parts, folder.checkpoint.client, self.warn)
         self.engine = engine
-        self.selections = Selections(parts.cards, parts.data, self.engine, folder.checkpoint)
+        self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps per client in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
@@ -155,8 +156,10 @@ class Federation:
         losses, answered = exchange(t, present, late)
         with self.clock("evaluation"):
             figures = self._evaluate(t, present)
+        headline = self.parts.task.metrics[0]
         return {
             "round": t,
+            **({} if headline == ACCURACY else {"metric": headline}),
             "seconds": self.clock.seconds(),
             "spans": self.clock.spans(),
             "present": len(present),
@@ -279,8 +282,11 @@ class Federation:
             return {}
         samples = {k: self.parts.data.test_samples(k) for k in figures}
         exams = {k: exam_sizes(self.parts.task, k) for k in figures}
-        views = next(iter(figures.values()))
-        return {view: metrics_over_clients({k: f[view] for k, f in figures.items()}, samples, exams) for view in views}
+        views, headline = next(iter(figures.values())), METRICS[self.parts.task.metrics[0]]
+        return {
+            view: metrics_over_clients({k: f[view] for k, f in figures.items()}, samples, exams, headline)
+            for view in views
+        }
 
     def _mean_loss(self, t: int, losses: Mapping[int, float | None]) -> float | None:
         finite = [loss for loss in losses.values() if loss is not None and math.isfinite(loss)]
@@ -319,6 +325,7 @@ class Federation:
             warnings=self.warnings,
             _live=(experiment, self.folder) if isinstance(self.parts, Assembly) else None,
             classes=self.parts.task.names,
+            with_confusion=asks_for_confusion(experiment.metrics),
         )
 
     def _facts(self, k: int) -> ClientFacts:

@@ -23,6 +23,7 @@ from pluribus.data.federated import ClientSets
 from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
+from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import Snapshot
 from pluribus.message import Inbox, Message, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
@@ -93,6 +94,7 @@ class Host:
         self._footprint = cache(partial(_footprint, self.task))
         self._least: dict[str, int] = {}  # rows of a batch, by architecture
         self._limits = limits or Limits.of(self.device)
+        self._headline = METRICS[self.task.metrics[0]]
         self.wires = Wires(self.method, self.task, self.cards)
 
     def answer(self, request: Request) -> Answer:
@@ -165,7 +167,7 @@ class Host:
         for view in self.method.views:
             with self.open_view(t, k, view, request.down) as client:
                 measured[view], tested = measure_rows(rule_of(self.method, view), client)
-                if view == self.method.views[0] and selects(measured[view], request.best):
+                if view == self.method.views[0] and selects(measured[view], request.best, self._headline):
                     predictions = {f"{TESTED}{name}": value for name, value in tested.tensors().items()}
                     self._selected[k] = t, Snapshot(client.prediction_tensors() | predictions)
         return Measured(measured)

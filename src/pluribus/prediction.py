@@ -31,8 +31,9 @@ from pluribus.errors import (
     MissingDataError,
     MissingSettingError,
 )
-from pluribus.evaluate import Metrics, rule_of, score
+from pluribus.evaluate import Answers, Metrics, rule_of
 from pluribus.inputs import MANY, PADDING, Kind
+from pluribus.internal.metrics import LOSS
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
@@ -122,13 +123,13 @@ def predict(
 
 
 def measure_on(method: Method, client: Client, x: Any, y: Any) -> Metrics:
-    """Accuracy and loss of a trained client on new rows, in the form of its training data."""
+    """The metrics and the loss of a trained client on new rows, in the form of its training data."""
     rows, labels = take_rows(x, y, client.task.names, client.task.input, client.task.target.kind)
     if not len(rows):
         raise MissingDataError("no rows were given.")
     data = _as_data(client, take_form(rows, client), labels)
-    correct, samples, loss = score(rule_of(method, method.views[0]), client, data)
-    return {"accuracy": correct / samples, "loss": loss / samples}
+    answers = Answers.of(rule_of(method, method.views[0]), client, data)
+    return answers.measure(client.task) | {LOSS: answers.mean_loss(client.task.target)}
 
 
 def to_csv(predictions: Sequence[AnyPrediction], path: Path) -> None:

@@ -14,14 +14,16 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pluribus.errors import DamagedFileError, NoModelError, RangeError, UnknownNameError
+from pluribus.errors import DamagedFileError, MismatchError, NoModelError, RangeError, UnknownNameError
 from pluribus.evaluate import (
     Chosen,
     Exams,
     Metrics,
     choose,
     class_rows,
+    confusion,
     confusion_rows,
+    headline_in,
     selection_text,
     summarize,
     tidy_rows,
@@ -29,6 +31,7 @@ from pluribus.evaluate import (
 from pluribus.internal.axes import new_axes
 from pluribus.internal.frames import make_frame
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.metrics import ACCURACY, Metric
 from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import View, view_text
 from pluribus.storage.checkpoint import Checkpoint
@@ -87,6 +90,8 @@ class Result:
     """Rounds at the start in which no model trains. `history` includes them; `rounds` does not count them."""
     classes: tuple[str, ...] = ()
     """The names of all classes, by number. Empty: the version that wrote the folder did not record them."""
+    with_confusion: bool = False
+    """Whether result.json has the confusion matrix, as the experiment asked."""
     _live: tuple[Experiment, RunStore] | None = field(default=None, repr=False, compare=False)
     """The experiment and the state of a simulation in this process."""
 
@@ -101,19 +106,39 @@ class Result:
             about = {name: saved[name] for name in ("method", "data", "seed", "rounds", "warnings")}
             history = read_lines(folder / "metrics.jsonl")
             about |= {"warmup": saved.get("warmup", 0), "views": tuple(saved["summary"])}
-            about["classes"] = tuple(saved.get("classes", ()))
+            about |= {"classes": tuple(saved.get("classes", ())), "with_confusion": "confusion" in saved}
             return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
 
     @property
+    def score(self) -> float | None:
+        """The headline: the test metric, mean over clients, selected on validation, in the method's own view."""
+        return self._selected_mean("test")
+
+    @property
+    def metric(self) -> str:
+        """The name of the headline metric, such as `accuracy` or `rmse`."""
+        return self._headline.name
+
+    @property
     def accuracy(self) -> float | None:
-        """The headline: test accuracy, mean over clients, selected on validation, in the method's own view."""
-        return self.summary[self.views[0]]["selected"].get("test", {}).get("mean")
+        """The test accuracy: `score`, if it is the accuracy. None if the accuracy was not measured."""
+        return self.score if self.metric == ACCURACY else self._selected_mean(f"test_{ACCURACY}")
+
+    @property
+    def _headline(self) -> Metric:
+        return headline_in(self.history)
+
+    def _selected_mean(self, metric: str) -> float | None:
+        return self.summary[self.views[0]]["selected"].get(metric, {}).get("mean")
 
     @property
     def summary(self) -> dict[str, dict[str, dict[str, Metrics]]]:
-        """view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and `best` over clients."""
+        """view -> `last` or `selected` -> metric -> its values over clients.
+
+        These are `mean`, `weighted`, `worst`, `best`, `deviation` and `worst_decile`.
+        """
         samples = {k: c.test for k, c in self.clients.items()}
         return summarize(self.history, self.views, samples, {k: c.exams for k, c in self.clients.items()})
 
@@ -123,8 +148,11 @@ class Result:
         return selection_text(one.selected["val"] for one in self.per_client().values())
 
     @property
-    def _accuracy_is(self) -> str:
-        return f"test accuracy, mean over clients, {self.selection}, {view_text(self.views[0])}"
+    def _score_is(self) -> str:
+        return self._describe(self._headline.text)
+
+    def _describe(self, metric: str) -> str:
+        return f"test {metric}, mean over clients, {self.selection}, {view_text(self.views[0])}"
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -157,7 +185,7 @@ class Result:
     # ---- models ------------------------------------------------------------------------------------------------------
 
     def model(self, client: int, round: Literal["selected", "last"] = "selected") -> nn.Module:
-        """Load a client's model: that of the reported accuracy, or that of the last round."""
+        """Load a client's model: that of the reported metrics, or that of the last round."""
         from pluribus.storage.reopen import copy_model
 
         with self._trained(client, round) as (_, trained):
@@ -177,7 +205,7 @@ class Result:
             write_model(Path(path), trained.model, facts, task.shape_of(name))
 
     def evaluate(self, x: Any, y: Any, client: int | None = None) -> Metrics | dict[int, Metrics]:
-        """Accuracy and loss of a client's selected model on other rows, by the method's own rule.
+        """The run's metrics and the loss of a client's selected model on other rows, by the method's own rule.
 
         `x` and `y` are arrays or tensors in the form of the run's data. Without a client, evaluate all of them:
         client -> metrics.
@@ -216,40 +244,56 @@ class Result:
     def predictions(self, client: int) -> Any:
         """What the client's selected model predicts for each of its test rows, as it was measured.
 
-        A frame with the columns `row` (number in the data set), `label`, `predicted` and `correct`. With domains, the
-        rows are the test rows of the client's own domain. This needs neither the data nor the code of the method.
+        A frame with the columns `row` (number in the data set), `label`, `predicted` and `correct`. Several labels of a
+        row are joined by commas. If numbers are predicted, there is no `correct`, and several numbers have two columns
+        each, such as `label height` and `predicted height`. With domains, the rows are the test rows of the client's
+        own domain. This needs neither the data nor the code of the method.
         """
         tested = self._test_rows(client)
         names = self._class_names([tested])
-        rows = zip(tested.row, tested.label, tested.predicted, strict=True)
-        return make_frame(
-            [{"row": row, "label": names[y], "predicted": names[p], "correct": y == p} for row, y, p in rows]
-        )
+        rows = zip(tested.row.tolist(), tested.label.tolist(), tested.predicted.tolist(), strict=True)
+        if tested.are_numbers:
+            return make_frame([{"row": row} | _pairs(names, y, p) for row, y, p in rows])
+        named = [(row, _name(names, y), _name(names, p), y == p) for row, y, p in rows]
+        return make_frame([{"row": row, "label": y, "predicted": p, "correct": same} for row, y, p, same in named])
 
     def confusion(self, client: int | None = None) -> Any:
         """The confusion matrix of the test predictions of a client, or of all clients together.
 
         A frame: each row is a true class, each column a predicted class.
         """
-        frame = make_frame(list(confusion_rows(*self._pooled(client))))
+        labels, predicted, names = self._pooled(client)
+        if labels.dim() > 1:
+            raise MismatchError("a confusion matrix needs one class per row, but rows have several labels here.")
+        frame = make_frame(list(confusion_rows(labels, predicted, names)))
         return frame if isinstance(frame, list) else frame.set_index("label")
 
     def per_class(self, client: int | None = None) -> Any:
-        """Precision, recall, F1 and number of test rows per class, of a client or of all clients together.
+        """Precision, recall, F1 and number of test rows per class or label, of a client or of all clients together.
 
         A frame with the columns `class`, `precision`, `recall`, `f1` and `support`.
         """
         return make_frame(list(class_rows(*self._pooled(client))))
 
-    def _pooled(self, client: int | None) -> tuple[list[int], list[int], Sequence[str]]:
-        """True labels, predicted classes and names of the classes."""
+    def _pooled(self, client: int | None) -> tuple[Tensor, Tensor, Sequence[str]]:
+        """True labels, predicted classes and names of the classes. Refused if numbers are predicted."""
         tested = [self._test_rows(k) for k in (self.clients if client is None else [client])]
-        labels, predicted = ([number for one in tested for number in one[column]] for column in (0, 1))
+        if any(one.are_numbers for one in tested):
+            raise MismatchError(f"{self.method} predicts numbers here, which have no classes: use predictions().")
+        labels, predicted = (torch.cat([one[column] for one in tested]) for column in (0, 1))
         return labels, predicted, self._class_names(tested)
+
+    def _confusion_to_json(self) -> dict[str, Any]:
+        """The confusion matrix of all clients, and the recall of each class; None if no test row has the class."""
+        labels, predicted, names = self._pooled(None)
+        counts = confusion(labels, predicted, len(names))
+        recall = {one["class"]: one["recall"] for one in class_rows(labels, predicted, names)}
+        return {"counts": counts.tolist(), "recall": recall}
 
     def _class_names(self, tested: Sequence[_TestRows]) -> Sequence[str]:
         """The names of the classes, or their numbers if the folder does not have the names."""
-        most = max((number for one in tested for number in (*one.label, *one.predicted)), default=-1)
+        known = [int(values.max()) for one in tested for values in one[:2] if len(values)]
+        most = max(known, default=-1)
         return self.classes or [str(number) for number in range(most + 1)]
 
     def _test_rows(self, client: int) -> _TestRows:
@@ -263,7 +307,7 @@ class Result:
                 f"{self.folder or 'the run'} has no test predictions of client {client}: real sites and old versions "
                 f"keep none, or the files in state/selected were deleted."
             )
-        return _TestRows(*(kept[name].tolist() for name in _TestRows._fields))
+        return _TestRows(*(kept[name] for name in _TestRows._fields))
 
     def _kept(self, client: int) -> dict[str, Tensor]:
         """The tensors of a client's predictions; empty if they were not kept."""
@@ -294,15 +338,15 @@ class Result:
         return write_to(path, csv_of(self._tidy()))
 
     def to_markdown(self, path: str | Path | None = None) -> str:
-        """The accuracy per client as a Markdown table. With `path`, write it to a file, too."""
-        return write_to(path, markdown_of([self._table()], [self._accuracy_is]))
+        """The headline metric per client as a Markdown table. With `path`, write it to a file, too."""
+        return write_to(path, markdown_of([self._table()], [self._score_is]))
 
     def to_latex(self, path: str | Path | None = None) -> str:
-        """The accuracy per client as a LaTeX table (package booktabs). With `path`, write it to a file, too."""
-        return write_to(path, latex_of([self._table()], [self._accuracy_is]))
+        """The headline metric per client as a LaTeX table (package booktabs). With `path`, write it to a file, too."""
+        return write_to(path, latex_of([self._table()], [self._score_is]))
 
     def curve(self, view: str | None = None, ax: Axes | None = None) -> Axes:
-        """Draw test and validation accuracy over rounds, mean over clients. Default: the headline view, on new axes."""
+        """Draw the test and validation metric over rounds, mean over clients. Default: headline view, on new axes."""
         view = view or self.views[0]
         if view not in self.views:
             raise UnknownNameError(f"{self.method} has no view '{view}': it has {' and '.join(self.views)}.")
@@ -315,7 +359,7 @@ class Result:
         if ax is None:
             axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("rounds")
-        axes.set_ylabel(f"accuracy, mean over clients, {view_text(view)}")
+        axes.set_ylabel(f"{self._headline.text}, mean over clients, {view_text(view)}")
         axes.legend()
         return axes
 
@@ -338,7 +382,7 @@ class Result:
             "clients": f"{len(self.clients)} evaluated",
             "rounds": str(self.rounds),
             "seed": str(self.seed),
-            "accuracy": f"{_number(self.accuracy)} ({self._accuracy_is})",
+            self._headline.text: f"{_number(self.score)} ({self._score_is})",
             "bytes": ", ".join(moved),
             "seconds": f"{self.seconds:.1f}",
             "folder": str(self.folder or "none: the run is in memory"),
@@ -348,25 +392,25 @@ class Result:
         return list(tidy_rows(self.history, {k: one.model for k, one in self.clients.items()}))
 
     def _table(self, most: int | None = None) -> Table:
-        """Accuracy per client, of `most` clients, and over clients."""
-        from pluribus.terminal import join_classes
+        """The headline metric per client, of `most` clients, and over clients."""
+        from pluribus.terminal import join_classes, statistics_for
 
         chosen, has_classes = self.per_client(), any(one.classes for one in self.clients.values())
         columns = ("client", "model", *(["classes"] if has_classes else []), "train", self.method)
         rows = []
         for k, one in list(self.clients.items())[:most]:
             classes = [join_classes(one.classes)] if has_classes else []
-            accuracy = _number(chosen[k].selected.get("test"))
-            rows.append([one.label, one.model, *classes, str(one.train), accuracy])
+            score = _number(chosen[k].selected.get("test"))
+            rows.append([one.label, one.model, *classes, str(one.train), score])
         empty = [""] * (len(columns) - 2)
         if most is not None and len(self.clients) > most:
             rows.append([f"and {len(self.clients) - most} more", *empty, ""])
         over = self.summary[self.views[0]]["selected"].get("test", {})
-        rows += [[name, *empty, _number(over.get(name))] for name in ("mean", "weighted", "worst", "best")]
+        rows += [[text, *empty, _number(over.get(name))] for name, text in statistics_for(len(self.clients)).items()]
         return Table(columns, [[Cell(text) for text in row] for row in rows])
 
     def table(self, *others: Result, view: View | None = None) -> None:
-        """Print accuracy per client, beside that of other runs on the same data.
+        """Print the headline metric per client, beside that of other runs on the same data.
 
         `view` says which model is evaluated: `after` local training or `before` it, if a method has that view, or its
         `own` headline. Default: `own` for one run, `after` for several.
@@ -391,10 +435,14 @@ class Result:
             "seed": self.seed,
             "rounds": max(0, len(self.history) - self.warmup),
             "warmup": self.warmup,
+            "metric": self.metric,
+            "score": self.score,
+            "score_is": self._score_is,
             "accuracy": self.accuracy,
-            "accuracy_is": self._accuracy_is,
+            "accuracy_is": self._describe(ACCURACY),
             "summary": self.summary,
             "classes": list(self.classes),
+            **({"confusion": self._confusion_to_json()} if self.with_confusion else {}),
             "clients": self._rows(),
             "bytes": self.bytes,
             "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
@@ -406,11 +454,28 @@ class Result:
 
 
 class _TestRows(NamedTuple):
-    """A client's test rows: the true classes, the predicted ones, and the numbers of the rows in the data set."""
+    """A client's test rows: what is true, what is predicted, and the numbers of the rows in the data set."""
 
-    label: list[int]
-    predicted: list[int]
-    row: list[int]
+    label: Tensor
+    predicted: Tensor
+    row: Tensor
+
+    @property
+    def are_numbers(self) -> bool:
+        return self.label.is_floating_point()
+
+
+def _name(names: Sequence[str], value: int | list[int]) -> str:
+    """The name of a class, or those of several labels."""
+    return names[value] if isinstance(value, int) else ", ".join(n for n, has in zip(names, value, strict=True) if has)
+
+
+def _pairs(names: Sequence[str], label: Sequence[float], predicted: Sequence[float]) -> dict[str, float]:
+    """True and predicted numbers by column. A single number needs no name."""
+    if len(names) == 1:
+        return {"label": label[0], "predicted": predicted[0]}
+    told = {f"label {name}": value for name, value in zip(names, label, strict=True)}
+    return told | {f"predicted {name}": value for name, value in zip(names, predicted, strict=True)}
 
 
 def _number(value: float | None) -> str:

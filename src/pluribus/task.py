@@ -47,6 +47,8 @@ class Task:
     own: Mapping[str, OwnModel] = field(default_factory=dict, repr=False)
     split: str | None = None
     target: Target = CLASSES
+    metrics: tuple[str, ...] = ("accuracy",)
+    """What clients are evaluated by. The first is the headline, which selects rounds."""
     public_labels: bool = True
     """Whether the public rows have labels."""
     weights_of: Mapping[str, str] = field(default_factory=dict)

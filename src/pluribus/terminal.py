@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from pluribus.errors import to_words
-from pluribus.evaluate import headline
+from pluribus.evaluate import headline, headline_in
 from pluribus.internal.views import AFTER, View, choose_view
 
 if TYPE_CHECKING:
@@ -26,12 +26,13 @@ if TYPE_CHECKING:
     from pluribus.data.folders import ImageLabels
     from pluribus.federation import Federation
     from pluribus.internal.ledger import Ledger
+    from pluribus.internal.metrics import Metric
     from pluribus.prediction import AnyPrediction
     from pluribus.result import Result
     from pluribus.study.bench import Bench
 
 
-WARMUP = "warm-up"  # shown in the column of the accuracy
+WARMUP = "warm-up"  # shown in the column of the metric
 NOTEBOOK_WIDTH = 100  # characters
 NOTEBOOK_SECONDS = 0.1  # between two updates in a notebook
 
@@ -76,7 +77,7 @@ class NotebookBar(Bar):
 
 
 class Progress:
-    """Live progress bar on standard error: accuracy, bytes and remaining time (at the end: elapsed time)."""
+    """Live progress bar on standard error: the headline metric, bytes and remaining time (at the end: elapsed time)."""
 
     def __init__(self, console: Console | None = None) -> None:
         self._console = console or Console(stderr=True)
@@ -84,7 +85,7 @@ class Progress:
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[accuracy]}"),
+            TextColumn("{task.fields[score]}"),
             TextColumn("up {task.fields[up]:>8}  down {task.fields[down]:>8}", style="dim"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
             console=self._console,
@@ -110,7 +111,7 @@ class Progress:
             self._warned = 0
         name = f"{federation.parts.experiment.method:10}"
         warm = done < federation.parts.task.warmup
-        columns: dict[str, Any] = {"accuracy": WARMUP if warm else "     ", **_traffic(federation.ledger)}
+        columns: dict[str, Any] = {"score": WARMUP if warm else "     ", **_traffic(federation.ledger)}
         self._task = self.bar.add_task(name, total=rounds, completed=done, **columns)
         self._warn()
 
@@ -119,9 +120,9 @@ class Progress:
         columns: dict[str, Any] = _traffic(ledger)
         mean = record["mean"].get(self._view, {}).get("test", {}).get("mean")
         if mean is not None:
-            columns["accuracy"] = f"{mean:.3f}"
+            columns["score"] = f"{mean:.3f}"
         elif record["round"] + 1 == self._federation.parts.task.warmup:
-            columns["accuracy"] = "     "
+            columns["score"] = "     "
         self.bar.update(self._task, advance=1, **columns)
         self._warn()
 
@@ -153,37 +154,41 @@ def format_bytes(size: float) -> str:
 
 
 def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
-    """Print the accuracy per client of one or more runs, with the mean, weighted mean, worst and best client.
+    """Print the headline metric per client of one or more runs, with the mean, weighted mean, worst and best client.
 
-    For several runs, also print the mean in every other view that one of them has. If the views differ, no value is
-    marked as the best.
+    For several runs, also print the mean in every other view that one of them has. If the views or the metrics differ,
+    no value is marked as the best.
     """
     console = console or Console()
     views = [choose_view(one.views, view or (AFTER if len(results) > 1 else "own")) for one in results]
-    alike = len(set(views)) == 1
+    measured = {result.metric: headline_in(result.history) for result in results}
+    alike, metric = len(set(views)) == 1, measured[results[-1].metric]
+    marks = metric if alike and len(measured) == 1 else None
     facts = results[-1].clients
     has_classes = any(one.classes for one in facts.values())  # real sites keep them private
     columns = [_right("client"), Column("model"), *([Column("classes")] if has_classes else []), _right("train")]
     table = Table(*columns, *(_right(result.method) for result in results), box=None)
     chosen = [result.per_client(view) for result, view in zip(results, views, strict=True)]
     for k, one in facts.items():
-        accuracies = [c[k].selected.get("test") if k in c else None for c in chosen]
+        values = [c[k].selected.get("test") if k in c else None for c in chosen]
         classes = [escape(join_classes(one.classes))] if has_classes else []
-        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(accuracies, alike))
+        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(values, marks))
     table.add_section()
     empty = [""] * (len(columns) - 1)
-    for label in ("mean", "weighted", "worst", "best"):
-        values = [_selected_accuracy(label, of, seen) for of, seen in zip(results, views, strict=True)]
-        table.add_row(label, *empty, *_cells(values, alike), style="bold" if label == "mean" else "")
+    for name, label in statistics_for(len(facts)).items():
+        values = [_selected(name, of, seen) for of, seen in zip(results, views, strict=True)]
+        shown = _cells(values, None if name == "deviation" else marks)
+        table.add_row(label, *empty, *shown, style="bold" if name == "mean" else "")
     for other in _other_views(results, views):
-        values = [_selected_accuracy("mean", of, other) for of in results]
-        table.add_row(f"mean, {other}", *empty, *_cells(values))
+        values = [_selected("mean", of, other) for of in results]
+        table.add_row(f"mean, {other}", *empty, *_cells(values, metric if len(measured) == 1 else None))
     if len(results) > 1:
         for label, cost in _costs(results):
             table.add_row(label, *empty, *cost)
     console.print(table)
-    about = headline({of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
+    about = headline(metric, {of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
     about += "" if alike else ". The views differ, so this does not compare the methods"
+    about += "" if len(measured) == 1 else ". The metrics differ, so this does not compare the methods"
     about += ". Gradient steps per client differ by more than a tenth" if _steps_differ(results) else ""
     warmed = [of for of in results if of.warmup]
     lengths = [f"{of.method}: {_count(of.warmup, 'round')} of warm-up, then {of.rounds} of training" for of in warmed]
@@ -206,8 +211,18 @@ def _steps_differ(results: Sequence[Result]) -> bool:
     return len(known) == len(results) > 1 and max(known) - min(known) > MOST_APART * min(known)
 
 
-def _selected_accuracy(statistic: str, result: Result, view: str) -> float | None:
-    """Selected test accuracy over clients in a view, or None if the method lacks the view."""
+FAIRNESS = {"worst_decile": "worst decile", "deviation": "deviation"}
+ENOUGH_CLIENTS = 10  # for a tenth of them
+
+
+def statistics_for(clients: int) -> dict[str, str]:
+    """What a table shows over so many clients, and its names there."""
+    usual = {name: name for name in ("mean", "weighted", "worst", "best")}
+    return usual | (FAIRNESS if clients >= ENOUGH_CLIENTS else {})
+
+
+def _selected(statistic: str, result: Result, view: str) -> float | None:
+    """Selected test metric over clients in a view, or None if the method lacks the view."""
     return result.summary.get(view, {}).get("selected", {}).get("test", {}).get(statistic)
 
 
@@ -217,10 +232,9 @@ def _other_views(results: Sequence[Result], views: Sequence[str]) -> list[str]:
     return [view for view in known if set(views) != {view}] if len(results) > 1 else []
 
 
-def _cells(values: Sequence[float | None], alike: bool = True) -> list[str]:
-    """Format values. Mark the best one if there are several comparable values."""
-    known = [v for v in values if v is not None]
-    best = max(known) if alike and len(known) > 1 else None
+def _cells(values: Sequence[float | None], marks: Metric | None) -> list[str]:
+    """Format values. Mark the best one by a metric, if there are several."""
+    best = marks.best(values) if marks and sum(v is not None for v in values) > 1 else None
     return ["-" if v is None else f"[green]{v:.3f}[/]" if v == best else f"{v:.3f}" for v in values]
 
 

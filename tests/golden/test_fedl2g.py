@@ -633,7 +633,7 @@ class TestWarmUp:
 
         class Look(StopAfter):
             def round(self, record, ledger):
-                seen.append(bar.bar.tasks[0].fields["accuracy"].strip())
+                seen.append(bar.bar.tasks[0].fields["score"].strip())
 
         result = run_tiny("fedl2g-l", warmup=2, rounds=3, evaluate_every=2, observers=[bar, Look(99)])
         assert seen[0] == "warm-up"

@@ -103,9 +103,9 @@ def test_the_numbers_of_a_folder_are_those_of_its_result() -> None:
     result = ran()
     (run,) = read_runs([result.folder])
     assert run.chosen == result.per_client()
-    assert run.accuracy["mean"] == result.accuracy
+    assert run.score["mean"] == result.accuracy
     for over in ("worst", "best"):
-        assert run.accuracy[over] == result.summary["after"]["selected"]["test"][over]
+        assert run.score[over] == result.summary["after"]["selected"]["test"][over]
     assert [record["mean"] for record in run.history] == [record["mean"] for record in result.history]
     assert run.cumulate(lambda one: one["seconds"])[-1] == pytest.approx(result.seconds)
     for way in ("up", "down"):

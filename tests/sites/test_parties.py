@@ -47,6 +47,7 @@ from pluribus.message import decode, encode
 from pluribus.optim import Rule
 from pluribus.result import Result
 from pluribus.server import Server
+from pluribus.sites import remote
 from pluribus.sites.agreement import Agreement
 from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
@@ -69,7 +70,8 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {
-        name: getattr(task, name) for name in ("input", "target", "width", "projector", "clients", "warmup", "seed")
+        name: getattr(task, name)
+        for name in ("input", "target", "width", "projector", "clients", "warmup", "seed", "metrics")
     }
     how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
     how |= {"optimizer_life": local.life, "rounds": parts.experiment.rounds}
@@ -136,7 +138,7 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
 RUNS: dict[str, dict[str, Any]] = {
     "fedgh": {"augment": "crop,flip,erase"},
     "fedl2g-f": {"warmup": 2},
-    "fedfree": {"momentum": 0.9},
+    "fedfree": {"momentum": 0.9, "metrics": "ece,f1,accuracy"},
     "fedgen": {"lr_schedule": "steps", "lr_steps": "1,2", "clip_norm": 0.5},
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
@@ -411,6 +413,24 @@ ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}
 @pytest.mark.parametrize(
     ("said", "facts"),
     [
+        ({"val": -1.5}, ["'val'", -1.5]),
+        ({"test_mae": -0.5}, ["'test_mae'", -0.5]),
+        ({"val_r2": 1.5}, ["'val_r2'", 1.5]),
+        ({"val_f1": 0.5}, ["metrics"]),
+    ],
+)
+def test_every_metric_is_believed_in_its_own_range(said: dict[str, Any], facts: list[Any]) -> None:
+    more = {"val_mae": 3.0, "test_mae": 4.0, "val_r2": -7.0, "test_r2": None}
+    names = ("rmse", "mae", "r2")
+    told = ROW | {"val": 70.0, "test": 50.0} | more
+    assert remote._read_view(told, names) == told
+    with refused(SchemaError, *facts):
+        remote._read_view(told | said, names)
+
+
+@pytest.mark.parametrize(
+    ("said", "facts"),
+    [
         ({}, ["metrics"]),
         ({"figures": None}, ["metrics"]),
         ({"figures": {}}, ["metrics"]),
@@ -650,6 +670,9 @@ NO_AGREEMENT: dict[str, tuple[Any, ...]] = {
     "public rows": ({"public": [1, 1, 1]}, "public rows"),
     "half an image": ({"public": [0.5]}, "'0.5'"),
     "a projector": ({"projector": "magic"}, "projector", "'magic'"),
+    "no metrics": ({"metrics": []}, "metrics", "accuracy"),
+    "a metric of numbers": ({"metrics": ["accuracy", "rmse"]}, "metrics", "rmse"),
+    "metrics of no kind": ({"metrics": 3}, "agree"),
 }
 KINDS: dict[str, Kind] = {  # of the others it is SchemaError
     "an unknown rule": UnknownNameError,

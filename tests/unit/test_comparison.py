@@ -44,7 +44,7 @@ from pluribus.study.grid import default_jobs
 from pluribus.study.parallel import Progress, run_all
 from pluribus.study.plan import common_settings, trainable_parameters
 from pluribus.study.rows import name_of_any
-from pluribus.study.standings import ACCURACIES, Comparison, Run
+from pluribus.study.standings import COLUMNS, Comparison, Run
 from processes import start
 from refusals import assert_facts, refused
 from terminal import Terminal
@@ -105,7 +105,7 @@ def test_its_runs_are_ordinary_runs(found: Comparison) -> None:
     assert inside.bytes == alone.bytes
     run = found.runs["fedgh"][1]
     assert run.folder == found.folder / "fedgh-1"
-    assert run.accuracies["mean"] == alone.accuracy
+    assert run.scores["mean"] == alone.accuracy
     assert run.by_client == {k: chosen.selected["test"] for k, chosen in alone.per_client().items()}
 
 
@@ -226,10 +226,10 @@ STRONG = tuple(made_up("strong", s, [[0.4, 0.5], [0.8, 0.9]], sizes=(50, 70)) fo
 
 def test_figures_by_hand() -> None:
     weak, strong = comparison({"weak": WEAK, "strong": STRONG}, "weak").rows
-    assert weak.accuracies["mean"].mean == pytest.approx(0.4)
-    assert weak.accuracies["mean"].std == pytest.approx(0.2 / 2**0.5)  # 0.3 and 0.5
-    assert weak.accuracies["worst"].mean == pytest.approx(0.3)
-    assert weak.accuracies["best"].mean == pytest.approx(0.5)  # 0.4 and 0.6, of clients: the runs did not keep it
+    assert weak.scores["mean"].mean == pytest.approx(0.4)
+    assert weak.scores["mean"].std == pytest.approx(0.2 / 2**0.5)  # 0.3 and 0.5
+    assert weak.scores["worst"].mean == pytest.approx(0.3)
+    assert weak.scores["best"].mean == pytest.approx(0.5)  # 0.4 and 0.6, of clients: the runs did not keep it
     assert (weak.up, weak.down, weak.seconds, weak.parameters) == (10, 14, 2.5, 1234.5)
     assert (weak.rounds_to_target, weak.bytes_to_target, weak.reached) == (None, None, 1)
     assert (strong.rounds_to_target, strong.bytes_to_target, strong.reached) == (
@@ -374,7 +374,7 @@ def test_every_view_is_a_column_and_none_is_the_best_of_different_ones() -> None
 def test_figures_that_were_not_kept_are_not_replaced_by_others() -> None:
     found = viewed("after", kept=False)
     assert [one.verdict for one in found.differences] == ["not kept", "worse", "different views"]
-    assert [row.accuracies["mean"].mean for row in found.rows] == pytest.approx([0.735, 0.835, 0.235, 0.235])
+    assert [row.scores["mean"].mean for row in found.rows] == pytest.approx([0.735, 0.835, 0.235, 0.235])
 
 
 def test_a_view_of_ones_own(terminal: Terminal, found: Comparison) -> None:
@@ -481,7 +481,7 @@ def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.Cap
     rows = list(csv.DictReader(io.StringIO(found.to_csv())))
     assert [row["method"] for row in rows] == list(found.runs)
     for row in rows:
-        for name in ACCURACIES:
+        for name in COLUMNS:
             figure = f"{float(row[name]):.3f} ± {float(row[f'{name}_std']):.3f}"
             assert figure in printed
             assert figure in found.to_markdown()
@@ -503,7 +503,7 @@ def test_every_format_has_the_same_numbers(found: Comparison, capsys: pytest.Cap
 def test_the_folder_has_the_numbers_too(found: Comparison) -> None:
     told = read_json(found.folder / "compare.json")
     assert told == json.loads(json.dumps(found.to_json()))
-    assert told["target"] == told["rows"][0]["accuracies"]["mean"]["mean"]
+    assert told["target"] == told["rows"][0]["scores"]["mean"]["mean"]
     assert {path.name for path in found.folder.iterdir()} == {
         "compare.json",
         *(f"{method}-{seed}" for method in found.runs for seed in (0, 1)),

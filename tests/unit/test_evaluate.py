@@ -16,14 +16,14 @@ from pluribus.assembly import assemble
 from pluribus.data import Dataset
 from pluribus.errors import PartitionError
 from pluribus.evaluate import (
-    TESTED_BYTES,
+    Answers,
     choose,
     exam_sizes,
     measure,
     measure_rows,
     metrics_over_clients,
     over_clients,
-    score,
+    prediction_bytes,
     summarize,
 )
 from pluribus.experiment import experiment
@@ -54,9 +54,10 @@ def client_with(val=NOTHING, test=NOTHING):
 class TestOneClient:
     def test_score_by_hand(self):
         data = data_of(signs([[1, -1], [-1, 1], [1, -1]]), [0, 1, 1])
-        correct, samples, loss = score(Local().predict, client_with(), data)
-        assert (correct, samples) == (2, 3)
-        assert loss == pytest.approx(2 * LIKELY + UNLIKELY, rel=1e-6)
+        client = client_with()
+        answers = Answers.of(Local().predict, client, data)
+        assert answers.measure(client.task) == {"accuracy": 2 / 3}
+        assert answers.mean_loss(client.task.target) == pytest.approx((2 * LIKELY + UNLIKELY) / 3, rel=1e-6)
 
     def test_figures_by_hand(self):
         found = measure(Local().predict, client_with(val=answers(3, 1), test=answers(2, 3)))
@@ -68,11 +69,12 @@ class TestOneClient:
 
     def test_predictions_by_hand(self):
         store = data_of(signs([[1, -1], [-1, 1], [1, -1], [-1, 1]]), [0, 1, 1, 0])
-        metrics, tested = measure_rows(Local().predict, client_with(test=store[torch.tensor([3, 1, 2])]))
+        client = client_with(test=store[torch.tensor([3, 1, 2])])
+        metrics, tested = measure_rows(Local().predict, client)
         assert metrics["test"] == pytest.approx(1 / 3)
         found = {name: value.tolist() for name, value in tested.tensors().items()}
         assert found == {"label": [0, 1, 1], "predicted": [1, 1, 0], "row": [3, 1, 2]}
-        assert sum(value.nbytes for value in tested.tensors().values()) == 3 * TESTED_BYTES
+        assert sum(value.nbytes for value in tested.tensors().values()) == 3 * prediction_bytes(client.task)
 
     def test_without_test_rows_there_are_no_predictions(self):
         _, tested = measure_rows(Local().predict, client_with(val=answers(1, 0)))
@@ -98,6 +100,8 @@ class TestOverClients:
         assert found["mean"] == pytest.approx(1.75 / 3)
         assert found["weighted"] == pytest.approx((10 + 10 + 5) / 50)
         assert (found["worst"], found["best"]) == (0.25, 1.0)
+        assert found["deviation"] == pytest.approx(math.sqrt((25 + 1 + 16) / 3) / 12)  # 5, 1 and 4 twelfths
+        assert found["worst_decile"] == 0.25
 
     def test_weighted_accuracy_is_the_pooled_one(self):
         right, samples = {0: 3, 1: 40}, {0: 4, 1: 100}
@@ -107,17 +111,28 @@ class TestOverClients:
 
     def test_clients_without_the_figure_are_left_out(self):
         found = over_clients({0: None, 1: 0.5, 2: 0.0}, {0: 0, 1: 30, 2: 10})
-        assert found == {"mean": 0.25, "weighted": pytest.approx(0.375), "worst": 0.0, "best": 0.5}
+        wanted = {"mean": 0.25, "weighted": pytest.approx(0.375), "worst": 0.0, "best": 0.5}
+        assert found == wanted | {"deviation": 0.25, "worst_decile": 0.0}
 
     def test_nobody_has_it(self):
-        empty = {"mean": None, "weighted": None, "worst": None, "best": None}
+        empty = dict.fromkeys(("mean", "weighted", "worst", "best", "deviation", "worst_decile"))
         assert over_clients({0: None, 1: None}, {0: 0, 1: 0}) == empty
         assert over_clients({}, {}) == empty
 
     def test_figures_without_test_samples_to_weigh_by(self):
         """Validation accuracy of clients that all lack test data."""
         found = over_clients({0: 0.5, 1: 1.0}, {0: 0, 1: 0})
-        assert found == {"mean": 0.75, "weighted": None, "worst": 0.5, "best": 1.0}
+        wanted = {"mean": 0.75, "weighted": None, "worst": 0.5, "best": 1.0}
+        assert found == wanted | {"deviation": 0.25, "worst_decile": 0.5}
+
+    def test_the_worst_decile_is_the_worst_tenth_of_clients_rounded_up(self):
+        for clients, tenth in ((1, 1), (10, 1), (11, 2), (20, 2), (21, 3)):
+            values = {k: float(clients - k) for k in range(clients)}  # the last is the smallest
+            found = over_clients(values, dict.fromkeys(values, 1))
+            assert found["worst_decile"] == pytest.approx(sum(range(1, tenth + 1)) / tenth)
+            errors = over_clients(values, dict.fromkeys(values, 1), smaller=True)
+            assert errors["worst_decile"] == pytest.approx(sum(clients - k for k in range(tenth)) / tenth)
+            assert (errors["worst"], errors["best"]) == (clients, 1.0)
 
 
 def record(t: int, **clients: tuple[float | None, float | None]) -> dict:
@@ -175,8 +190,10 @@ class TestSelection:
     def test_summary_by_hand(self):
         history = [record(0, c0=(0.9, 0.8), c1=(0.1, 0.2)), record(1, c0=(0.5, 1.0), c1=(0.6, 0.4))]
         test = {m: summarize(history, ["after"], {0: 30, 1: 10})["after"][m]["test"] for m in ("last", "selected")}
-        assert test["last"] == pytest.approx({"mean": 0.7, "weighted": (30 + 4) / 40, "worst": 0.4, "best": 1.0})
-        assert test["selected"] == pytest.approx({"mean": 0.6, "weighted": (24 + 4) / 40, "worst": 0.4, "best": 0.8})
+        last = {"mean": 0.7, "weighted": (30 + 4) / 40, "worst": 0.4, "best": 1.0}
+        assert test["last"] == pytest.approx(last | {"deviation": 0.3, "worst_decile": 0.4})
+        selected = {"mean": 0.6, "weighted": (24 + 4) / 40, "worst": 0.4, "best": 0.8}
+        assert test["selected"] == pytest.approx(selected | {"deviation": 0.2, "worst_decile": 0.4})
 
     def test_views_are_chosen_apart(self):
         both = [
@@ -333,5 +350,7 @@ def two_domains() -> Dataset:
 def test_of_a_loss_the_largest_is_the_worst_and_the_smallest_the_best() -> None:
     rows = {0: {"test": 0.5, "test_loss": 2.0}, 1: {"test": 0.75, "test_loss": 0.5}}
     over = metrics_over_clients(rows, {0: 1, 1: 3})
-    assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5, "best": 0.75}
-    assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0, "best": 0.5}
+    more = {"deviation": 0.125, "worst_decile": 0.5}
+    assert over["test"] == {"mean": 0.625, "weighted": 0.6875, "worst": 0.5, "best": 0.75} | more
+    more = {"deviation": 0.75, "worst_decile": 2.0}
+    assert over["test_loss"] == {"mean": 1.25, "weighted": 0.875, "worst": 2.0, "best": 0.5} | more

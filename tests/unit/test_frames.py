@@ -47,7 +47,7 @@ def test_a_frame_has_one_row_per_value(found: Comparison) -> None:
     values = [
         row["value"] for row in rows if {**wanted, "view": "after", "client": row["client"]}.items() <= row.items()
     ]
-    assert sum(values) / 3 == pytest.approx(run.accuracies["mean"])
+    assert sum(values) / 3 == pytest.approx(run.scores["mean"])
 
 
 def test_the_selected_round_is_that_of_validation() -> None:
@@ -117,7 +117,7 @@ def test_one_evaluated_round_has_error_bars() -> None:
     axes = once.plot()
     assert [label.get_text() for label in axes.get_xticklabels()] == ["local", "fedgh"]
     heights = [container.lines[0].get_ydata()[0] for container in axes.containers]
-    assert heights == pytest.approx([row.accuracies["mean"].mean for row in once.rows])
+    assert heights == pytest.approx([row.scores["mean"].mean for row in once.rows])
 
 
 def test_without_matplotlib_there_is_a_sentence(found: Comparison, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -170,7 +170,7 @@ def test_a_notebook_shows_some_of_many_clients(fedgh: Result) -> None:
     record = {"round": 0, "clients": {str(k): fedgh.history[0]["clients"]["0"] for k in range(many)}}
     facts = {k: dataclasses.replace(fedgh.clients[0], id=k) for k in range(many)}
     shown = dataclasses.replace(fedgh, clients=facts, history=[record | {"seconds": 1.0}])
-    assert shown._repr_html_().count("<tr>") == 1 + MOST_ROWS + 1 + 4
+    assert shown._repr_html_().count("<tr>") == 1 + MOST_ROWS + 1 + 6
     assert "and 5 more" in shown._repr_html_()
     assert "more" not in shown.to_markdown()
 
@@ -207,7 +207,7 @@ def test_without_validation_data_a_curve_has_one_line(monkeypatch: pytest.Monkey
 
 
 def test_figures_per_class_by_hand() -> None:
-    labels, predicted = [0, 0, 0, 1, 1], [0, 0, 1, 1, 2]
+    labels, predicted = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([0, 0, 1, 1, 2])
     assert list(confusion_rows(labels, predicted, ("a", "b", "c", "d"))) == [
         {"label": "a", "a": 2, "b": 1, "c": 0, "d": 0},
         {"label": "b", "a": 0, "b": 1, "c": 1, "d": 0},

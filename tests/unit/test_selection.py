@@ -19,6 +19,7 @@ from pluribus.cli import main
 from pluribus.engines.engine import Engine
 from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
+from pluribus.internal.metrics import METRICS
 from pluribus.report.numbers import read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import per_client
@@ -44,7 +45,15 @@ NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
     ],
 )
 def test_what_is_selected(val: float | None, best: Selection | None, selected: bool) -> None:
-    assert selects({"val": val, "test": 0.0}, best) is selected
+    assert selects({"val": val, "test": 0.0}, best, METRICS["accuracy"]) is selected
+
+
+@pytest.mark.parametrize(
+    ("val", "best", "selected"),
+    [(2.0, Selection(0, 3.0), True), (3.0, Selection(0, 3.0), False), (4.0, Selection(0, 3.0), False)],
+)
+def test_of_an_error_the_smallest_is_selected(val: float, best: Selection, selected: bool) -> None:
+    assert selects({"val": val, "test": 0.0}, best, METRICS["rmse"]) is selected
 
 
 # ---- in memory and on disk -------------------------------------------------------------------------------------------
@@ -73,7 +82,7 @@ def test_predictions_count_as_memory_too(tmp_path: Path) -> None:
     weights, rows = parts.cards.nbytes(0), parts.data.test_samples(0) + parts.data.test_samples(1)
     for room, first in ((2 * weights, [0]), (2 * weights + 12 * rows, [0, 1])):
         engine = cast(Engine, SimpleNamespace(room=room, take_selected=dict))
-        selections = Selections(parts.cards, parts.data, engine, Checkpoint(tmp_path))
+        selections = Selections(parts.task, parts.cards, parts.data, engine, Checkpoint(tmp_path))
         assert next(iter(selections.groups(range(4)))) == first
 
 

@@ -140,11 +140,9 @@ def test_the_table_has_rows_and_points(found: StudyResult) -> None:
     assert table.columns == ("row", *(point.label for point in found.points))
     assert [row[0].text for row in table.rows] == ["alone", "class", "client"]
     for number, comparison in enumerate(found.comparisons, 1):
-        assert [row[number].text for row in table.rows] == [str(row.accuracies["mean"]) for row in comparison.rows]
-        best = max(row.accuracies["mean"].mean for row in comparison.rows)
-        assert [row[number].best for row in table.rows] == [
-            row.accuracies["mean"].mean == best for row in comparison.rows
-        ]
+        assert [row[number].text for row in table.rows] == [str(row.scores["mean"]) for row in comparison.rows]
+        best = max(row.scores["mean"].mean for row in comparison.rows)
+        assert [row[number].best for row in table.rows] == [row.scores["mean"].mean == best for row in comparison.rows]
     assert [row[0].text for row in against.rows][:4] == [
         found.points[0].label,
         "  class",
@@ -235,7 +233,7 @@ def test_a_figure_has_a_line_per_row_over_the_first_numeric_axis(found: StudyRes
     names = [text.get_text() for text in axes.get_legend().get_texts()]
     assert names == ["alone", *(f"{row}, server_lr={lr}" for lr in (0.01, 0.5) for row in ("class", "client"))]
     assert list(axes.lines[0].get_xdata()) == [1.0, 10.0]
-    means = [found.comparisons[i].rows[0].accuracies["mean"].mean for i in (0, 2)]
+    means = [found.comparisons[i].rows[0].scores["mean"].mean for i in (0, 2)]
     assert list(axes.lines[0].get_ydata()) == pytest.approx(means)
     assert len(axes.collections) == 5  # bands
 

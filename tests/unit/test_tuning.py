@@ -59,9 +59,9 @@ def test_validation_data_decides() -> None:
     (found,) = tune_tiny("fedgh")
     for trial in found.trials:
         result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
-        assert trial["accuracy"] == result["summary"]["after"]["selected"]["val"]["mean"]
-    assert found.accuracy == max(trial["accuracy"] for trial in found.trials)
-    best = next(trial for trial in found.trials if trial["accuracy"] == found.accuracy)
+        assert trial["score"] == result["summary"]["after"]["selected"]["val"]["mean"]
+    assert found.score == max(trial["score"] for trial in found.trials)
+    best = next(trial for trial in found.trials if trial["score"] == found.score)
     assert found.settings == best["settings"]
 
 
@@ -71,7 +71,7 @@ def test_one_view_decides(view: Any, asked: str) -> None:
     assert found.view == asked
     for trial in found.trials:
         result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
-        assert trial["accuracy"] == result["summary"][asked]["selected"]["val"]["mean"]
+        assert trial["score"] == result["summary"][asked]["selected"]["val"]["mean"]
     with refused(OtherRunError, out, "--out"):
         tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view="before" if asked == "after" else "after", out=out)
 
@@ -109,7 +109,7 @@ def test_a_search_goes_on_as_if_never_stopped() -> None:
 
 def test_training_that_diverges_counts_as_nothing() -> None:
     (found,) = tune_tiny("fedgh", space="lr=1e29:1e30", trials=1)
-    assert found.accuracy == 0
+    assert found.score == 0
 
 
 def test_the_command(terminal: Terminal, tmp_path: Path) -> None:

@@ -71,12 +71,12 @@ def compare(args: list[str]) -> None:
     from pluribus.study.compare import compare
 
     baseline = "Method or label that the others are compared with."
-    target = "Report rounds and bytes until the mean test accuracy reaches this."
+    target = "Report rounds and bytes until the mean of the test metric reaches this."
     asked = [
         flag("seeds", int, 3, "Number of seeds."),
         flag("seed", int, 0, "First seed."),
         ("baseline", word(str | None, "METHOD", baseline, "(default: the first)"), None),
-        ("target", word(float | None, "ACCURACY", target, "(default: the first method's accuracy)"), None),
+        ("target", word(float | None, "VALUE", target, "(default: the first method's own)"), None),
         flag("view", View, AFTER, ABOUT),
         flag("equal_steps", bool, False, "Run more rounds of some methods, for equal gradient steps per client."),
         ("jobs", word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
@@ -116,13 +116,15 @@ def tune(args: list[str]) -> None:
 
 
 def _print_tuned(found: Sequence[Tuned]) -> None:
+    from pluribus.internal.metrics import METRICS
     from pluribus.internal.views import view_text
 
     for one in found:
         for caution in one.cautions:
             print(caution)
-        what = f"on validation data, {view_text(one.view)}, the best of {len(one.trials)} trials"
-        print(f"{one.label}  {one.accuracy:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
+        where = f"{METRICS[one.metric].text} on validation data, {view_text(one.view)}"
+        what = f"{where}, the best of {len(one.trials)} trials"
+        print(f"{one.label}  {one.score:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
 
 
 def _parse_for_all(

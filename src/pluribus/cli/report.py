@@ -15,7 +15,7 @@ Predicts with a model that a run has trained: classes, several labels at once, o
   pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
   pluribus predict state scans/                          the model of a real site; site.toml names its state folder
 
-Images are resized to the shape that the model takes. The model is the one whose accuracy the run reports: that of the
+Images are resized to the shape that the model takes. The model is the one whose metrics the run reports: that of the
 round that validation selects. --round last takes the model of the last round. The score is the softmax of the method's
 scores per class: a probability if the scores are logits, and only a number if they are distances. Rows that are no
 images are predicted in Python, with pluribus.predict.

@@ -26,7 +26,7 @@ def runs(case: Case) -> None:
         if views.keys() != set(result.views):
             raise BrokenError(f"client {k} was evaluated in the views {sorted(views)}, not {sorted(result.views)}")
         if result.clients[int(k)].test and any(figures["test"] is None for figures in views.values()):
-            raise BrokenError(f"client {k} has test data, but no accuracy")
+            raise BrokenError(f"client {k} has test data, but no {result.metric}")
 
 
 def runs_to_finite_numbers(case: Case) -> None:

@@ -12,6 +12,7 @@ from pluribus.conformance.hands import born, present, trained, worked
 from pluribus.conformance.promise import BrokenError, SkippedError
 from pluribus.conformance.steps import StepChecker
 from pluribus.host import make_host
+from pluribus.internal.metrics import headline_of
 from pluribus.method import PeerMethod
 from pluribus.request import Evaluate
 
@@ -92,15 +93,16 @@ def predictions_differ(case: Case) -> None:
 
 
 def finite_numbers(case: Case) -> None:
-    """Losses, accuracies and weights are finite."""
+    """Losses, metrics and weights are finite."""
     result = case.result
     if found := [text for text in result.warnings if "is not finite" in text]:
         raise BrokenError(found[0].rstrip("."))
     for record in result.history:
+        metric = headline_of(record)
         for k, views in record["clients"].items():
             for view, figures in views.items():
-                if (test := figures["test"]) is not None and not 0 <= test <= 1:
-                    raise BrokenError(f"round {record['round']}, client {k}: the accuracy {view} is {test}")
+                if (test := figures["test"]) is not None and not metric.range[0] <= test <= metric.range[1]:
+                    raise BrokenError(f"round {record['round']}, client {k}: the {metric.text} {view} is {test}")
     for name, value in kept(result).items():
         if not bool(torch.isfinite(value).all()):
             raise BrokenError(f"'{name}' holds NaN or infinity")

@@ -84,6 +84,7 @@ class CommonSettings(TypedDict, total=False):
     straggler_rate: float
     evaluate: Literal["auto", "all", "participants"]
     evaluate_every: int
+    metrics: str | Sequence[str]
     device: DeviceLike
     threads: int | None
     workers: int

@@ -21,9 +21,10 @@ from pluribus.assembly import assemble
 from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
-from pluribus.evaluate import Chosen, Metrics, choose, over_clients, selection_text
+from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
 from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.host import make_host
+from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.models import assign
 from pluribus.storage.files import read_json, to_json
 
@@ -48,6 +49,7 @@ class Facts(NamedTuple):
 
     classes: tuple[str, ...] = ()
     parameters: tuple[Parameters, ...] = ()
+    metric: str = ACCURACY  # the headline
 
 
 Known = dict[str, Facts | str]  # by experiment, for all seeds; a string says why there are none
@@ -69,16 +71,19 @@ class Run:
     models: tuple[str, ...]  # models by client
     classes: tuple[str, ...]
     parameters: tuple[Parameters, ...]
+    metric: Metric  # the headline metric
     config: str
     commands: tuple[str, ...]
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
+    confusion: list[list[int]] = field(default_factory=list)  # test rows by true and predicted class; empty: not asked
     name: str = ""  # name of the run in a report, different from those of the other runs
 
     @property
-    def accuracy(self) -> Metrics:
-        """Test accuracy over clients, selected on validation: `mean`, `worst` and `best`."""
-        return over_clients({k: one.selected.get("test") for k, one in self.chosen.items()}, Counter())
+    def score(self) -> Metrics:
+        """The test metric over clients, selected on validation: `mean`, `worst`, `best` and so on."""
+        values = {k: one.selected.get("test") for k, one in self.chosen.items()}
+        return over_clients(values, Counter(), self.metric.smaller)
 
     def cumulate(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
         return list(accumulate(map(of, self.history), initial=0.0))[1:]
@@ -93,8 +98,13 @@ class Run:
 
 
 def selection_of(runs: Iterable[Run]) -> str:
-    """Say in words how the rounds of the accuracies were selected."""
+    """Say in words how the rounds of the results were selected."""
     return selection_text(one.selected.get("val") for run in runs for one in run.chosen.values())
+
+
+def metrics_text(runs: Iterable[Run]) -> str:
+    """The headline metric of some runs in words; several if they differ."""
+    return " or ".join(dict.fromkeys(run.metric.text for run in runs))
 
 
 def read_runs(paths: Iterable[str | Path], known: Known | None = None) -> list[Run]:
@@ -190,10 +200,13 @@ def _read(path: Path, known: Known) -> Run:
         counts=counts,
         partition=digest,
         models=folder.read("config.toml", lambda: assign(described.models, described.clients), ()),
-        **facts._asdict(),
+        classes=facts.classes,
+        parameters=facts.parameters,
+        metric=headline_in(history) if history else METRICS[facts.metric],
         config=(path / "config.toml").read_text(encoding="utf-8"),
         commands=_commands(path, described, bool(counts), finished),
         warnings=folder.read("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
+        confusion=folder.read("result.json", lambda: _confusion(path / "result.json"), []) if finished else [],
         problems=tuple(folder.problems),
     )
 
@@ -202,6 +215,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a line to the record of a round. Every value gets its type, or raises."""
     return {
         "round": int(line["round"]),
+        "metric": headline_of(line).name,
         "seconds": float(line["seconds"]),
         "bytes": {way: int(line["bytes"][way]) for way in ("up", "down")},
         "loss": _number(line["loss"]),
@@ -250,6 +264,10 @@ def _warnings(path: Path) -> tuple[str, ...]:
     return tuple(str(sentence) for sentence in read_json(path)["warnings"])
 
 
+def _confusion(path: Path) -> list[list[int]]:
+    return [[int(count) for count in row] for row in read_json(path).get("confusion", {}).get("counts", [])]
+
+
 def in_use(path: Path) -> bool:
     """Whether a process holds the run's lock."""
     try:
@@ -291,9 +309,11 @@ def _find_facts(described: Experiment) -> Facts:
     host = make_host(parts, lambda k: None)
     models = Counter(assign(described.models, described.clients))
     sizes = {model: _sizes(host.client(k)) for model, k in parts.cards.architectures().items()}
-    counts, names = Counter(parts.task.names), enumerate(parts.task.names)  # two classes may have the same name
-    classes = tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in names)
-    return Facts(classes, tuple(Parameters(model, models[model], *sizes[model]) for model in sizes))
+    names = parts.task.names if parts.task.target.kind == "classes" else ("all",)
+    counts = Counter(names)  # two classes may have the same name
+    classes = tuple(name if counts[name] == 1 else f"{name} ({number})" for number, name in enumerate(names))
+    parameters = tuple(Parameters(model, models[model], *sizes[model]) for model in sizes)
+    return Facts(classes, parameters, parts.task.metrics[0])
 
 
 def _sizes(client: Client) -> tuple[int, int]:

@@ -18,7 +18,7 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from pluribus.report.numbers import Run, selection_of
+from pluribus.report.numbers import Run, metrics_text, selection_of
 from pluribus.report.plots import Plot, Section, Series
 from pluribus.storage.files import to_json
 from pluribus.terminal import format_bytes
@@ -61,6 +61,7 @@ def _values(runs: Sequence[Run]) -> dict[str, Any]:
 
     title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     about = {"title": title, "version": __version__, "selection": selection_of(runs)}
+    about["metric"] = metrics_text(runs)
     return about | {"runs": runs, "human": format_bytes, "number": _format}
 
 

@@ -9,12 +9,12 @@ from typing import Any, Literal
 
 from pluribus.internal.views import view_text
 from pluribus.report.embeddings import Embedding
-from pluribus.report.numbers import Run, selection_of
+from pluribus.report.numbers import Run, metrics_text, selection_of
 from pluribus.terminal import format_bytes
 
 FEW = 3  # with up to so many runs, a plot shows means and worst clients
 SPREAD = 0.4  # share of a row, over which the runs of a client are spread
-MOST_CLIENTS = 100  # in the plot of accuracies per client
+MOST_CLIENTS = 100  # in the plot of the metric per client
 MOST_BARS = 36  # of tensors, for all runs together
 MOST_NAMED = 8  # runs in a sentence
 MOST_LAYERS = 6  # of a stack, per direction
@@ -70,7 +70,7 @@ class Section:
 
 def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: str = "") -> list[Section]:
     """All sections of a report about some runs."""
-    first = [make(runs) for make in (accuracy, per_client, partition, traffic, losses)]
+    first = [make(runs) for make in (headline, per_client, confusion, partition, traffic, losses)]
     return [*first, embeddings(embedded, why_not), decisions(runs), notes(runs)]
 
 
@@ -86,29 +86,31 @@ AXES: dict[str, tuple[str, Axis]] = {
 }
 
 
-def accuracy(runs: Sequence[Run]) -> Section:
-    """Test accuracy against rounds, bytes and seconds."""
+def headline(runs: Sequence[Run]) -> Section:
+    """The test metric against rounds, bytes and seconds."""
     few = len(runs) <= FEW
     shown: list[tuple[str, str, tuple[str, ...]]] = [(axis, axis, OVER if few else ("mean",)) for axis in AXES]
     shown += [] if few else [("worst client", "rounds", ("worst",))]
-    plots = [_accuracies(runs, *one) for one in shown]
+    plots = [_curves(runs, *one) for one in shown]
     views = " and ".join(dict.fromkeys(view_text(run.view) for run in runs))
     lines = "Lines are the mean over clients."
     if few:
         lines = "Solid lines are the mean over clients, dotted lines are the worst client of each round."
     click = "Click a name below the plot to hide or show its line."
-    says = f"Test accuracy {views}, each client on its own test data. {lines} {click}"
-    drawn = [plot for plot in plots if plot.series]
-    return Section("accuracy", "Accuracy", says, drawn, "No round has been evaluated yet.")
+    metric = metrics_text(runs)
+    says = f"Test {metric} {views}, each client on its own test data. {lines} {click}"
+    drawn, title = [plot for plot in plots if plot.series], f"{metric[0].upper()}{metric[1:]}"
+    # the key is in links and names of files, so it is the same for all metrics
+    return Section("accuracy", title, says, drawn, "No round has been evaluated yet.")
 
 
-def _accuracies(runs: Sequence[Run], name: str, axis: str, over: Sequence[str]) -> Plot:
+def _curves(runs: Sequence[Run], name: str, axis: str, over: Sequence[str]) -> Plot:
     title, of = AXES[axis]
-    lines = [line for number, run in enumerate(runs) for one in over for line in _accuracy(run, number, of, one)]
-    return Plot(name, title, "test accuracy", lines, bytes="x" if axis == "bytes" else "")
+    lines = [line for number, run in enumerate(runs) for one in over for line in _curve(run, number, of, one)]
+    return Plot(name, title, f"test {metrics_text(runs)}", lines, bytes="x" if axis == "bytes" else "")
 
 
-def _accuracy(run: Run, color: int, axis: Axis, over: str) -> Iterator[Series]:
+def _curve(run: Run, color: int, axis: Axis, over: str) -> Iterator[Series]:
     name = run.name if over == "mean" else f"{run.name}, worst client"
     return _line(run, name, color, axis, lambda one: _mean(one, run.view, "test", over), faint=over == "worst")
 
@@ -132,8 +134,9 @@ def losses(runs: Sequence[Run]) -> Section:
         "training loss": lambda run: lambda one: one["loss"],
     }
     says = (
-        "The test loss is the cross-entropy on each client's own test data, mean over clients: the loss of the task "
-        "itself. The training loss includes all terms that the method adds, so it compares runs of one method only."
+        "The test loss is the loss of the task itself on each client's own test data, mean over clients: the "
+        "cross-entropy, or the distance of numbers. The training loss includes all terms that the method adds, so it "
+        "compares runs of one method only."
     )
     plots = [_against_rounds(runs, name, of) for name, of in shown.items()]
     return Section("loss", "Loss", says, [plot for plot in plots if plot.series], "No loss has been recorded yet.")
@@ -175,26 +178,26 @@ def _join_names(group: Sequence[tuple[int, Run]]) -> str:
 
 
 def per_client(runs: Sequence[Run]) -> Section:
-    """Every client's accuracy, worst first."""
-    groups = [[(n, run) for n, run in group if _test_accuracies(run)] for group in _on_same_data(runs)]
+    """The metric of every client, worst first."""
+    groups = [[(n, run) for n, run in group if _test_values(run)] for group in _on_same_data(runs)]
     plots = [_clients(group) for group in groups if group]
-    firsts = [(run, *pair) for run in runs[:MOST_NAMED] for pair in list(_test_accuracies(run).items())[:1]]
+    firsts = [(run, *pair) for run in runs[:MOST_NAMED] for pair in list(_test_values(run).items())[:1]]
     worst = "; ".join(f"client {run.client(k)} with {value:.3f} ({run.name})" for run, k, value in firsts)
     says = (
-        f"Test accuracy of each client, {selection_of(runs)}, sorted by the first run, with the worst client "
-        f"at the top. A client is labeled with its number and model. The worst: {worst}."
+        f"Test {metrics_text(runs)} of each client, {selection_of(runs)}, sorted by the first run, with the worst "
+        f"client at the top. A client is labeled with its number and model. The worst: {worst}."
     )
     return Section("clients", "Clients", says, plots, "No client has been evaluated yet.")
 
 
-def _test_accuracies(run: Run) -> dict[int, float]:
-    """Test accuracy by client, worst first."""
+def _test_values(run: Run) -> dict[int, float]:
+    """The test metric by client, worst first."""
     known = {k: value for k, one in run.chosen.items() if (value := one.selected.get("test")) is not None}
-    return dict(sorted(known.items(), key=lambda pair: pair[1]))
+    return dict(sorted(known.items(), key=lambda pair: pair[1], reverse=run.metric.smaller))
 
 
 def _clients(group: Sequence[tuple[int, Run]]) -> Plot:
-    order = list(dict.fromkeys(k for _, run in group for k in _test_accuracies(run)))[:MOST_CLIENTS]
+    order = list(dict.fromkeys(k for _, run in group for k in _test_values(run)))[:MOST_CLIENTS]
     position = {k: at for at, k in enumerate(order)}
     series = []
     for at, (number, run) in enumerate(group):
@@ -202,12 +205,34 @@ def _clients(group: Sequence[tuple[int, Run]]) -> Plot:
         aside = SPREAD * (at / (len(group) - 1) - 0.5) if len(group) > 1 else 0.0
         points = [
             (value, position[k] + aside, f"{run.name}, client {run.client(k)}: {value:.3f}{_holds(run, k)}")
-            for k, value in _test_accuracies(run).items()
+            for k, value in _test_values(run).items()
             if k in position
         ]
         series.append(_make_series(run.name, points, number, "dots"))
-    first = group[0][1]
-    return Plot(_join_names(group), "test accuracy", "client", series, y_names=[first.client(k) for k in order])
+    first, metric = group[0][1], metrics_text(run for _, run in group)
+    return Plot(_join_names(group), f"test {metric}", "client", series, y_names=[first.client(k) for k in order])
+
+
+def confusion(runs: Sequence[Run]) -> Section:
+    """How often each class was predicted for rows of each class, as circles."""
+    plots = [_confused(run) for run in runs if run.confusion]
+    says = (
+        "Test predictions of the selected models, all clients together. The area of a circle is the number of rows of "
+        "a true class for which a class was predicted. On the diagonal, the two are the same."
+    )
+    return Section("confusion", "Confusion", says, plots, "")
+
+
+def _confused(run: Run) -> Plot:
+    names = [run.class_name(number) for number in range(len(run.confusion))]
+    found = [(p, y, count) for y, row in enumerate(run.confusion) for p, count in enumerate(row) if count]
+    text = [
+        f"{count} of {sum(run.confusion[y])} rows of class {names[y]} are taken for class {names[p]}"
+        for p, y, count in found
+    ]
+    xs, ys, sizes = [p for p, _, _ in found], [y for _, y, _ in found], [float(count) for _, _, count in found]
+    dots = Series("rows", xs, ys, 0, "dots", text, sizes)
+    return Plot(run.name, "predicted class", "true class", [dots], names, names)
 
 
 def _holds(run: Run, k: int) -> str:

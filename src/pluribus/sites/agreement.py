@@ -12,16 +12,17 @@ from typing import Any, Literal, NamedTuple, get_args
 from pluribus import __version__
 from pluribus.client import Local
 from pluribus.data.augment import AUGMENTATIONS, AUGMENTS, parse_augmentations
-from pluribus.errors import AgreementError, SchemaError, unknown
+from pluribus.errors import AgreementError, ConflictError, SchemaError, unknown
 from pluribus.experiment import Experiment
 from pluribus.inputs import Input
+from pluribus.internal.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
 from pluribus.models.timm import TIMM
 from pluribus.models.unseen import Unseen
 from pluribus.optim import Life, Rule
 from pluribus.settings import convert_fields
-from pluribus.targets import CLASSES, Target
+from pluribus.targets import CLASSES, Target, TargetKind
 from pluribus.task import Card, Task
 
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch
@@ -65,6 +66,7 @@ class Agreement:
     columns: tuple[str, ...] = ()  # of a table, by name; empty: by their order
     categories: tuple[tuple[str, ...], ...] = ()  # values of the last columns
     class_weights: Literal["equal", "balanced"] = "equal"
+    metrics: tuple[str, ...] = ("accuracy",)  # the headline first
     version: str = __version__
 
     @classmethod
@@ -93,6 +95,7 @@ class Agreement:
             columns=form.columns,
             categories=form.categories,
             class_weights=one.class_weights,
+            metrics=metrics_of_sites(one, target.kind),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -121,6 +124,7 @@ class Agreement:
                 "seed": check_integer(facts["seed"]),
                 "rule": Rule(**convert_fields(Rule, facts["rule"])),
                 # an older state folder lacks these
+                "metrics": tuple(map(_text, facts.get("metrics", ("accuracy",)))),
                 "warmup": check_integer(facts.get("warmup", 0), 0, MOST),
                 "augment": tuple(map(_text, facts.get("augment", ()))),
                 "target": Target(**convert_fields(Target, facts.get("target", {}))),
@@ -157,6 +161,9 @@ class Agreement:
             return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
         if wrong := [name for name in self.augment if AUGMENTS[name] != self.input.kind]:
             return f"augment '{wrong[0]}' does not change {self.input}"
+        fit = [one.name for one in METRICS.values() if self.target.kind in one.targets]
+        if not self.metrics or not set(self.metrics) <= set(fit):
+            return f"metrics are some of {', '.join(fit)}, not '{sanitize(','.join(self.metrics))}'"
         return None
 
     def build_method(self, allow: Collection[str] | None = ()) -> Method:
@@ -199,6 +206,7 @@ class Agreement:
             target=self.target,
             weights_of=dict(weights_of),
             unseen=unseen,
+            metrics=self.metrics,
         )
 
     def local(self) -> Local:
@@ -212,6 +220,13 @@ def make_card(task: Task, client: int, model: str, samples: int) -> Card:
         return Card(client, model, samples, *task.unseen[model])
     built = task.shape_of(model)
     return Card(client, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
+
+
+def metrics_of_sites(one: Experiment, target: TargetKind) -> tuple[str, ...]:
+    """The metrics that sites measure. Their predictions, which a confusion matrix needs, stay with them."""
+    if asks_for_confusion(one.metrics):
+        raise ConflictError("confusion needs the test predictions, but sites keep theirs: leave it out of --metrics.")
+    return choose_metrics(one.metrics, target)
 
 
 def check_model(name: Any, remedy: str = "") -> str:

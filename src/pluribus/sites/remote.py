@@ -7,20 +7,18 @@ is reported.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple, Protocol
 
 from pluribus.errors import MessageError, SchemaError
 from pluribus.host import Selected, Tensors
+from pluribus.internal.metrics import METRICS, keys_of, range_of
 from pluribus.message import decode
 from pluribus.method import Wires
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
-
-# Metrics of a client, and their bounds. Real sites have no domains.
-METRICS = {"val": (0.0, 1.0), "test": (0.0, 1.0), "test_loss": (0.0, math.inf)}
 
 MOST_STEPS = 2**31  # of a site in one exchange
 
@@ -107,7 +105,7 @@ class Remote:
         if "refused" in answer.head:
             raise MessageError(sanitize(answer.head["refused"]))
         if isinstance(request, Evaluate):
-            return Measured(_read_metrics(answer.head.get("figures"), self.views))
+            return Measured(_read_metrics(answer.head.get("figures"), self.views, self.agreement.metrics))
         k = request.client
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
@@ -124,19 +122,21 @@ class Remote:
         return Reply(sent, loss, compute, communication, _read_steps(answer.head.get("steps")))
 
 
-def _read_metrics(sent: Any, views: tuple[str, ...]) -> dict[str, dict[str, float | None]]:
+def _read_metrics(sent: Any, views: tuple[str, ...], names: Sequence[str]) -> dict[str, dict[str, float | None]]:
     """Check the metrics of every view. All must be there, because the server averages them over clients."""
     if not isinstance(sent, dict) or sent.keys() != set(views):
         raise SchemaError("its metrics cannot be read.")
-    return {view: _read_view(sent[view]) for view in views}
+    return {view: _read_view(sent[view], names) for view in views}
 
 
-def _read_view(sent: Any) -> dict[str, float | None]:
-    if not isinstance(sent, dict) or sent.keys() != METRICS.keys():
+def _read_view(sent: Any, names: Sequence[str]) -> dict[str, float | None]:
+    """Check the metrics of a view: the keys of these names, each in its range. Real sites have no domains."""
+    keys = keys_of(names)
+    if not isinstance(sent, dict) or sent.keys() != set(keys):
         raise SchemaError("its metrics cannot be read.")
-    metrics = {name: _number_or_none(sent[name]) for name in METRICS}
+    metrics = {name: _number_or_none(sent[name]) for name in keys}
     for name, value in metrics.items():
-        least, most = METRICS[name]
+        least, most = range_of(name, METRICS[names[0]])
         if value is not None and not least <= value <= most:
             raise SchemaError(f"its metric '{name}' cannot be {value}.")
     return metrics

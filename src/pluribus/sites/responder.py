@@ -31,6 +31,7 @@ from pluribus.errors import (
 )
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors, all_tensors
+from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import Method, Need, PeerMethod
 from pluribus.models.unseen import Unseen
@@ -389,7 +390,8 @@ def _read_best(sent: Any, agreement: Agreement) -> Selection | None:
     if sent is None:
         return None
     val = sent.get("val") if isinstance(sent, dict) else math.nan
-    if val is not None and not (isinstance(val, int | float) and 0 <= val <= 1):
+    least, most = METRICS[agreement.metrics[0]].range
+    if val is not None and not (isinstance(val, int | float) and least <= val <= most):
         raise SchemaError("the request has an invalid 'best'.")
     return Selection(_read_number(sent, "round", agreement.task().rounds), val)
 

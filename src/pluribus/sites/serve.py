@@ -17,7 +17,7 @@ from pluribus.federation import Observer
 from pluribus.method import find, hyperparameters
 from pluribus.result import Result
 from pluribus.settings import check_names
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, metrics_of_sites
 from pluribus.sites.config import LOOK, FederationFile, SiteFile, make_from, setting_names
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
 from pluribus.sites.flower.gate import bind
@@ -73,7 +73,9 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
     file = make_from(FederationFile, own, path)
     kind = read_form(file).input.kind
     check_augmentations(parse_augmentations(written.get("augment", "")), kind)
-    return file, experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+    described = experiment(method, data=SITES, clients=len(file.sites), checkpoint_every=1, **written)
+    metrics_of_sites(described, file.label_kind)  # before there is a folder
+    return file, described
 
 
 def _read_keys(file: FederationFile) -> dict[str, str]:

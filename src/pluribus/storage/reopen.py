@@ -1,6 +1,6 @@
 """Opens a run folder again: the parts of the run, and a client's trained model.
 
-`selected` is the model whose accuracy the run reports: the one of the method's headline view, in the round that the
+`selected` is the model whose metrics the run reports: the one of the method's headline view, in the round that the
 client's validation data selects. `last` is the model of the same view at the last checkpoint.
 """
 
@@ -57,7 +57,7 @@ def load_model(
     """Load a trained model in eval mode.
 
     `path` is a file that `Result.save_model` wrote, or the folder of a run. In a folder, `client` chooses the model: by
-    default the one whose accuracy the run reports, or with `round="last"` that of the last checkpoint. `model` is the
+    default the one whose metrics the run reports, or with `round="last"` that of the last checkpoint. `model` is the
     builder or module of the model in a file, if its name cannot be looked up. The folder of a run that was started with
     objects needs the same `data`, `models`, `partition` and `public_data` again.
     """

@@ -6,9 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pluribus.engines.engine import Engine
-from pluribus.evaluate import TESTED_BYTES, Metrics, Selection, choose, selects
+from pluribus.evaluate import Metrics, Selection, choose, prediction_bytes, selects
+from pluribus.internal.metrics import METRICS
 from pluribus.storage.store import StateStore
-from pluribus.task import Cards, DataFacts
+from pluribus.task import Cards, DataFacts, Task
 
 
 class Selections:
@@ -18,7 +19,9 @@ class Selections:
     one so far. The copies wait in memory until the next commit, or until they take too much memory.
     """
 
-    def __init__(self, cards: Cards, data: DataFacts, engine: Engine, checkpoint: StateStore) -> None:
+    def __init__(self, task: Task, cards: Cards, data: DataFacts, engine: Engine, checkpoint: StateStore) -> None:
+        self._headline = METRICS[task.metrics[0]]
+        self._row_bytes = prediction_bytes(task)
         self._cards = cards
         self._data = data
         self._engine = engine
@@ -35,13 +38,13 @@ class Selections:
 
     def note(self, t: int, k: int, measured: Metrics) -> None:
         """Record the metrics of a client. The process that evaluated it applies the same rule."""
-        if selects(measured, self._best.get(k)):
+        if selects(measured, self._best.get(k), self._headline):
             self._best[k] = Selection(t, measured["val"])
             self._waiting[k] = self._nbytes(k)
 
     def _nbytes(self, k: int) -> int:
         """Size of the copy of a client's model and predictions."""
-        return self._cards.nbytes(k) + TESTED_BYTES * self._data.test_samples(k)
+        return self._cards.nbytes(k) + self._row_bytes * self._data.test_samples(k)
 
     def groups(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """Clients to evaluate together, so that their copies fit into memory. Copies are saved between groups."""

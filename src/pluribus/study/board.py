@@ -29,7 +29,7 @@ class Board:
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
-            TextColumn("{task.fields[accuracy]:5}"),
+            TextColumn("{task.fields[score]:5}"),
             TextColumn("{task.fields[state]}", style="dim"),
             console=console or Console(stderr=True),
             disable=not shown,
@@ -42,7 +42,7 @@ class Board:
             rounds = one.all_rounds()
             done = rounds if state != "waiting" else 0
             padded = escape(name.ljust(max(map(len, names))))
-            task = self._bar.add_task(padded, total=rounds, completed=done, accuracy="", state=state)
+            task = self._bar.add_task(padded, total=rounds, completed=done, score="", state=state)
             self._tasks[one.out or ""] = task
 
     def __enter__(self) -> Board:
@@ -54,15 +54,15 @@ class Board:
 
     def update(self, out: str, progress: Progress) -> None:
         self._bar.update(self._tasks[out], completed=progress.done, state="running")
-        if progress.accuracy is not None:
-            self._bar.update(self._tasks[out], accuracy=f"{progress.accuracy:.3f}")
+        if progress.score is not None:
+            self._bar.update(self._tasks[out], score=f"{progress.score:.3f}")
 
     def finish(self, out: str, failed: bool) -> None:
         self._bar.update(self._tasks[out], state="failed" if failed else "done")
 
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
-    """Print accuracy, cost and differences, with their notes."""
+    """Print results, cost and differences, with their notes."""
     console = console or Console(highlight=False)
     one = next(iter(found.experiments.values()))
     seeds = [run.seed for run in found.runs[found.baseline]]

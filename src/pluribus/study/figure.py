@@ -32,7 +32,7 @@ def check_plot(path: str | Path | None) -> None:
 
 
 def curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Line]:
-    """Mean test accuracy by round and seed, by label. Only rounds that were evaluated with every seed count."""
+    """Mean test metric by round and seed, by label. Only rounds that were evaluated with every seed count."""
     found: dict[str, Line] = {}
     for label, some in runs.items():
         by_seed = [dict(run.curve) for run in some]
@@ -42,22 +42,22 @@ def curves(runs: Mapping[str, Sequence[Run]]) -> dict[str, Line]:
 
 
 def draw_rounds(runs: Mapping[str, Sequence[Run]], ax: Axes | None = None) -> Axes:
-    """Draw the mean test accuracy over rounds. With one evaluated round, draw the selected accuracy of each row."""
-    lines = curves(runs)
+    """Draw the mean test metric over rounds. With one evaluated round, draw the selected metric of each row."""
+    lines, ylabel = curves(runs), f"test {next(iter(runs.values()))[0].metric.text}"
     if max(map(len, lines.values())) > 1:
-        axes = draw_lines(lines, "round", ax)
+        axes = draw_lines(lines, "round", ylabel, ax)
         if ax is None:
             axes.locator_params(axis="x", integer=True)
         return axes
     axes = new_axes() if ax is None else ax
     for place, some in enumerate(runs.values()):
-        _point(axes, place, [run.accuracies["mean"] for run in some])
+        _point(axes, place, [run.scores["mean"] for run in some])
     axes.set_xticks(range(len(runs)), [_escape(label) for label in runs])
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(ylabel)
     return axes
 
 
-def draw_lines(lines: Mapping[str, Line], xlabel: str, ax: Axes | None = None) -> Axes:
+def draw_lines(lines: Mapping[str, Line], xlabel: str, ylabel: str, ax: Axes | None = None) -> Axes:
     """Draw a line per label through the means over seeds, with a band of one standard deviation."""
     axes = new_axes() if ax is None else ax
     for label, line in lines.items():
@@ -68,7 +68,7 @@ def draw_lines(lines: Mapping[str, Line], xlabel: str, ax: Axes | None = None) -
             low, high = ([m + sign * s for m, s in zip(means, stds, strict=True)] for sign in (-1, 1))
             axes.fill_between(places, low, high, color=drawn.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel(_escape(xlabel))
-    axes.set_ylabel("test accuracy")
+    axes.set_ylabel(ylabel)
     beside = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)} if len(lines) > MOST_INSIDE else {}
     axes.legend(**beside)
     return axes

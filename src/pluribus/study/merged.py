@@ -45,6 +45,11 @@ class StudyResult:
         return self.comparisons[0].baseline
 
     @property
+    def metric_text(self) -> str:
+        """The headline metric in words; several if it is an axis of the study."""
+        return " or ".join(_unique(one.metric.text for one in self.comparisons))
+
+    @property
     def labels(self) -> list[str]:
         """Labels of the rows that have results at some point."""
         return [label for label in self.study.labels if any(label in one.runs for one in self.comparisons)]
@@ -63,18 +68,18 @@ class StudyResult:
 
     @property
     def tables(self) -> list[Table]:
-        """Accuracies of rows by point, and differences. With one point, the tables of its comparison."""
+        """The metric of rows by point, and differences. With one point, the tables of its comparison."""
         if len(self.points) == 1:
             return self.comparisons[0].tables
-        return [self._accuracy(), *self._against()]
+        return [self._scores(), *self._against()]
 
-    def _accuracy(self) -> Table:
+    def _scores(self) -> Table:
         columns = []
         for comparison in self.comparisons:
-            known = {row.label: row.accuracies["mean"] for row in comparison.rows}
+            known = {row.label: row.scores["mean"] for row in comparison.rows}
             means = [known[label].mean if label in known else None for label in self.labels]
             texts = [str(known.get(label, "-")) for label in self.labels]
-            best = max(mean for mean in means if mean is not None) if comparison.one_view else None
+            best = comparison.metric.best(means) if comparison.one_view else None
             columns.append(cells(texts, means, best))
         names = [Cell(label) for label in self.labels]
         return Table((self._what, *(point.label for point in self.points)), list(zip(names, *columns, strict=True)))
@@ -110,7 +115,7 @@ class StudyResult:
         yield from first.about_rows(without=self.study.axes)
         runs = [run for one in self.comparisons for some in one.runs.values() for run in some]
         when = views_text({label: some[0].view for one in self.comparisons for label, some in one.runs.items()})
-        yield f"Test accuracy, mean over clients, {standings.selection_note(runs)}, {when}."
+        yield f"Test {self.metric_text}, mean over clients, {standings.selection_note(runs)}, {when}."
         yield first.about_seeds()
 
     def _about_differences(self) -> Iterator[str]:
@@ -137,7 +142,7 @@ class StudyResult:
         return "   ".join(filter(None, ["study", self.study.title, counts]))
 
     def table(self, console: Console | None = None) -> None:
-        """Print the tables. The accuracies are printed in parts if there are too many points for the terminal."""
+        """Print the tables. The results are printed in parts if there are too many points for the terminal."""
         console = console or Console(highlight=False)
         tables = self.tables
         shown = tables if len(self.points) == 1 else [*tables[0].split(console.width), *tables[1:]]
@@ -146,14 +151,14 @@ class StudyResult:
             console.print(f"\n Saved {self.folder}", markup=False, soft_wrap=True)
 
     def __repr__(self) -> str:
-        lines = [f"StudyResult of {', '.join(self.labels)}, mean test accuracy"]
+        lines = [f"StudyResult of {', '.join(self.labels)}, mean test {self.metric_text}"]
         for point, one in zip(self.points, self.comparisons, strict=True):
-            known = ", ".join(f"{row.label} {row.accuracies['mean']}" for row in one.rows)
+            known = ", ".join(f"{row.label} {row.scores['mean']}" for row in one.rows)
             lines.append(f"{point.label}: {known}" if point.label else known)
         return "\n".join(lines)
 
     def _repr_html_(self) -> str:
-        """The table of accuracies, the differences and the notes, for notebooks."""
+        """The table of the metric, the differences and the notes, for notebooks."""
         if len(self.points) == 1:
             return self.comparisons[0]._repr_html_()
         return html_of(self.tables, self.notes, self.cautions)
@@ -197,6 +202,7 @@ class StudyResult:
             "labels": self.labels,
             "axes": {name: _unique(_plain(point)[name] for point in self.points) for name in self.study.axes},
             "seeds": list(range(self.study.seed, self.study.seed + self.study.seeds)),
+            "metrics": _unique(one.metric.name for one in self.comparisons),
             "view": self.study.view,
             "baseline": self.baseline,
             "points": [
@@ -211,7 +217,7 @@ class StudyResult:
     # ---- as a figure -----------------------------------------------------------------------------------------------
 
     def plot(self, path: str | Path | None = None, ax: Axes | None = None) -> Axes:
-        """Draw the mean test accuracy of every row with a band of one standard deviation over seeds. Needs matplotlib.
+        """Draw the mean test metric of every row with a band of one standard deviation over seeds. Needs matplotlib.
 
         With one point it is drawn over rounds, otherwise over the first axis with several numbers. Without such an axis
         it is drawn over points.
@@ -229,9 +235,9 @@ class StudyResult:
             for label, runs in one.runs.items():
                 others = [] if axis is None else [f"{name}={point.texts[name]}" for name in rows[label]]
                 where = place if axis is None else point.settings[axis]
-                lines.setdefault(", ".join([label, *others]), {})[where] = [run.accuracies["mean"] for run in runs]
+                lines.setdefault(", ".join([label, *others]), {})[where] = [run.scores["mean"] for run in runs]
         drawn: dict[str, Line] = {label: sorted(line.items()) for label, line in lines.items()}
-        axes = draw_lines(drawn, axis or "", ax)
+        axes = draw_lines(drawn, axis or "", f"test {self.metric_text}", ax)
         if axis is None:
             axes.set_xticks(range(len(self.points)), [point.label for point in self.points])
         elif min(self.study.axes[axis]) > 0 and max(self.study.axes[axis]) >= LOG * min(self.study.axes[axis]):

@@ -40,10 +40,10 @@ FAILURES = (Exception, SystemExit)  # must not stop other runs; Ctrl-C must
 
 
 class Progress(NamedTuple):
-    """Rounds done, and the mean test accuracy if the last round was evaluated."""
+    """Rounds done, and the mean of the test metric if the last round was evaluated."""
 
     done: int
-    accuracy: float | None = None
+    score: float | None = None
 
 
 class Watcher(Protocol):
@@ -108,8 +108,8 @@ class _Reporter(Observer):
         self._report(Progress(len(federation.history)))
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
-        accuracy = record["mean"].get(self._view, {}).get("test", {}).get("mean")
-        self._report(Progress(record["round"] + 1, accuracy))
+        score = record["mean"].get(self._view, {}).get("test", {}).get("mean")
+        self._report(Progress(record["round"] + 1, score))
 
 
 def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: str | Sequence[str]) -> dict[str, str]:

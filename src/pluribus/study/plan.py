@@ -23,6 +23,7 @@ from pluribus.experiment import (
     known_settings,
 )
 from pluribus.host import make_host
+from pluribus.internal.metrics import METRICS, Metric
 from pluribus.internal.views import check_view
 from pluribus.method import Method, find
 from pluribus.settings import flag_name
@@ -73,7 +74,8 @@ class Plan:
         _check_partitions(runs)
         if folder is None:
             runs = {label: tuple(replace(run, folder=None) for run in some) for label, some in runs.items()}
-        first = statistics.fmean(run.accuracies["mean"] for run in runs[labels[0]])
+        _check_measured(runs)
+        first = statistics.fmean(run.scores["mean"] for run in runs[labels[0]])
         return Comparison(
             experiments={label: self.experiments[label] for label in labels},
             runs=runs,
@@ -106,11 +108,12 @@ def plan_comparison(
     check_counts(seeds=seeds)
     if baseline is not None and baseline not in described:
         raise errors.UnknownNameError(f"--baseline must be one of {', '.join(described)}, not {baseline}.")
-    if target is not None and not 0 <= target <= 1:
-        raise errors.RangeError(f"--target must be an accuracy in [0, 1], not {target}.")
     check_view(view)
     overridden = find_overridden_defaults(rows, described, config, own, settings)
-    parameters = _parameters(described, seeds)
+    parameters, metric = _assemble_all(described, seeds)
+    if target is not None and not metric.range[0] <= target <= metric.range[1]:
+        bounds = ", ".join(f"{one:g}" for one in metric.range)
+        raise errors.RangeError(f"--target must be a value of {metric.name}, in [{bounds}], not {target}.")
     if equal_steps:
         rounds = equal_rounds(described)
         described = {label: replace(one, rounds=rounds[label]) for label, one in described.items()}
@@ -192,13 +195,19 @@ def _read_hyper(config: str | Path | None) -> dict[str, dict[str, Any]]:
     return dict(hyper)
 
 
-def _parameters(described: Mapping[str, Experiment], seeds: int) -> dict[str, float]:
-    """Trainable parameters by label. Assembles every run, so that mistakes show before the first one starts."""
-    found = {label: trainable_parameters(assemble(one)) for label, one in described.items()}
+def _assemble_all(described: Mapping[str, Experiment], seeds: int) -> tuple[dict[str, float], Metric]:
+    """Trainable parameters by label, and the headline metric.
+
+    Assembles every run, so that mistakes show before the first one starts.
+    """
+    found = {}
+    for label, one in described.items():
+        parts = assemble(one)
+        found[label], metric = trainable_parameters(parts), METRICS[parts.task.metrics[0]]
     for number in range(1, seeds):
         one = next(iter(described.values()))
         assemble(replace(one, seed=one.seed + number))
-    return found
+    return found, metric
 
 
 def trainable_parameters(parts: Assembly) -> float:
@@ -206,6 +215,16 @@ def trainable_parameters(parts: Assembly) -> float:
     host = make_host(parts, lambda k: None)
     sizes = {model: host.client(k).trained_size() for model, k in parts.cards.architectures().items()}
     return statistics.fmean(sizes[card.model] for card in parts.cards.values())
+
+
+def _check_measured(runs: Mapping[str, Sequence[Run]]) -> None:
+    """Refuse a metric that no client has: there is nothing to compare."""
+    for label, run in ((label, run) for label, some in runs.items() for run in some):
+        if run.scores["mean"] is None:
+            raise errors.MissingDataError(
+                f"{label}-{run.seed}: no client has a test value of {run.metric.name}, because training diverged or "
+                f"the test rows cannot tell. Lower --lr, or choose another metric with --metrics."
+            )
 
 
 def _check_partitions(runs: Mapping[str, Sequence[Run]]) -> None:

@@ -26,7 +26,7 @@ BySeed = Sequence[Sequence[float]]
 
 @dataclass(frozen=True)
 class Difference:
-    """A method's accuracy minus the baseline's, over clients and seeds."""
+    """A method's metric minus the baseline's, over clients and seeds."""
 
     mean: float  # mean over seeds of the mean over clients
     low: float  # of the 95 % interval, as `high`
@@ -35,11 +35,14 @@ class Difference:
     pairs: int
     seeds: int
 
-    def verdict(self, p: float) -> str:
-        """The result in words, for a p-value that is corrected for several methods."""
+    def verdict(self, p: float, smaller: bool = False) -> str:
+        """The result in words, for a p-value that is corrected for several methods.
+
+        `smaller`: whether smaller values of the metric are better.
+        """
         if p >= LEVEL or self.low <= 0 <= self.high:
             return NOT_SHOWN
-        return BETTER if self.mean > 0 else WORSE
+        return BETTER if (self.mean < 0) == smaller else WORSE
 
 
 def difference(by_seed: BySeed) -> Difference:

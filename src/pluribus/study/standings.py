@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pluribus.errors import to_words
-from pluribus.evaluate import Chosen, Metrics, choose, is_loss, over_clients, selection_text
+from pluribus.evaluate import OVER_CLIENTS, Chosen, Metrics, choose, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.frames import make_frame
+from pluribus.internal.metrics import Metric, headline_of, is_smaller_better
 from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
@@ -37,8 +38,8 @@ FOR_ONE = ", or for one method with --set {method}.{name}={value}"
 
 ENOUGH_SEEDS = 5  # docs/compare.md has the rates of false differences
 
-ACCURACIES = {"mean": "mean", "weighted": "weighted", "worst": "worst", "last": "last round"}
-"""Columns of the table of accuracies. More do not fit into 80 characters; JSON and CSV also have `best`."""
+COLUMNS = {"mean": "mean", "weighted": "weighted", "worst": "worst", "last": "last round"}
+"""Columns of the first table. More do not fit into 80 characters; JSON and CSV have all of OVER_CLIENTS."""
 
 
 @dataclass(frozen=True)
@@ -69,40 +70,52 @@ class Run:
         return choose_view(self.result["summary"], self.wanted)
 
     @property
-    def accuracies(self) -> dict[str, float]:
-        """Test accuracies over clients, selected on validation. `last` is the mean in the last round."""
+    def metric(self) -> Metric:
+        """The headline metric, which all numbers are values of."""
+        return headline_of(self.result)
+
+    @property
+    def scores(self) -> dict[str, float]:
+        """The test metric over clients, selected on validation. `last` is the mean in the last round."""
         last = self.over_clients(self.view, "last", "test")["mean"]
         return {**self.over_clients(self.view, "selected", "test"), "last": last}
 
     def over_clients(self, view: str, moment: str, metric: str) -> dict[str, Any]:
-        """A metric over clients: `mean`, `weighted`, `worst` and `best`.
+        """A metric over clients: `mean`, `weighted`, `worst` and so on.
 
-        Older runs did not save `best`. It is computed from the results per client, if they were kept.
+        Older runs did not save all of them. Those are computed from the results per client, if they were kept.
         """
         found = dict(self.result["summary"][view][moment].get(metric, {}))
-        each = None if not found or "best" in found else self._each(view, moment)
+        missing = [name for name in OVER_CLIENTS if name not in found]
+        each = self._each(view, moment) if found and missing else None
         if each is not None:
             values = {k: one.get(metric) for k, one in each.items()}
-            found["best"] = over_clients(values, Counter(), is_loss(metric))["best"]
+            computed = over_clients(values, Counter(), is_smaller_better(metric, self.metric))
+            found |= {name: computed[name] for name in missing}
         return found
 
     @property
     def by_view(self) -> dict[str, float]:
-        """Mean test accuracy over clients, selected on validation, in every view of the method."""
+        """Mean test metric over clients, selected on validation, in every view of the method."""
         return {view: moments["selected"]["test"]["mean"] for view, moments in self.result["summary"].items()}
 
     @property
     def by_client(self) -> dict[int, float] | None:
-        """Selected test accuracy of every client with test data. None: not kept for this view."""
+        """Selected test metric of every client that has one. None: not kept for this view."""
         each = self._each(self.view, "selected")
         if each is None:
             return None
-        return {k: accuracy for k, one in each.items() if (accuracy := one.get("test")) is not None}
+        return {k: value for k, one in each.items() if (value := one.get("test")) is not None}
 
     @property
     def curve(self) -> list[tuple[int, float]]:
-        """The evaluated rounds, and the mean test accuracy over clients in each."""
-        return [(one["round"], one["mean"][self.view]["test"]["mean"]) for one in self.history if one["mean"]]
+        """The evaluated rounds, and the mean test metric over clients in each. Rounds without a value are left out."""
+        means = ((one["round"], self._mean(one)) for one in self.history)
+        return [(number, value) for number, value in means if value is not None]
+
+    def _mean(self, record: Mapping[str, Any]) -> float | None:
+        found: float | None = record["mean"][self.view]["test"]["mean"] if record["mean"] else None
+        return found
 
     def chosen(self, view: str) -> dict[int, Chosen]:
         """Last and selected metrics of every evaluated client in a view."""
@@ -125,11 +138,12 @@ class Run:
         return (self.result.get("steps") or {}).get("per_client")
 
     def reached(self, target: float) -> tuple[int, int] | None:
-        """Rounds and bytes (up and down) until the mean test accuracy reached a target. None: it never did."""
+        """Rounds and bytes (up and down) until the mean test metric reached a target. None: it never did."""
         traffic = 0
         for record in self.history:
             traffic += record["bytes"]["up"] + record["bytes"]["down"]
-            if record["mean"] and record["mean"][self.view]["test"]["mean"] >= target:
+            value = self._mean(record)
+            if value is not None and not self.metric.prefers(target, value):
                 return record["round"] + 1, traffic
         return None
 
@@ -147,7 +161,7 @@ class Spread:
 
     @classmethod
     def by_view(cls, runs: Sequence[Run]) -> dict[str, Spread]:
-        """Mean test accuracy in every view, over the seeds of a method."""
+        """Mean test metric in every view, over the seeds of a method."""
         return {view: cls.of([run.by_view[view] for run in runs]) for view in runs[0].by_view}
 
     def __str__(self) -> str:
@@ -160,8 +174,8 @@ class Standing:
 
     label: str
     method: str
-    view: str  # the view of the accuracies
-    accuracies: dict[str, Spread]
+    view: str  # the view of the scores
+    scores: dict[str, Spread]  # the headline metric over clients
     by_view: dict[str, Spread]  # the mean in every view of the method
     rounds: int
     steps: float | None  # gradient steps per client, or None if they were not counted
@@ -183,6 +197,7 @@ class Compared:
     p: float | None  # P-value after Holm's correction for all tested rows
     why: str = ""  # short reason why there is no test
     steps: tuple[float, float] | None = None  # gradient steps per client of the row and of the baseline
+    smaller: bool = False  # whether smaller values of the metric are better
 
     @property
     def unequal(self) -> bool:
@@ -197,7 +212,7 @@ class Compared:
     @property
     def verdict(self) -> str:
         """The result of the test in words, or the reason why there is none."""
-        return self.why if self.difference is None or self.p is None else self.difference.verdict(self.p)
+        return self.why if self.difference is None or self.p is None else self.difference.verdict(self.p, self.smaller)
 
     @property
     def cells(self) -> tuple[Cell, ...]:
@@ -223,6 +238,7 @@ def compare_with_baseline(
     `untested` holds the rows that are not tested, and the reasons.
     """
     base, why, tested = runs[baseline], dict[str, str](), dict[str, Difference]()
+    smaller = base[0].metric.smaller
     for name, mine in runs.items():
         if name == baseline or not {run.seed for run in mine} & {run.seed for run in base}:
             continue
@@ -236,7 +252,7 @@ def compare_with_baseline(
             tested[name] = difference(by_seed)
     corrected = dict(zip(tested, holm([one.p for one in tested.values()]), strict=True))
     return [
-        Compared(name, tested.get(name), corrected.get(name), why.get(name, ""), _steps_of_both(mine, base))
+        Compared(name, tested.get(name), corrected.get(name), why.get(name, ""), _steps_of_both(mine, base), smaller)
         for name, mine in runs.items()
         if name in tested or name in why
     ]
@@ -324,17 +340,17 @@ def differences_table(baseline: str, differences: Sequence[Compared]) -> Table:
 
 
 def view_tables(headings: tuple[str, str], runs: Mapping[str, Sequence[Run]], with_cost: bool = False) -> list[Table]:
-    """Make a table of the mean accuracy in every view, if there are several. The requested view comes first."""
+    """Make a table of the mean in every view, if there are several. The requested view comes first."""
     found = {name: Spread.by_view(some) for name, some in runs.items()}
     known = dict.fromkeys(view for one in found.values() for view in one)
     requested = {some[0].wanted for some in runs.values()}
     views = sorted(known, key=lambda view: view not in requested)
     if len(views) == 1 and not with_cost:
         return []
-    columns = []
+    columns, metric = [], next(iter(runs.values()))[0].metric
     for view in views:
         means = [one[view].mean if view in one else None for one in found.values()]
-        columns.append(cells([_format(mean, "{:.3f}".format) for mean in means], means, _best(max, means)))
+        columns.append(cells([_format(mean, "{:.3f}".format) for mean in means], means, metric.best(means)))
     names, seen = map(Cell, found), [Cell(some[0].view) for some in runs.values()]
     cost = _costs(runs.values()) if with_cost else {}
     return [Table((*headings, *views, *cost), list(zip(names, seen, *columns, *cost.values(), strict=True)))]
@@ -389,7 +405,7 @@ class Comparison:
             method=self.experiments[label].method,
             view=runs[0].view,
             by_view=Spread.by_view(runs),
-            accuracies=_spreads(runs),
+            scores=_spreads(runs),
             rounds=self.experiments[label].rounds,
             steps=mean_steps(runs),
             up=statistics.fmean(run.result["bytes"]["up"] for run in runs),
@@ -406,14 +422,19 @@ class Comparison:
         untested = self.runs if self.baseline in self.overruled else self.overruled
         return compare_with_baseline(self.runs, self.baseline, dict.fromkeys(untested, OWN_DEFAULT))
 
+    @property
+    def metric(self) -> Metric:
+        """The headline metric of all runs."""
+        return self.runs[self.baseline][0].metric
+
     # ---- as text ---------------------------------------------------------------------------------------------------
 
     @property
     def tables(self) -> list[Table]:
-        """Tables of accuracy, views (if there are several), cost, rounds and bytes to the target, and differences."""
+        """Tables of the metric, views (if there are several), cost, rounds and bytes to the target, and differences."""
         views = view_tables((self.what, "shown above"), self.runs)
         differences = [differences_table(self.baseline, self.differences)] if self.differences else []
-        return [self._accuracy(), *views, self._cost(), self._to_target(), *differences]
+        return [self._scores(), *views, self._cost(), self._to_target(), *differences]
 
     @property
     def what(self) -> str:
@@ -425,12 +446,12 @@ class Comparison:
         """Whether all rows have the same view. If not, none of them is the best."""
         return len({row.view for row in self.rows}) == 1
 
-    def _accuracy(self) -> Table:
+    def _scores(self) -> Table:
         columns = []
-        for spreads in ([row.accuracies[name] for row in self.rows] for name in ACCURACIES):
+        for spreads in ([row.scores[name] for row in self.rows] for name in COLUMNS):
             means = [spread.mean for spread in spreads]
-            columns.append(cells([*map(str, spreads)], means, max(means) if self.one_view else None))
-        return self._table((self.what, *ACCURACIES.values()), columns)
+            columns.append(cells([*map(str, spreads)], means, self.metric.best(means) if self.one_view else None))
+        return self._table((self.what, *COLUMNS.values()), columns)
 
     def _cost(self) -> Table:
         rows = []
@@ -443,7 +464,7 @@ class Comparison:
     def _to_target(self) -> Table:
         rounds, traffic = [row.rounds_to_target for row in self.rows], [row.bytes_to_target for row in self.rows]
         columns = [
-            cells([_format(value, text) for value in values], values, _best(min, values) if self.one_view else None)
+            cells([_format(value, text) for value in values], values, _least(values) if self.one_view else None)
             for values, text in ((rounds, _rounds), (traffic, format_bytes))
         ]
         return self._table((self.what, f"rounds to {self.target:.3f}", "bytes to it"), columns)
@@ -471,7 +492,7 @@ class Comparison:
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         chosen = selection_note(run for runs in self.runs.values() for run in runs)
         yield from self.about_rows()
-        yield f"mean, weighted, worst: test accuracy over clients, {chosen}, {when}; last round: mean."
+        yield f"mean, weighted, worst: test {self.metric.text} over clients, {chosen}, {when}; last round: mean."
         yield self.about_seeds()
 
     def _about_target(self) -> Iterator[str]:
@@ -533,12 +554,12 @@ class Comparison:
         print_comparison(self)
 
     def __repr__(self) -> str:
-        rows = (f"{row.label:{max(map(len, self.runs))}}  {row.accuracies['mean']}" for row in self.rows)
-        return "\n".join([f"Comparison of {self._about}, mean test accuracy", *rows])
+        rows = (f"{row.label:{max(map(len, self.runs))}}  {row.scores['mean']}" for row in self.rows)
+        return "\n".join([f"Comparison of {self._about}, mean test {self.metric.text}", *rows])
 
     def _repr_html_(self) -> str:
-        """The table of accuracies, the differences and the notes, for notebooks."""
-        shown = [self._accuracy(), *([differences_table(self.baseline, self.differences)] if self.differences else [])]
+        """The table of the metric, the differences and the notes, for notebooks."""
+        shown = [self._scores(), *([differences_table(self.baseline, self.differences)] if self.differences else [])]
         return html_of(shown, [*self._about_results(), *self._about_runs()], self.cautions)
 
     @property
@@ -556,7 +577,7 @@ class Comparison:
         return make_frame(list(tidy(self.runs, rounds)))
 
     def plot(self, path: str | Path | None = None, ax: Axes | None = None) -> Axes:
-        """Draw mean test accuracy over rounds with a band of one standard deviation over seeds. Needs matplotlib."""
+        """Draw the mean test metric over rounds with a band of one standard deviation over seeds. Needs matplotlib."""
         axes = draw_rounds(self.runs, ax)
         if path is not None:
             save(axes, path)
@@ -592,6 +613,7 @@ class Comparison:
             "clients": one.clients,
             "rounds": min(row.rounds for row in self.rows),
             "equal_steps": self.equal_steps,
+            "metric": self.metric.name,
             "view": self.view,
             "baseline": self.baseline,
             "target": self.target,
@@ -611,14 +633,14 @@ class Comparison:
 
 
 def _spreads(runs: Sequence[Run]) -> dict[str, Spread]:
-    """The accuracies of a method. `best` is included only if every run has it."""
-    found = [run.accuracies for run in runs]
-    names = [*ACCURACIES, *(["best"] if all(one.get("best") is not None for one in found) else [])]
-    return {name: Spread.of([one[name] for one in found]) for name in names}
+    """The metric of a method over clients. What some runs lack is left out, but for the columns of the table."""
+    found = [run.scores for run in runs]
+    others = [name for name in OVER_CLIENTS if name not in COLUMNS and all(one.get(name) is not None for one in found)]
+    return {name: Spread.of([one[name] for one in found]) for name in (*COLUMNS, *others)}
 
 
-def _best(of: Callable[..., float | None], values: Sequence[float | None]) -> float | None:
-    return of((value for value in values if value is not None), default=None)
+def _least(values: Sequence[float | None]) -> float | None:
+    return min((value for value in values if value is not None), default=None)
 
 
 def _format(value: float | None, text: Callable[[float], str]) -> str:
@@ -642,7 +664,7 @@ def _text(folder: Path | None) -> str | None:
 
 def _flat(row: Standing, views: Iterable[str], against: Compared | None) -> dict[str, Any]:
     metrics = asdict(row)
-    spreads, by_view = metrics.pop("accuracies"), metrics.pop("by_view")
+    spreads, by_view = metrics.pop("scores"), metrics.pop("by_view")
     flat = {name: metrics.pop(name) for name in ("label", "method")}
     for name, spread in {**spreads, **{view: by_view.get(view) for view in views}}.items():
         flat |= {name: spread and spread["mean"], f"{name}_std": spread and spread["std"]}

@@ -17,7 +17,7 @@ def tidy(runs: Mapping[str, Iterable[Run]], rounds: bool = False) -> Iterator[di
         for run in some:
             for number, client, view, metrics in _each_round(run) if rounds else _selected(run):
                 where = {"label": label, "seed": run.seed, "round": number, "client": client, "view": view}
-                yield from (where | cell for cell in tidy_cells(metrics))
+                yield from (where | cell for cell in tidy_cells(metrics, run.metric))
 
 
 Found = tuple[int, int, str, Metrics]  # round, client, view and metrics

@@ -18,6 +18,7 @@ from pluribus.data.datasets import load_once
 from pluribus.draws import number
 from pluribus.experiment import TRAINING, Experiment, repeat
 from pluribus.internal.keywords import StudySettings
+from pluribus.internal.metrics import METRICS, Metric
 from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
@@ -74,8 +75,10 @@ class Tuned:
 
     label: str
     method: str
-    accuracy: float
-    """Validation accuracy: the mean over clients, each in the round that it selects."""
+    metric: str
+    """The name of the headline metric, which the search optimizes."""
+    score: float
+    """Its value on validation data: the mean over clients, each in the round that it selects."""
     view: str
     """The view that was evaluated."""
     settings: dict[str, Any]
@@ -140,14 +143,16 @@ def tune(
     first = next(iter(described.values()))
     if not first.val_fraction:
         raise errors.RangeError("a search needs validation data: --val-fraction must be above 0.")
-    for one in described.values():
-        assemble(one)  # a mistake in a later method must show before the first search
+    # a mistake in a later method must show before the first search
+    metrics = {label: METRICS[assemble(one).task.metrics[0]] for label, one in described.items()}
     overridden = find_overridden_defaults(rows, described, config, own or {}, [*settings, *parse_space(space)])
     with folder_of_runs(out) as folder:
         for label, one in described.items():
             _check_search(folder / label, one, space, view)
         found = [
-            _search(folder / label, one, ranges[label], trials, view, overridden.get(label, {}), progress)
+            _search(
+                folder / label, one, ranges[label], trials, view, metrics[label], overridden.get(label, {}), progress
+            )
             for label, one in described.items()
         ]
     return [replace(one, file=None) for one in found] if out is None else found
@@ -190,35 +195,40 @@ def _search(
     space: Mapping[str, Range],
     trials: int,
     view: str,
+    metric: Metric,
     overridden: Mapping[str, Any],
     progress: bool,
 ) -> Tuned:
     view = choose_view(described.build_method().views, view)
     tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
     for count in range(len(tried), trials):
-        settings = _propose(described, space, tried)
+        settings = _propose(described, space, metric, tried)
         path, wanted = folder / f"trial-{count}", _apply(described, settings)
-        one = {"trial": count, "settings": settings, "accuracy": _run_trial(path, wanted, view, progress)}
+        one = {"trial": count, "settings": settings, "score": _run_trial(path, wanted, view, metric, progress)}
         append_lines(folder / "trials.jsonl", [one])
         tried.append(one)
-    best = max(tried, key=lambda one: float(one["accuracy"]))
+    best = (min if metric.smaller else max)(tried, key=lambda one: float(one["score"]))
     found = _apply(described, best["settings"])
     file = folder / "best.toml"
     write_text(file, to_toml(found.settings()))
     label = folder.name
     cautions = note_defaults({label: overridden}, {label: found}, FOR_ONE)
     command = repeat("run", found)
-    return Tuned(label, found.method, best["accuracy"], view, best["settings"], command, file, tried, cautions)
+    about = label, found.method, metric.name, best["score"], view, best["settings"]
+    return Tuned(*about, command, file, tried, cautions)
 
 
-def _propose(described: Experiment, space: Mapping[str, Range], tried: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def _propose(
+    described: Experiment, space: Mapping[str, Range], metric: Metric, tried: Sequence[Mapping[str, Any]]
+) -> dict[str, Any]:
     """Settings of the next trial. Its random draws depend on a key, so no sampler must be saved."""
     import optuna
 
     key = number(described.seed, "tune", described.method, len(tried)) % 2**32
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=key))
+    direction = optuna.study.StudyDirection.MINIMIZE if metric.smaller else optuna.study.StudyDirection.MAXIMIZE
+    study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=key))
     for one in tried:
-        fixed, value = optuna.trial.FixedTrial(one["settings"]), float(one["accuracy"])
+        fixed, value = optuna.trial.FixedTrial(one["settings"]), float(one["score"])
         _suggest(described, space, fixed)  # fills fixed.distributions
         study.add_trial(optuna.trial.create_trial(params=fixed.params, distributions=fixed.distributions, value=value))
     return _suggest(described, space, study.ask())
@@ -235,10 +245,11 @@ def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     return replace(described, **convert_fields(Experiment, training), hyper={**described.hyper, **hyper})
 
 
-def _run_trial(path: Path, described: Experiment, view: str, progress: bool) -> float:
-    """Run or resume a trial. Return its validation accuracy, or 0 if training diverged. Test data is not used."""
+def _run_trial(path: Path, described: Experiment, view: str, metric: Metric, progress: bool) -> float:
+    """Run or resume a trial. Return its validation metric, or the worst if training diverged. Test data is not used."""
     try:
         result = run_or_resume(replace(described, out=str(path)), progress=progress)
     except errors.NotFiniteError:
-        return 0.0
-    return float(result.summary[view]["selected"]["val"]["mean"] or 0.0)
+        return metric.worst
+    value = result.summary[view]["selected"]["val"]["mean"]
+    return metric.worst if value is None else float(value)

@@ -24,7 +24,7 @@ class TensorBoard(Tracker):
 
         self._writer: Any = SummaryWriter(folder / "tensorboard", purge_step=done + 1)
         # not add_hparams: it marks the run as finished, and writes to a separate folder
-        experiment, session, self._ended = hparams(dict(settings), {"accuracy": 0.0})  # type: ignore[no-untyped-call]
+        experiment, session, self._ended = hparams(dict(settings), {self.metric: 0.0})  # type: ignore[no-untyped-call]
         self._add(experiment)
         self._add(session)
         self._writer.flush()

@@ -32,6 +32,7 @@ class Tracker(ABC):
     """An observer that logs to another program. If that program fails, the run warns once and continues."""
 
     name: ClassVar[str]  # name of the package, and of the extra of Pluribus that installs it
+    metric: str  # name of the headline metric
 
     def __init__(self) -> None:
         if find_spec(self.name) is None:
@@ -60,6 +61,7 @@ class Tracker(ABC):
     def start(self, federation: Federation) -> None:
         self._stop()  # the previous attempt, if the run restarts
         self._warn = federation.warn
+        self.metric = federation.parts.task.metrics[0]
         self._step = len(federation.history)
         self._open = True
         self._attempt(self.begin, federation.folder.path, flatten_settings(federation.parts.experiment), self._step)
@@ -104,9 +106,9 @@ def round_metrics(record: Mapping[str, Any], ledger: Ledger) -> dict[str, float]
 
 
 def final_metrics(result: Result) -> dict[str, float]:
-    """Results of the run by name: `accuracy` is the headline, the others are like `selected/after/test/mean`."""
+    """Results of the run by name: the headline by its metric, others as `selected/after/test/mean`."""
     moments = {f"{moment}/{view}": metrics for view, both in result.summary.items() for moment, metrics in both.items()}
-    return _flatten({"accuracy": result.accuracy}, moments)
+    return _flatten({result.metric: result.score}, moments)
 
 
 def _flatten(metrics: dict[str, float | None], views: Mapping[str, Any]) -> dict[str, float]:

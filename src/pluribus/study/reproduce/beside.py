@@ -88,7 +88,7 @@ class Beside:
 
     @cached_property
     def differences(self) -> list[standings.Compared]:
-        """Rows compared with the baseline by the selected test accuracy per client and seed."""
+        """Rows compared with the baseline by the selected test metric per client and seed."""
         return (
             standings.compare_with_baseline(self._viewed, self.table.baseline)
             if self.table.baseline in self.runs
@@ -168,9 +168,9 @@ class Beside:
             return
         chosen = standings.selection_note(run for runs in self._viewed.values() for run in runs)
         when = views_text({name: runs[0].view for name, runs in self._viewed.items()})
-        tested = standings.how_tested(self.differences, "rows")
+        tested, metric = standings.how_tested(self.differences, "rows"), self._viewed[self.table.baseline][0].metric
         where = f"{chosen}, {when}, per client and seed that both rows have"
-        yield f"Differences between rows: test accuracy {where}. {tested}"
+        yield f"Differences between rows: test {metric.text} {where}. {tested}"
         yield from standings.note_steps(self.differences, self.table.baseline)
         if any(one.why == standings.DIFFERENT_VIEWS for one in self.differences):
             yield standings.SAID_OF_VIEWS

@@ -16,6 +16,7 @@ from typing import Any
 from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.evaluate import Chosen, choose
 from pluribus.experiment import SETTINGS, Experiment, experiment
+from pluribus.internal.metrics import ACCURACY
 from pluribus.storage.files import read_json, to_json, write_text
 from pluribus.study.standings import Run
 
@@ -55,6 +56,7 @@ class Finished:
     def to_json(self) -> dict[str, Any]:
         """Plain values without the settings, which other seeds share."""
         values = {"seed": self.run.seed, **{name: self.run.result[name] for name in KEPT}}
+        values |= {} if self.run.metric.name == ACCURACY else {"metric": self.run.metric.name}
         values |= {"steps": self.run.result["steps"]} if self.run.result.get("steps") else {}
         values |= {"reached": dict(self.reached), "device": self.device, "pluribus": self.pluribus}
         return {name: _round(value) for name, value in values.items()}
@@ -86,7 +88,7 @@ def collect(described: Experiment, targets: Iterable[str], device: str) -> Finis
     from pluribus import __version__
 
     run = Run.read(described)
-    result = {name: run.result[name] for name in KEPT} | {"steps": run.result.get("steps")}
+    result = {name: run.result[name] for name in KEPT} | {"steps": run.result.get("steps"), "metric": run.metric.name}
     others = {view: choose(run.history, view) for view in run.result["summary"] if view != run.headline}
     each = run.result["clients"].items()
     result["clients"] = {k: _client(one, {view: of[int(k)] for view, of in others.items()}) for k, one in each}
@@ -135,6 +137,7 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
             settings = decisive(described)  # adds the settings that are new since the file was written
             for entry in group["runs"]:
                 result = {name: entry[name] for name in KEPT} | {"steps": entry.get("steps")}
+                result["metric"] = entry.get("metric", ACCURACY)
                 run = Run(described.method, entry["seed"], path, result, [])
                 yield Finished(settings, run, entry["reached"], entry["device"], entry["pluribus"])
     except (KeyError, TypeError) as error:
