@@ -15,6 +15,7 @@ from pluribus.models.zoo import Builder, register_model
 
 WIDTH = 64
 KERNELS = (3, 4, 5)  # tokens that one output of a convolution sees
+SPREAD = 0.3  # of initial word vectors. At torch's 1, words that are rarely seen stay loud noise.
 SLOWEST = 10_000.0  # tokens per radian of the slowest wave of positions
 
 
@@ -24,6 +25,7 @@ class Embedded(nn.Module):
     def __init__(self, vocabulary: int) -> None:
         super().__init__()
         self.embedding = nn.Embedding(vocabulary, WIDTH)
+        nn.init.normal_(self.embedding.weight, std=SPREAD)
 
     def embed(self, x: Tensor) -> Tensor:
         vectors: Tensor = self.embedding(x)
