@@ -313,6 +313,59 @@ def test_a_site_keeps_what_its_rows_are(tmp_path: Path) -> None:
     assert torch.equal(x, (means.own["train"].x[:5] - torch.tensor([3.0, 9000.0])[:, None]) * 0.5)
 
 
+def write_files(folder: Path) -> dict[str, dict[str, Any]]:
+    """A site's settings for a table, a text and a signal in files with columns."""
+    rng = np.random.default_rng(0)
+    lines = {"table": ["age,sex,days"], "text": ["note,kind"], "signal": ["ax,ay,move,who"]}
+    for n in range(60):
+        lines["table"].append(f"{20 + n},{'mf'[n % 2]},{rng.normal():.3f}")
+        lines["text"].append(f"{'no pain today' if n % 2 else 'severe pain at night'},{('well', 'ill')[n % 2 == 0]}")
+        lines["signal"] += [f"{rng.normal():.3f},{rng.normal():.3f},{'ab'[n % 2]},{n}" for _ in range(4)]
+    for name, written in lines.items():
+        (folder / f"{name}.csv").write_text("\n".join(written))
+    return {
+        "table": {"data": str(folder / "table.csv"), "columns": {"label": "days"}, "label_kind": "numbers"},
+        "text": {"data": str(folder / "text.csv"), "columns": "text=note,label=kind", "length": 4, "vocabulary": 64},
+        "signal": {"data": str(folder / "signal.csv"), "columns": "label=move,group=who", "window": 4},
+    }
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "table": {
+        "input": {"kind": "table", "columns": ["sex", "age"], "categories": {"sex": ["f", "m", "x"]}},
+        "classes": ("days",),
+        "label_kind": "numbers",
+    },
+    "text": {"input": {"kind": "tokens", "shape": [4], "vocabulary": 64}, "classes": ("ill", "well")},
+    "signal": {"input": {"kind": "signal", "shape": [2, 4]}, "classes": ("b", "a", "c")},
+}
+MODELS = {"table": "mlp-64", "text": f"{__name__}.bag_of_words", "signal": "mlp-64"}
+
+
+def bag_of_words(shape: tuple[int, ...], vocabulary: int) -> nn.Module:
+    return nn.EmbeddingBag(vocabulary, 8, padding_idx=0)
+
+
+@pytest.mark.parametrize("kind", FORMS)
+def test_files_with_columns_train_at_a_site(kind: str, tmp_path: Path) -> None:
+    means = load_resources(site_file(tmp_path, model=MODELS[kind], **write_files(tmp_path)[kind]))
+    file = FederationFile(("north",), **FORMS[kind])
+    form, target = read_form(file), Target(file.label_kind)
+    described = pluribus.experiment.experiment("local", data="(sites)", clients=1, rounds=2)
+    agreement = Agreement.of_experiment(described, "run", file.classes, form, target)
+    responder = Responder(means)
+    assert unseal(responder.answer(request(agreement, verb="hello"))).head["samples"] == 42
+    losses = [unseal(responder.answer(request(agreement, t=t))).head["loss"] for t in range(2)]
+    assert losses[1] < losses[0]
+    client = responder._get_host(0).client(0)
+    x, y = client.data["train"].take(torch.arange(42))
+    assert tuple(x.shape[1:]) == form.input.shape
+    assert y.shape == ((42,) if kind != "table" else (42, 1))
+    if kind == "table":
+        assert set(x[:, 1].tolist()) == {0.0, 1.0}  # f and m, of three values
+        assert x[:, 0].mean() == pytest.approx(0, abs=1e-5)
+
+
 WRONG_SITES: dict[str, tuple[Any, ...]] = {
     "all rows of all": ({"normalize": "dataset"}, ConflictError, "'normalize'", "site.toml", "client"),
     "no scale": ({"normalize": "somehow"}, FormatError, "normalize"),

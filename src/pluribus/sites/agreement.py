@@ -18,6 +18,7 @@ from pluribus.inputs import Input
 from pluribus.internal.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
+from pluribus.models.hf import HF
 from pluribus.models.timm import TIMM
 from pluribus.models.unseen import Unseen
 from pluribus.optim import Life, Rule
@@ -239,8 +240,8 @@ def check_model(name: Any, remedy: str = "") -> str:
 
 
 def is_own(model: str) -> bool:
-    """Whether only the site that names a model can build it: a dotted path, or a model of timm."""
-    return model not in entries() and ("." in model or model.startswith(TIMM))
+    """Whether only the site that names a model can build it: a dotted path, timm:NAME or hf:NAME."""
+    return model not in entries() and ("." in model or model.startswith((TIMM, HF)))
 
 
 def own_name(client: int) -> str:

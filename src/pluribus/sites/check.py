@@ -6,12 +6,12 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pluribus.data import Dataset
 from pluribus.data.scaling import choose_normalize
 from pluribus.errors import DataError
 from pluribus.method import hyperparameters, methods
@@ -38,7 +38,7 @@ def check_site(config: str | Path, *, tell: Callable[[str], None] = print) -> No
     sys.path.insert(0, str(file.absolute().parent))
     with lock_state(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
         means = load_resources(site)
-        agreement = _agree_with_itself(site, means.own["train"])
+        agreement = _agree_with_itself(site, means)
         model, loss, measured = _rehearse(means, agreement, Path(scratch))
     tell(f"keys      {key.name} and ca.crt are those of {site.name}")
     for line in _describe_data(means):
@@ -51,14 +51,18 @@ def check_site(config: str | Path, *, tell: Callable[[str], None] = print) -> No
     tell(f"{site.name} can join. The server at {site.server} was not asked.")
 
 
-def _agree_with_itself(site: SiteFile, train: Dataset) -> Agreement:
-    """An agreement as a federation would offer it, of this site alone."""
+def _agree_with_itself(site: SiteFile, means: SiteResources) -> Agreement:
+    """An agreement as a federation would offer it, of this site alone, with the classes and values of all its sets."""
+    train = means.own["train"]
+    sets = [one for one in means.own.values() if one.columns == train.columns]
+    values = zip(*(one.categories for one in sets), strict=False)
+    categories = tuple(tuple(dict.fromkeys(chain(*known))) for known in values)
     return Agreement(
         run="check",
         method=METHOD,
         hyper=hyperparameters(methods()[METHOD]()),
-        classes=known_classes(site, train),
-        input=train.input,
+        classes=known_classes(site, means.own),
+        input=replace(train.input, categories=tuple(map(len, categories))),
         width=None,
         projector="pool",
         clients=1,
@@ -69,7 +73,7 @@ def _agree_with_itself(site: SiteFile, train: Dataset) -> Agreement:
         batch=BATCH,
         target=Target(train.target),
         columns=train.columns,
-        categories=train.categories,
+        categories=categories,
     )
 
 

@@ -74,7 +74,7 @@ class SiteFile:
     keys: Path
     """Folder with the keys of this site: NAME.key and ca.crt."""
     model: str
-    """Architecture (pluribus list models), or your own: timm:NAME, or package.module.builder in this folder."""
+    """Architecture (pluribus list models), or your own: timm:NAME, hf:NAME, or package.module.builder."""
     state: Path
     """Folder for what this site learns. It is enough to resume after a crash, and to predict."""
     data: str | None = None
@@ -114,7 +114,7 @@ class SiteFile:
     weights: str | None = None
     """Pretrained weights for `model`: timm, torchvision, or a folder with a file MODEL.safetensors."""
     allow: tuple[str, ...] = ()
-    """Dotted paths of models that the server may name in hyper-parameters. It can name no others."""
+    """Models, such as package.module.builder, that the server may name besides registered ones."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, at_least=1)

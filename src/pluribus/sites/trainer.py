@@ -10,7 +10,7 @@ from __future__ import annotations
 import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -55,7 +55,7 @@ def load_resources(site: SiteFile) -> SiteResources:
     sets = _load_sets(site, reading)
     train = sets["train"]
     with torch.device("meta"):  # without memory, to check that the model accepts these rows
-        build(site.model, shape=train.input, classes=len(known_classes(site, train)), weights=site.weights)
+        build(site.model, shape=train.input, classes=len(known_classes(site, sets)), weights=site.weights)
     is_changed = choose_normalize(normalize, train).mode != "none"
     if is_changed and train.kind == "image" and has_weights(site.model, site.weights):
         raise ConflictError(
@@ -67,20 +67,16 @@ def load_resources(site: SiteFile) -> SiteResources:
     return SiteResources(sets, public, site.model, site.state, device, normalize, site.weights, site.allow)
 
 
-def known_classes(site: SiteFile, train: Dataset) -> tuple[str, ...]:
+def known_classes(site: SiteFile, own: Mapping[str, Dataset]) -> tuple[str, ...]:
     """The classes of the federation, as far as the site knows them: those in site.toml, or else those of its data."""
-    if stray := [name for name in train.classes if site.classes and normalize_name(name) not in _names(site.classes)]:
-        raise MismatchError(
-            f"the data of this site have the class '{stray[0]}', which is not among 'classes' in site.toml."
-        )
-    if site.classes:
-        return site.classes
-    lone = train.target == "classes" and len(train.classes) == 1  # a federation has two classes at least
-    return (*train.classes, "(other)") if lone else train.classes
-
-
-def _names(classes: Iterable[str]) -> set[str]:
-    return {normalize_name(name) for name in classes}
+    held = tuple(dict.fromkeys(normalize_name(name) for one in own.values() for name in one.classes))
+    if not site.classes:
+        lone = own["train"].target == "classes" and len(held) == 1  # a federation has two classes at least
+        return (*held, "(other)") if lone else held
+    known = tuple(map(normalize_name, site.classes))
+    if stray := [name for name in held if name not in known]:
+        raise MismatchError(f"the data of this site have the class '{stray[0]}', which 'classes' in site.toml lacks.")
+    return known
 
 
 def read_columns(site: SiteFile) -> Reading:
