@@ -24,9 +24,10 @@ from pluribus.data.augment import AUGMENTATIONS, AUGMENTS, DRAWS, Augment, parse
 from pluribus.data.federated import Store
 from pluribus.errors import FormatError, MismatchError, SchemaError, UnknownNameError
 from pluribus.experiment import Experiment, experiment, flags
+from pluribus.inputs import Input
 from pluribus.internal.steps import Descent, Eager, Fit
 from pluribus.request import Evaluate, Work
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, Form
 from refusals import refused
 
 ALL = "crop,flip,erase"
@@ -397,7 +398,8 @@ def test_in_files_and_on_the_command_line(tmp_path: Path):
 
 
 def test_sites_agree_on_it():
-    agreement = Agreement.of_experiment(experiment("fedgh", augment=ALL), "a", ("x", "y"), (1, 8, 8))
+    form = Form(Input("image", (1, 8, 8)))
+    agreement = Agreement.of_experiment(experiment("fedgh", augment=ALL), "a", ("x", "y"), form)
     assert Agreement.of(agreement.facts()).local().augment == OF_IMAGES
     with refused(SchemaError, "mixup"):
         Agreement.of(agreement.facts() | {"augment": ["mixup"]})

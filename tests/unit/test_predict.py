@@ -52,6 +52,7 @@ NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}
 SITES: dict[str, dict[str, Any]] = RUNS | {
     "fedgen": {"clip_norm": 0.5},
+    "fedfree": {"momentum": 0.9},
     "fedproto": {},
     "fedtgp": {},
     "fedbabu": ALIKE,
