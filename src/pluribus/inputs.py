@@ -69,7 +69,7 @@ class Input:
             raise ValueError(f"{facts!r:.80} is no input")
         kind, whole, vocabulary = facts.get("kind"), facts.get("whole", False), facts.get("vocabulary", 0)
         shape, categories = _sizes(facts.get("shape")), _sizes(facts.get("categories", ()))
-        if not isinstance(kind, str) or kind not in KINDS or len(shape) != DIMENSIONS.get(kind, len(shape) or -1):
+        if kind not in KINDS or len(shape) != DIMENSIONS.get(kind, len(shape) or -1):
             raise ValueError(f"{kind!r:.80} of shape {shape} is no input")
         if math.prod(shape) > MOST or not isinstance(whole, bool) or (whole and kind != "tensor"):
             raise ValueError(f"{kind} of shape {shape} are no input, or too large")

@@ -11,18 +11,23 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from pluribus.assembly import Assembly
 from pluribus.client import Client
 from pluribus.data.dataset import FORMS, Dataset
+from pluribus.data.datasets import are_read_by_settings
 from pluribus.data.federated import Data, Store
+from pluribus.data.files import is_sheet
 from pluribus.data.given import take_rows
 from pluribus.data.images import SUFFIXES, Found, Picture, decode_all, find_images, picture_notes, skipped_note
+from pluribus.data.new_rows import read_rows
+from pluribus.data.reading import Reading
 from pluribus.errors import (
     ConflictError,
     DataError,
@@ -97,9 +102,10 @@ def predict(
     model is that of the reported accuracy, from the round that validation selects; `round="last"` takes the last round.
     `rows` are an array or a tensor in the form of the run's data: bytes of images (N, channels, height, width), raw
     signals, ids of tokens, or tables. They are normalized as those of the client were. Images may also be files and
-    folders, and are resized to the shape that the model takes. `tell` is called with notes about the files: which ones
-    were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models` and `partition`
-    again.
+    folders, and are resized to the shape that the model takes. Tables, texts and signals may also be files, if the run
+    read its data from a file with the same columns; labels are not needed. `tell` is called with notes about the files:
+    which ones were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models` and
+    `partition` again.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -108,15 +114,16 @@ def predict(
     """
     check_round(round)
     notes: list[str] = []
-    found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _files(rows, notes)
-    pictures: list[Picture] = []
+    found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _paths(rows)
     objects = {"data": data, "models": models, "partition": partition}
-    with _open_model(Path(path), client, round, objects) as (method, trained):
-        given = take_form(found, trained) if isinstance(found, Tensor) else _check_files(found, trained)
-        batches = _batches(given, trained.task.shape, pictures)
+    with _open_model(Path(path), client, round, objects) as (method, trained, source):
+        if isinstance(found, Tensor):
+            batches = _array_batches([None] * len(found), take_form(found, trained))
+        elif trained.task.input.kind == "image":
+            batches = _image_batches(_find_images(found, trained, notes), trained.task.shape, notes)
+        else:
+            batches = _array_batches(*_read_files(found, trained, source, notes))
         predictions = [one for files, x in batches for one in _predictions(method, trained, files, x)]
-    if not isinstance(found, Tensor):
-        notes += picture_notes(found, pictures)
     for sentence in notes:
         tell(sentence)
     return predictions  # type: ignore[return-value]  # all are of one class
@@ -147,15 +154,31 @@ def flat_row(prediction: AnyPrediction) -> dict[str, Any]:
     return asdict(prediction)
 
 
-def _files(given: str | Path | Sequence[str | Path], notes: list[str]) -> list[Path]:
-    """The given files, with all images of a given folder. Other files in the folders are noted."""
-    given = [given] if isinstance(given, str | Path) else given
-    if not given:
-        raise MissingDataError("no images were given: give files, or folders of images.")
-    found: list[Path] = []
-    for path in map(Path, given):
+def _paths(given: str | Path | Sequence[str | Path]) -> list[Path]:
+    paths = [Path(one) for one in ([given] if isinstance(given, str | Path) else given)]
+    if not paths:
+        raise MissingDataError("no rows were given: give files, or folders of images.")
+    for path in paths:
         if not path.exists():
             raise MissingDataError(f"there is no file or folder {path}.")
+    return paths
+
+
+Batches = Iterator[tuple[Sequence[str | None], Tensor]]  # of the size that evaluation uses, for the same bits
+
+
+def _array_batches(files: Sequence[str | None], x: Tensor) -> Batches:
+    for start in range(0, len(x), SWEEP_BATCH):
+        yield files[start : start + SWEEP_BATCH], x[start : start + SWEEP_BATCH]
+
+
+def _find_images(paths: list[Path], trained: Client, notes: list[str]) -> list[Path]:
+    """The given files, with all images of a given folder. Other files in the folders are noted."""
+    if trained.task.shape[0] not in (1, 3):
+        wanted = " x ".join(map(str, trained.task.shape))
+        raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
+    found: list[Path] = []
+    for path in paths:
         inside = find_images(path) if path.is_dir() else Found([path], {})
         if not inside.images:
             raise MissingDataError(f"{path} holds no images. Names of images end in {', '.join(sorted(SUFFIXES))}.")
@@ -164,30 +187,39 @@ def _files(given: str | Path | Sequence[str | Path], notes: list[str]) -> list[P
     return found
 
 
-def _check_files(files: list[Path], trained: Client) -> list[Path]:
-    """Refuse files for a model that takes no images, or images that no file can hold."""
+def _image_batches(files: list[Path], shape: tuple[int, ...], notes: list[str]) -> Batches:
+    pictures: list[Picture] = []
+    channels, height, width = shape
+    for start in range(0, len(files), SWEEP_BATCH):
+        some = files[start : start + SWEEP_BATCH]
+        x, before = decode_all(some, (channels, height, width))
+        pictures += before
+        yield [str(file) for file in some], x
+    notes += picture_notes(files, pictures)
+
+
+class Source(NamedTuple):
+    """The data of a run, and how they were read from a file."""
+
+    dataset: Dataset
+    reading: Reading
+
+
+def _read_files(
+    paths: list[Path], trained: Client, source: Source | None, notes: list[str]
+) -> tuple[list[str | None], Tensor]:
+    """Rows of files with columns, and where each begins: the file, and its row from 1."""
     row = trained.task.input
-    if row.kind != "image":
-        raise MismatchError(f"the model takes {row}, and no images: give them as an array instead of {files[0]}.")
-    if row.shape[0] not in (1, 3):
-        wanted = " x ".join(map(str, row.shape))
-        raise DataError(f"the model takes images of {wanted}, which image files cannot hold: give a tensor.")
-    return files
-
-
-def _batches(
-    rows: Tensor | list[Path], shape: tuple[int, ...], pictures: list[Picture]
-) -> Iterator[tuple[Sequence[str | None], Tensor]]:
-    """Batches of the size that evaluation uses, for the same bits. The facts about the files go to `pictures`."""
-    for start in range(0, len(rows), SWEEP_BATCH):
-        some = rows[start : start + SWEEP_BATCH]
-        if isinstance(some, Tensor):
-            yield [None] * len(some), some
-        else:
-            channels, height, width = shape
-            x, before = decode_all(some, (channels, height, width))
-            pictures += before
-            yield [str(file) for file in some], x
+    for path in paths:
+        if not is_sheet(path) or path.is_dir():
+            raise MismatchError(f"the model takes {row}: give files with columns, or an array in Python, not {path}.")
+        if source is None:
+            raise MismatchError(f"how {row} are read from {path} is not known here: give an array, in Python.")
+    assert source is not None
+    found = [read_rows(path, source.reading, source.dataset) for path in paths]
+    notes += [f"{path}: {note}" for path, one in zip(paths, found, strict=True) for note in one.notes]
+    names: list[str | None] = [f"{path}:{at}" for path, one in zip(paths, found, strict=True) for at in one.first]
+    return names, take_form(torch.cat([one.x for one in found]), trained)
 
 
 def take_form(x: Tensor, trained: Client) -> Tensor:
@@ -255,7 +287,7 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 @contextmanager
 def _open_model(
     path: Path, client: int | None, round: Round, objects: dict[str, Any]
-) -> Iterator[tuple[Method, Client]]:
+) -> Iterator[tuple[Method, Client, Source | None]]:
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
     if not (path / "config.toml").exists():
@@ -264,7 +296,7 @@ def _open_model(
         from pluribus.sites.recall import recall_client
 
         with recall_client(path, round) as opened:
-            yield opened
+            yield *opened, None
         return
     with open_run(path, **objects) as (parts, folder):
         if client is None:
@@ -273,4 +305,11 @@ def _open_model(
             )
         check_client(path, parts, client)
         with trained_client(parts, folder, client, round) as trained:
-            yield parts.method, trained
+            yield parts.method, trained, _find_source(parts)
+
+
+def _find_source(parts: Assembly) -> Source | None:
+    """How the run's data were read. None if settings do not decide that: then tokens may have been made elsewhere."""
+    if parts.dataset.kind == "tokens" and not are_read_by_settings(parts.experiment.data):
+        return None
+    return Source(parts.dataset, parts.experiment.reading())

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from conftest import assemble_tiny, make_host
 from pluribus.client import Batch, Client
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.engines.stacked import Group, _group_steps, is_stackable, split_groups
 from pluribus.host import Host
 from pluribus.internal.steps import Eager
@@ -134,6 +135,21 @@ def parts_of(method: Any, **settings: Any):
 @pytest.mark.parametrize("method", [Local, TwoFits, Losses])
 def test_together_is_as_one_after_the_other(method, settings):
     assert_alike(method, **settings)
+
+
+@pytest.mark.parametrize(
+    ("sample", "settings"),
+    [
+        ("signals", {"augment": "jitter,scale", "partition": "iid"}),  # each client has its own scale
+        ("tokens", {"augment": "drop", "class_weights": "balanced"}),
+        ("tables", {"class_weights": "balanced", "momentum": 0.9}),
+        ("numbers to predict", {}),
+        ("several labels", {"class_weights": "balanced"}),
+    ],
+)
+def test_rows_of_every_kind_are_stacked(sample, settings):
+    (of,) = (one for one in SAMPLES if one.name == sample)
+    assert_alike(Local, **of.settings_for(same_model=True) | {"epochs": 2, "partition": "iid"} | settings)
 
 
 def test_rounds_of_a_warm_up_do_not_count_for_the_rate():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -18,13 +19,15 @@ import pluribus
 from conftest import assemble_tiny, make_host, run_tiny
 from kit import StopAfter, StoppedError, assert_same, numbers
 from pluribus.client import Batch, Client
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import AUGMENTATIONS, AUGMENTS, DRAWS, Augment, parse_augmentations
 from pluribus.data.federated import Store
-from pluribus.errors import FormatError, SchemaError, UnknownNameError
+from pluribus.errors import FormatError, MismatchError, SchemaError, UnknownNameError
 from pluribus.experiment import Experiment, experiment, flags
+from pluribus.inputs import Input
 from pluribus.internal.steps import Descent, Eager, Fit
 from pluribus.request import Evaluate, Work
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, Form
 from refusals import refused
 
 ALL = "crop,flip,erase"
@@ -139,6 +142,99 @@ def test_it_looks_at_no_number():
     keys, x = mode.from_tensor(augment.keys), mode.from_tensor(torch.zeros(4, 3, 8, 8))
     with mode:
         assert Augment(augment.names, keys)(x).shape == x.shape
+
+
+# ---- signals and tokens ----------------------------------------------------------------------------------------------
+
+KINDS = {"signals": ("jitter", "scale"), "tokens": ("drop",)}
+
+
+def changed(names: tuple[str, ...], x: Tensor, key: int = 7) -> Tensor:
+    augment = Augment.of(names, key, len(x), CPU)
+    assert augment is not None
+    return augment(x)
+
+
+def normal_by_hand(key: int, number: int) -> float:
+    """The normal number of two draws: Box and Muller."""
+    low, high = ((python_bits(key, 2 * number + at) + 0.5) / 2**24 for at in (0, 1))
+    return math.sqrt(-2 * math.log(low)) * math.cos(2 * math.pi * high)
+
+
+@given(key=st.integers(0, 2**40), names=st.sampled_from([("jitter",), ("scale",), ("jitter", "scale")]))
+def test_every_sample_of_a_signal_is_as_the_definition_has_it(key, names):
+    """Of each channel, the first draw is its factor, and the others are the noise of its samples."""
+    x = torch.tensor([[[1.0, -2.0, 0.5], [0.0, 3.0, 1.0]]])
+    found = Augment(names, torch.tensor([key]))(x)[0]
+    for channel in range(2):
+        draws = [normal_by_hand(key, 4 * channel + at) for at in range(4)]
+        factor = 1 + 0.1 * draws[0] if "scale" in names else 1
+        noise = [0.05 * draw if "jitter" in names else 0 for draw in draws[1:]]
+        expected = [factor * value + add for value, add in zip(x[0, channel].tolist(), noise, strict=True)]
+        assert found[channel].tolist() == pytest.approx(expected, abs=1e-5)
+
+
+def test_noise_and_factors_have_their_deviations():
+    noise = changed(("jitter",), torch.zeros(500, 3, 20))
+    assert noise.std().item() == pytest.approx(0.05, rel=0.03)
+    assert noise.mean().item() == pytest.approx(0, abs=0.002)
+    factors = changed(("scale",), torch.ones(2000, 3, 4))
+    assert (factors[:, :, :1] == factors).all(), "one factor for all samples of a channel"
+    assert factors[:, :, 0].std().item() == pytest.approx(0.1, rel=0.05)
+    assert factors.mean().item() == pytest.approx(1, abs=0.01)
+
+
+@given(key=st.integers(0, 2**40))
+def test_every_dropped_token_is_as_the_definition_has_it(key):
+    x = torch.tensor([[5, 6, 7, 8, 9, 0, 0]])
+    dropped = [python_bits(key, at) < int(0.1 * 2**24) for at in range(7)]
+    expected = [1 if gone and value else value for gone, value in zip(dropped, x[0].tolist(), strict=True)]
+    assert Augment(("drop",), torch.tensor([key]))(x)[0].tolist() == expected
+
+
+def test_a_tenth_of_all_tokens_becomes_unknown_and_padding_stays():
+    x = torch.full((2000, 10), 5)
+    x[:, 6:] = 0
+    found = changed(("drop",), x)
+    assert found.dtype == torch.int64
+    assert (found[:, :6] == 1).float().mean().item() == pytest.approx(0.1, abs=0.01)
+    assert not found[:, 6:].any()
+    assert {*found.unique().tolist()} == {0, 1, 5}
+
+
+@pytest.mark.parametrize("names", KINDS.values(), ids=KINDS)
+def test_rows_do_not_depend_on_their_batch(names):
+    x = torch.randint(1, 50, (10, 6)) if names == ("drop",) else torch.randn(10, 3, 6)
+    augment = Augment.of(names, 77, 10, CPU)
+    assert augment is not None
+    parts = [part(rows) for part, rows in zip(augment.split([4, 6]), x.split([4, 6]), strict=True)]
+    assert torch.equal(torch.cat(parts), augment(x))
+    assert torch.equal(augment(x), augment(x))
+    mode = FakeTensorMode()
+    with mode:  # nothing in it waits for a GPU
+        assert Augment(names, mode.from_tensor(augment.keys))(mode.from_tensor(x)).shape == x.shape
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_only_training_rows_of_a_kind_are_changed(name):
+    (sample,) = (one for one in SAMPLES if one.name == name)
+    settings = sample.settings_for(same_model=True) | {"augment": KINDS[name]}
+    client, seen, host = watched(**settings)
+    plain = watched(**settings | {"augment": ""})[0]
+    assert torch.equal(client.sweep(Client.features), plain.sweep(Client.features))
+    host.answer(Work(0, 0))
+    assert not any(map(torch.equal, seen.images, seen.plain))
+    assert_same(*(run_tiny("fedgh", threads=1, **settings) for _ in range(2)))
+
+
+@pytest.mark.parametrize(
+    ("names", "wrong", "known"),
+    [("crop", "crop", "drop"), ("jitter", "jitter", "drop"), ("flip,drop", "flip", "drop")],
+)
+def test_an_augmentation_of_another_kind_is_refused(names, wrong, known):
+    tokens = SAMPLES[1].settings_for(same_model=True)
+    with refused(MismatchError, f"--augment {wrong}", "tokens", known):
+        assemble_tiny("local", **tokens, augment=names)
 
 
 # ---- which images ----------------------------------------------------------------------------------------------------
@@ -302,7 +398,8 @@ def test_in_files_and_on_the_command_line(tmp_path: Path):
 
 
 def test_sites_agree_on_it():
-    agreement = Agreement.of_experiment(experiment("fedgh", augment=ALL), "a", ("x", "y"), (1, 8, 8))
+    form = Form(Input("image", (1, 8, 8)))
+    agreement = Agreement.of_experiment(experiment("fedgh", augment=ALL), "a", ("x", "y"), form)
     assert Agreement.of(agreement.facts()).local().augment == OF_IMAGES
     with refused(SchemaError, "mixup"):
         Agreement.of(agreement.facts() | {"augment": ["mixup"]})

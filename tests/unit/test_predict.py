@@ -52,6 +52,7 @@ NOTHING = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
 ALIKE = {"models": "mlp-64"}
 SITES: dict[str, dict[str, Any]] = RUNS | {
     "fedgen": {"clip_norm": 0.5},
+    "fedfree": {"momentum": 0.9},
     "fedproto": {},
     "fedtgp": {},
     "fedbabu": ALIKE,
@@ -277,6 +278,7 @@ def test_rows_of_every_kind_are_predicted_as_they_were_measured(method: str, sam
         found = pluribus.predict(result.folder, x, k)
         assert accuracy(found, y) == recorded(result, k)
         assert pluribus.predict(result.folder, x.numpy(), k) == found
+        assert result.evaluate(x, y, k)["accuracy"] == recorded(result, k)
 
 
 def by_hand(result: Result, k: int, x: torch.Tensor, mean: torch.Tensor, std: torch.Tensor) -> torch.Tensor:
@@ -329,6 +331,114 @@ def test_rows_of_another_form_are_refused(kind: str, change: Any, facts: tuple[s
     x, _ = exam_of(parts_of(result), 0)
     with refused(DataError, *facts):
         pluribus.predict(result.folder, change(x), 0)
+
+
+# ---- files with columns ----------------------------------------------------------------------------------------------
+
+
+def write(path: Path, names: str, rows: list[str]) -> Path:
+    path.write_text("\n".join([names, *rows, ""]))
+    return path
+
+
+def people(folder: Path) -> Path:
+    """Sixty rows: two numbers, a category, a label, and who holds them."""
+    rows = [
+        f"{k % 7},{k * k % 11}.5,{('red', 'green', 'blue')[k % 3]},{'yes' if k % 2 else 'no'},{k % 2}"
+        for k in range(60)
+    ]
+    return write(folder / "people.csv", "age,weight,color,label,client", rows)
+
+
+@pytest.fixture(scope="module")
+def table_run(tmp_path_factory: pytest.TempPathFactory) -> tuple[Result, Path]:
+    folder = tmp_path_factory.mktemp("people")
+    data = people(folder)
+    return run_tiny(
+        "local", data=str(data), models="pluribus.conformance.kinds.table_mlp", clients=2, partition="natural", rounds=1
+    ), folder
+
+
+def test_a_file_with_the_columns_of_training_is_predicted(table_run: tuple[Result, Path]) -> None:
+    """In another order, without the label, and with a column that training did not have."""
+    result, folder = table_run
+    rows = [f"{('red', 'green', 'blue')[k % 3]},{k},{k * k % 11}.5,{k % 7}" for k in range(5)]
+    file = write(folder / "new.csv", "color,height,weight,age", rows)
+    x = parts_of(result).dataset.x[:5]
+    expected = pluribus.predict(result.folder, x, 1)
+    found = pluribus.predict(result.folder, file, 1)
+    assert [one.file for one in found] == [f"{file}:{row}" for row in range(1, 6)]
+    assert [dataclasses.replace(one, file=None) for one in found] == expected
+    twice = pluribus.predict(result.folder, [file, folder / "people.csv"], 1)
+    assert twice[:5] == found
+    assert len(twice) == 65
+
+
+@pytest.mark.parametrize(
+    ("names", "row", "error", "facts"),
+    [
+        ("age,color", "1,red", UnknownNameError, ("'weight'", "age, color")),
+        ("age,weight,color", "1,2.5,mauve", DataError, ("row 1", "'mauve'", "'color'", "blue")),
+        ("age,weight,color", "1,tall,red", DataError, ("row 1", "'tall'", "'weight'")),
+        ("age,weight,color", "1,,red", DataError, ("row 1", "'weight'")),
+    ],
+)
+def test_mistakes_in_a_file_are_named_by_row_and_column(table_run, names, row, error, facts) -> None:
+    result, folder = table_run
+    with refused(error, *facts):
+        pluribus.predict(result.folder, write(folder / "bad.csv", names, [row]), 0)
+
+
+def test_the_command_predicts_files_with_columns(table_run: tuple[Result, Path], terminal: Terminal) -> None:
+    result, folder = table_run
+    told = terminal("predict", result.folder, folder / "people.csv", "--client", 0, "--json")
+    assert len(json.loads(told.out)) == 60
+    nothing = terminal.refused("predict", result.folder, folder, "--client", 0)
+    nothing.check(MismatchError, "3 columns", folder)
+
+
+def test_texts_become_the_tokens_of_training(tmp_path: Path) -> None:
+    rows = [json.dumps({"said": f"word{k % 5} and word{k % 3} again" * (1 + k % 2), "label": k % 2}) for k in range(40)]
+    data = tmp_path / "said.jsonl"
+    data.write_text("\n".join(rows))
+    settings = {"columns": "text=said", "vocabulary": 100, "models": "fasttext", "clients": 2}
+    result = run_tiny("local", data=str(data), rounds=1, **settings)
+    parts = parts_of(result)
+    new = tmp_path / "new.jsonl"
+    new.write_text("\n".join(json.dumps({"said": json.loads(row)["said"]}) for row in rows[:4]))
+    found = pluribus.predict(result.folder, new, 0)
+    assert [dataclasses.replace(one, file=None) for one in found] == pluribus.predict(
+        result.folder, parts.dataset.x[:4], 0
+    )
+    told: list[str] = []
+    new.write_text(json.dumps({"said": "word1 " * 999}))
+    pluribus.predict(result.folder, new, 0, tell=told.append)
+    assert any("1 of 1 texts are cut" in note for note in told)
+
+
+def test_tokens_that_were_made_elsewhere_come_as_arrays(tmp_path: Path) -> None:
+    file = write(tmp_path / "new.csv", "text", ["a word"])
+    with refused(MismatchError, "tokens", file, "array"):
+        pluribus.predict(sampled("fedgh", "tokens").folder, file, 0)
+
+
+def test_signals_are_cut_into_windows_as_in_training(tmp_path: Path) -> None:
+    rows = [f"{k},{k % 5},{(k // 40) % 2},{k // 80}" for k in range(320)]
+    data = write(tmp_path / "moves.csv", "a,b,label,group", rows)
+    settings = {"window": 8, "stride": 4, "models": "cnn1d-2", "clients": 2, "partition": "iid", "split_by": "rows"}
+    result = run_tiny("local", data=str(data), rounds=1, **settings)
+    parts = parts_of(result)
+    new = write(tmp_path / "new.csv", "a,b", [f"{k},{k % 5}" for k in range(21)])
+    told: list[str] = []
+    found = pluribus.predict(result.folder, new, 0, tell=told.append)
+    assert [one.file for one in found] == [f"{new}:{first}" for first in (1, 5, 9, 13)]
+    assert any("1 of 21 samples" in note for note in told)
+    expected = pluribus.predict(result.folder, parts.dataset.x[:4], 0)
+    assert [dataclasses.replace(one, file=None) for one in found] == expected
+    with refused(MismatchError, "2 channels", "a, b, c"):
+        pluribus.predict(result.folder, write(tmp_path / "more.csv", "a,b,c", ["1,2,3"] * 9), 0)
+    with refused(DataError, "8 samples"):
+        pluribus.predict(result.folder, write(tmp_path / "few.csv", "a,b", ["1,2"] * 7), 0)
 
 
 def test_image_files_are_refused_where_a_model_takes_no_images(terminal: Terminal, tmp_path: Path) -> None:

@@ -17,8 +17,8 @@ Predicts with a model that a run has trained: classes, several labels at once, o
 
 Images are resized to the shape that the model takes. The model is the one whose metrics the run reports: that of the
 round that validation selects. --round last takes the model of the last round. The score is the softmax of the method's
-scores per class: a probability if the scores are logits, and only a number if they are distances. Rows that are no
-images are predicted in Python, with pluribus.predict.
+scores per class: a probability if the scores are logits, and only a number if they are distances. Tables, texts and
+signals are files with the columns of the run's data file; labels are not needed.
 """
 
 ABOUT_REPORT = """\
@@ -45,7 +45,7 @@ def predict(args: list[str]) -> None:
     words, path = tyro.conf.Positional[tuple[str, ...]], "The folder of a run, or the state folder of a site."
     flags: list[Any] = [
         ("path", word(tyro.conf.Positional[str], "PATH", path, "(required)")),
-        ("rows", word(words, "FILES...", "Files, and folders of images.", "(required)")),
+        ("rows", word(words, "FILES...", "Images and folders of them, or files with columns.", "(required)")),
         ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),

@@ -250,7 +250,7 @@ def _check_category(sheet: Sheet, name: str, column: Names) -> Names:
 def _make_tokens(sheet: Sheet, roles: Roles, reading: Reading, rows: Rows, notes: list[str]) -> Dataset:
     name = str(roles.text)
     texts = take_texts(sheet, name, missing=("",))
-    refuse = partial(_refuse_text, sheet, name)
+    refuse = partial(refuse_text, sheet, name)
     found = tokenize(texts, reading.tokenizer, reading.vocabulary, reading.length, refuse)
     length = found.ids.shape[1]
     if found.cut:
@@ -260,7 +260,8 @@ def _make_tokens(sheet: Sheet, roles: Roles, reading: Reading, rows: Rows, notes
     return Dataset(sheet.name, x, kind="tokens", vocabulary=found.vocabulary, notes=tuple(notes), **fields)
 
 
-def _refuse_text(sheet: Sheet, name: str, row: int) -> Exception:
+def refuse_text(sheet: Sheet, name: str, row: int) -> Exception:
+    """The error for a text without a token."""
     return DataError(f"{sheet.where(row)} has a text in the column '{name}' without a single token: delete the row.")
 
 

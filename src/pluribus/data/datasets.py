@@ -220,6 +220,13 @@ def short_name(name: str) -> str:
     return path.stem if path.suffix.lower() in (".npz", *READERS) else path.name.rpartition(".")[2]
 
 
+def are_read_by_settings(name: Any) -> bool:
+    """Whether settings such as `tokenizer` decide how data are read: those of files with columns, and named ones."""
+    if not isinstance(name, str):
+        return False
+    return _normalize_name(name) in _entries or name.startswith(PREFIX) or is_sheet(Path(name).expanduser())
+
+
 def _find(name: str | Dataset | Loader) -> Loader:
     if not isinstance(name, str):
         return partial(_identity, name) if isinstance(name, Dataset) else name
