@@ -28,6 +28,7 @@ from pluribus.data import Dataset
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
     AgreementError,
+    ConflictError,
     DamagedDataError,
     DataError,
     FileAccessError,
@@ -138,7 +139,7 @@ def states(transport: Direct) -> dict[str, torch.Tensor]:
 RUNS: dict[str, dict[str, Any]] = {
     "fedgh": {"augment": "crop,flip,erase"},
     "fedl2g-f": {"warmup": 2},
-    "fedfree": {"momentum": 0.9, "metrics": "ece,f1,accuracy"},
+    "fedfree": {"momentum": 0.9},
     "fedgen": {"lr_schedule": "steps", "lr_steps": "1,2", "clip_norm": 0.5},
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
@@ -158,6 +159,24 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     saved = Checkpoint(simulated.folder / "state")
     expected = {f"{k} {name}": value for k in NAMES for name, value in (saved.client(k) or {}).items()}
     assert differing(expected, states(transport)) == []
+
+
+def test_sites_measure_and_select_as_a_simulation_does(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("local", metrics="ece,f1,accuracy")
+    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    folder = RunFolder.create(new_folder())
+    result = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60).run()
+    assert numbers(result) == numbers(simulated)
+    assert (result.metric, result.accuracy) == ("ece", simulated.accuracy)
+    chosen = {k: one.selected_round for k, one in simulated.per_client().items()}
+    kept = {k: {int(path.stem[-7:]) for path in (tmp_path / str(k)).rglob("*selected*")} for k in NAMES}
+    assert all(chosen[k] in kept[k] for k in NAMES), (chosen, kept)
+
+
+def test_sites_keep_what_a_confusion_matrix_needs() -> None:
+    with refused(ConflictError, "confusion", "--metrics"):
+        Agreement.of_experiment(experiment("local", metrics="auto,confusion"), "run", ("a", "b"), (1, 8, 8))
 
 
 @pytest.mark.parametrize("method", ["fedh2l", "fedmd", "local"])

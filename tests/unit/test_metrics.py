@@ -27,7 +27,7 @@ from pluribus.experiment import experiment
 from pluribus.internal.metrics import METRICS, choose_metrics, measure_all, parse_metrics
 from pluribus.result import Result
 from pluribus.targets import CLASSES, Target
-from pluribus.terminal import print_table
+from pluribus.terminal import _cells, print_table
 from refusals import refused
 
 LABELS, NUMBERS = Target("labels"), Target("numbers")
@@ -257,6 +257,8 @@ def test_records_of_numbers(regression: Result) -> None:
     assert record["metric"] == "rmse"
     keys = ["val", "test", "test_loss", "val_mae", "test_mae", "val_r2", "test_r2"]
     assert list(record["clients"]["0"]["after"]) == keys
+    tests, over = [views["after"]["test"] for views in record["clients"].values()], record["mean"]["after"]["test"]
+    assert (over["best"], over["worst"]) == (min(tests), max(tests))
     told = json.loads((regression.folder / "result.json").read_text())
     assert (told["metric"], told["score"], told["accuracy"]) == ("rmse", regression.score, None)
     assert told["score_is"].startswith("test RMSE, mean over clients, selected on validation")
@@ -291,6 +293,8 @@ def test_several_numbers_have_columns_each() -> None:
 def test_tables_of_numbers_name_the_metric(regression: Result, capsys: pytest.CaptureFixture[str]) -> None:
     print_table([regression, regression], Console(width=100, force_terminal=False))
     assert "test RMSE, selected on validation" in capsys.readouterr().out
+    assert [cell.startswith("[green]") for cell in _cells([2.0, None, 1.0], METRICS["rmse"])] == [False, False, True]
+    assert [cell.startswith("[green]") for cell in _cells([2.0, None, 1.0], METRICS["r2"])] == [True, False, False]
     assert "RMSE" in repr(regression)
     assert "accuracy" not in repr(regression) + regression.to_markdown()
     axes = regression.curve(ax=pytest.importorskip("matplotlib.figure").Figure().add_subplot())
