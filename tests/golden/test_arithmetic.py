@@ -15,9 +15,10 @@ from pluribus.cli.flags import begin, parse_experiment
 from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, FormatError, MissingSettingError, RangeError, UnknownNameError
 from pluribus.experiment import experiment, flags
+from pluribus.inputs import Input
 from pluribus.ops import flatten
 from pluribus.optim import Opt, Optimizer, Rule
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, Form
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.study.bench import bench
 from pluribus.study.budget import equal_rounds
@@ -140,7 +141,7 @@ class TestSchedule:
     def test_real_sites_agree_on_it(self):
         settings = {"lr_schedule": "steps", "lr_steps": "2,3", "lr_factor": 0.5, "lr_warmup": 1, "clip_norm": 2.0}
         described = experiment("fedgh", rounds=4, **settings)
-        agreement = Agreement.of_experiment(described, "a", ("x", "y"), (1, 8, 8))
+        agreement = Agreement.of_experiment(described, "a", ("x", "y"), Form(Input("image", (1, 8, 8))))
         sent = Agreement.of(json.loads(json.dumps(agreement.facts())))
         assert (
             sent.local().rule

@@ -49,7 +49,7 @@ from pluribus.optim import Rule
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.sites import remote
-from pluribus.sites.agreement import Agreement
+from pluribus.sites.agreement import Agreement, Form
 from pluribus.sites.config import SiteFile
 from pluribus.sites.envelope import MAGIC, seal, unseal
 from pluribus.sites.federate import complete_agreement, greet, make_federation
@@ -176,7 +176,9 @@ def test_sites_measure_and_select_as_a_simulation_does(tmp_path: Path) -> None:
 
 def test_sites_keep_what_a_confusion_matrix_needs() -> None:
     with refused(ConflictError, "confusion", "--metrics"):
-        Agreement.of_experiment(experiment("local", metrics="auto,confusion"), "run", ("a", "b"), (1, 8, 8))
+        Agreement.of_experiment(
+            experiment("local", metrics="auto,confusion"), "run", ("a", "b"), Form(Input("image", (1, 8, 8)))
+        )
 
 
 @pytest.mark.parametrize("method", ["fedh2l", "fedmd", "local"])

@@ -21,6 +21,7 @@ from pluribus.data.dataset import PARTS
 from pluribus.data.federated import Federated, Fractions
 from pluribus.data.folders import UNLISTED
 from pluribus.data.lists import read_splits
+from pluribus.data.reading import DEFAULT
 from pluribus.errors import DamagedDataError, DataError, MismatchError, MissingDataError, PartitionError
 from pluribus.experiment import experiment
 from pluribus.sites.config import SiteFile
@@ -112,7 +113,7 @@ def test_the_check_says_which_split_is_used(pacs: Path) -> None:
 
 def test_a_site_keeps_to_the_lists_too(pacs: Path) -> None:
     host = SiteFile("north", "localhost:1", pacs, "mlp-64", pacs, data=str(pacs), image_size=4)
-    assert {name: len(one.y) for name, one in _load_sets(host).items()} == {"train": 32, "val": 24, "test": 24}
+    assert {name: len(one.y) for name, one in _load_sets(host, DEFAULT).items()} == {"train": 32, "val": 24, "test": 24}
 
 
 @pytest.mark.parametrize(

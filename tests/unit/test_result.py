@@ -333,7 +333,7 @@ def test_rows_that_do_not_fit_are_a_sentence(fedgh: Result) -> None:
         (x, y - 1, DataError, ["label -1", "8, 9"]),
         (x, ["cat", "dog", "cat"], DataError, ["y ", "label cat", "8, 9"]),
         (x.astype(object), y, DataError, ["x ", "numbers"]),
-        (x[:0], y[:0], MissingDataError, ["no images"]),
+        (x[:0], y[:0], MissingDataError, ["no rows"]),
     ]:
         with refused(kind, *facts):
             fedgh.evaluate(images, labels, client=0)

@@ -148,9 +148,7 @@ def parse_metrics(value: str | Sequence[str]) -> tuple[str, ...]:
         if name not in (AUTO, CONFUSION, *METRICS):
             raise unknown("metric", name, [AUTO, CONFUSION, *METRICS], "pluribus run --help")
     if names[0] == CONFUSION:
-        raise ConflictError(
-            "confusion is a table and cannot select rounds: put a metric before it, as in --metrics auto,confusion."
-        )
+        raise ConflictError("confusion is a table and cannot select rounds: put a metric before it.")
     return names
 
 
