@@ -16,8 +16,9 @@ import pluribus
 from conftest import new_folder
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.client import Batch, Client
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import Augment
-from pluribus.method import Method
+from pluribus.method import Method, Need, methods
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
 
@@ -95,6 +96,72 @@ def test_captured_steps_see_augmented_images_and_public_ones_as_they_are(name):
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)
+
+
+METHODS = list(methods())
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda one: one.name)
+@pytest.mark.parametrize("name", METHODS)
+def test_every_kind_is_captured(name, sample):
+    """Every method on rows and targets of one kind. A kind is for every third method, so that all meet all methods."""
+    cls = methods()[name]
+    mine = (METHODS.index(name) + SAMPLES.index(sample)) % 3 == 0
+    if not mine or sample.kind not in cls.takes or sample.target not in cls.targets:
+        pytest.skip("another sample is for this method, or the method is not for this one")
+    settings = sample.settings_for(Need.SAME_MODEL in cls.needs) | {"rounds": 3}
+    replayed = captured(name, **settings)
+    assert reasons(replayed) == []
+    assert_same(as_written(name, **settings), replayed)
+
+
+@pytest.mark.parametrize(
+    ("data", "models", "more"),
+    [
+        ("watch", "sensor5", {"partition": "natural", "augment": "jitter,scale", "class_weights": "balanced"}),
+        ("speeches", "text6", {"augment": "drop", "vocabulary": 512, "length": 16}),
+        ("breast-cancer", "table4", {"normalize": "dataset"}),
+    ],
+    ids=str,
+)
+def test_the_models_of_every_kind_are_captured(data, models, more):
+    settings = {"models": models, "rounds": 3, "width": 64, "batch_size": 32, **more}
+    settings |= {"clients": 10 if "partition" in more else 6}
+    replayed = captured("fedproto", data=data, **settings)
+    assert reasons(replayed) == []
+    assert_same(as_written("fedproto", data=data, **settings), replayed)
+
+
+@pytest.mark.parametrize("model", ["cnn1d-3", "transformer1d", "lstm1d"])
+def test_clients_with_scales_of_their_own_train_together_or_alone(model):
+    settings = {"data": "watch", "models": model, "partition": "natural", "clients": 10, "rounds": 3}
+    settings |= {"precision": "float32", "class_weights": "balanced", "augment": "scale", "width": 64}
+    alone, stacked = captured("fedproto", **settings), run("fedproto", device="cuda", **settings)
+    assert reasons(stacked) == []
+    one, other = (Checkpoint(result.folder / "state") for result in (alone, stacked))
+    for k in range(10):
+        for part, value in one.client(k).items():
+            torch.testing.assert_close(other.client(k)[part], value, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("turns", [False, True], ids=["roomy", "in turns"])
+@pytest.mark.parametrize("name", ["fedproto", "fedmd", "fedl2g-f"])
+def test_rows_on_the_host_leave_the_same_bits(name, turns, monkeypatch):
+    """Small halves, so that both are used in turn. FedL2G reads rows inside a step, which then runs as written."""
+    monkeypatch.setattr("pluribus.engines.staging.HALF_BYTES", 2048)
+    settings = {"augment": "crop,flip", "epochs": 2}
+    resident = captured(name, **settings)
+    if turns:
+        monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    assert_same(resident, captured(name, store="host", **settings))
+    assert_same(resident, as_written(name, store="host", **settings))
+
+
+def test_data_that_do_not_fit_stay_on_the_host(monkeypatch):
+    monkeypatch.setattr("pluribus.data.host_store.most_bytes", lambda device: 10_000)
+    small = captured("local")
+    assert [note for note in small.warnings if "host" in note]
+    assert not [note for note in captured("local", store="device").warnings if "host" in note]
 
 
 def test_objects_are_captured_too():
