@@ -274,6 +274,9 @@ def test_predicted_numbers_are_kept(regression: Result) -> None:
         assert one.selected["test"] == pytest.approx(math.sqrt((errors**2).mean()), rel=1e-5)
         assert one.selected["test_loss"] == pytest.approx((errors**2).mean(), rel=1e-5)
         assert one.selected["test_mae"] == pytest.approx(np.abs(errors).mean(), rel=1e-5)
+        held, whole = [row["row"] for row in rows], heights()
+        named = {name: one.selected[f"test_{name}"] for name in ("mae", "r2", "loss")} | {"rmse": one.selected["test"]}
+        assert regression.evaluate(whole.x[held], whole.y[held], client=k) == pytest.approx(named)
     for table in (regression.confusion, regression.per_class):
         with refused(MismatchError, "numbers", "predictions()"):
             table()
