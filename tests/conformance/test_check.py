@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from pluribus.cli import main
 from pluribus.conformance import every_kind
 from pluribus.conformance.cases import Case
 from pluribus.conformance.clients import runs
-from pluribus.conformance.kinds import SAMPLES
+from pluribus.conformance.kinds import SAMPLES, few_labels
 from pluribus.conformance.methods import PROMISES
 from pluribus.conformance.models import usual_input
 from pluribus.conformance.report import Line
@@ -211,13 +212,37 @@ def test_a_model_that_cannot_take_the_images_is_not_checked_further():
 
 def test_data(tmp_path):
     assert check("digits").passed
-    labels = "copies of an image have one class"
-    assert list(failed(check(mutants.black))) == ["every class has images", "pixels are bytes from 0 to 255", labels]
+    labels = "copies of a row have one class"
+    assert list(failed(check(mutants.black))) == ["every class has rows", "pixels are bytes from 0 to 255", labels]
     assert list(failed(check("mutants.restless"))) == ["loaded twice, it is the same"]
-    assert list(failed(check(mutants.leaky()))) == ["no test image is a training image", labels]
+    assert list(failed(check(mutants.leaky()))) == ["no test row is a training row", labels]
     (tmp_path / "a").mkdir()
     (tmp_path / "a" / "x.png").write_bytes(b"no image")
-    assert list(failed(check(tmp_path))) == ["every image can be read"]
+    assert list(failed(check(tmp_path))) == ["every row can be read"]
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda sample: sample.name)
+def test_data_of_every_kind(sample):
+    report = check(sample.data)
+    assert (report.kind, report.passed) == ("data", True), str(report)
+    statuses = {line.promise: line.status for line in report.lines}
+    assert statuses["pixels are bytes from 0 to 255"] == "skipped"
+    assert statuses["every class has rows"] == ("skipped" if sample.target == "numbers" else "passed")
+
+
+def test_a_label_that_no_row_has_is_found():
+    labels = few_labels()
+    line = failed(check(dataclasses.replace(labels, y=labels.y * torch.tensor([1, 1, 0], dtype=torch.uint8))))
+    assert "above 4" in line["every class has rows"].detail
+
+
+def reads_files(reading):
+    """A function for data may ask how files are read."""
+    return few_labels()
+
+
+def test_a_function_that_asks_how_to_read_is_for_data():
+    assert find_target(reads_files).kind == "data"
 
 
 # ---- what is checked -------------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ import pluribus
 from conftest import assemble_tiny, few_digits, run_tiny, tiny
 from kit import assert_same
 from pluribus.cli.flags import begin, parse_experiment
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.errors import (
     ConflictError,
     FileAccessError,
@@ -169,8 +170,10 @@ def doubled(counts: Counter[tuple[Any, ...]]) -> Counter[tuple[Any, ...]]:
             "local",
             {"data": "rotated-digits", "partition": "domain", "clients": 6, "models": "mlp-64", "batch_size": 100},
         ),
+        ("local", SAMPLES[1].settings_for(same_model=False) | {"augment": "drop"}),
+        ("fedavg", SAMPLES[4].settings_for(same_model=True)),
     ],
-    ids=["fedgh", "amsgrad", "adamw", "few", "tiny", "domains"],
+    ids=["fedgh", "amsgrad", "adamw", "few", "tiny", "domains", "tokens", "numbers"],
 )
 def test_the_bare_loop_does_the_same_work(method: str, settings: dict[str, Any]) -> None:
     with counted() as alone:

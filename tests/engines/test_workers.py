@@ -24,6 +24,7 @@ import pluribus
 from conftest import assemble_tiny, few_digits, new_folder, run_tiny
 from kit import StopAfter, StoppedError, assert_same
 from places import Broken, Look
+from pluribus.conformance.kinds import SAMPLES
 from pluribus.engines import engine_for
 from pluribus.engines import workers as workers_module
 from pluribus.engines.assignment import Costs, Size, assign, limit_of, longest
@@ -64,6 +65,20 @@ RUNS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "slots that outlive an exchange": (name_of(Consensus), {"optimizer": "adam", "lr": 0.001}),
     "slots that outlive a round": ("fedavg", {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"}),
+}
+
+
+def of_kind(name: str, same_model: bool = False) -> dict[str, Any]:
+    """Settings for rows that are no images."""
+    (sample,) = (one for one in SAMPLES if one.name == name)
+    return sample.settings_for(same_model) | {"clients": 3}
+
+
+RUNS |= {
+    "signals of natural clients": ("fedh2l", of_kind("signals") | {"public_fraction": 0.2, "augment": "jitter"}),
+    "tokens": ("scaffold", of_kind("tokens", same_model=True)),
+    "numbers, and tables by own scale": ("fedkd", of_kind("numbers to predict")),
+    "labels": ("fml", of_kind("several labels") | {"class_weights": "balanced"}),
 }
 
 

@@ -500,6 +500,47 @@ class TestProjection:
 # ---- the server's round ----------------------------------------------------------------------------------------------
 
 
+class TestConvolutionsOverTime:
+    """Those of signals have kernels of one dimension, and everything holds for them too."""
+
+    def test_they_go_with_each_other_only(self):
+        flat, wave = layer("conv", 4, 2, 3, 3), layer("conv", 4, 2, 3)
+        assert match([flat, wave], [wave, flat]) == {0: 1, 1: 0}
+        assert match([wave], [flat]) == {}
+        assert same_kind(wave, [flat, wave, layer("conv", 8, 1, 5)]) == [1, 2]
+
+    def test_kernels_of_unequal_size_are_centered(self):
+        """A kernel of one is the middle of one of three: on (1, 2, 3) they give 2 * 10 and 1 + 4 + 9."""
+        small, large = Weights(t([[[10.0]]])), Weights(t([[[1.0, 2.0, 3.0]]]))
+        x = t([[[1.0, 2.0, 3.0]]])
+        assert float(probe_loss("conv", small, [large], x)) == (20 - 14) ** 2
+        found = project(large, layer("conv", 1, 1, 3, bias=False), small, layer("conv", 1, 1, 1), "block_retain")
+        assert found.weight.tolist() == [[[1.0, 10.0, 3.0]]]
+
+    def test_an_answer_is_that_of_torch(self):
+        own, other, x = Weights(noise(4, 3, 5), noise(4)), Weights(torch.zeros(4, 3, 5), torch.zeros(4)), noise(6, 3, 5)
+        answers = F.conv1d(x, own.weight, own.bias)[:, :, 0]
+        torch.testing.assert_close(probe_loss("conv", own, [other], x), answers.square().sum(1).mean())
+
+    def test_grouped_ones_as_dense_ones(self):
+        of, x = layer("conv", 4, 2, 3, groups=2), noise(1, 4, 9)
+        own = Weights(noise(4, 2, 3), noise(4))
+        torch.testing.assert_close(
+            F.conv1d(x, dense(own, of).weight, own.bias), F.conv1d(x, own.weight, own.bias, groups=2)
+        )
+        assert torch.equal(undense(dense(own, of).weight, of), own.weight)
+
+    def test_the_default_global_model_is_the_client_model_with_most_layers(self):
+        here = "pluribus.conformance.kinds"
+        models = [f"{here}.signal_cnn", "cnn1d-3"]
+        parts = assemble_tiny(
+            "fedfree", data=f"{here}.few_signals", clients=2, models=",".join(models), image_size=None
+        )
+        assert parts.method.global_model == "cnn1d-3"
+        assert any("--global-model" in note and "cnn1d-3" in note for note in parts.warnings)
+        assert assemble_tiny("fedfree").method.global_model == "fedfree-cnn"
+
+
 def two_layers(shape) -> nn.Module:
     """Two numbers in, a hidden layer of two, two features out."""
     return nn.Sequential(nn.Flatten(), nn.Linear(2, 2))

@@ -46,7 +46,7 @@ class DataCase:
 
 
 def can_be_read(case: DataCase) -> None:
-    """Every image can be read."""
+    """Every row can be read."""
     if case.found.problem is not None:
         first = next(iter(case.found.unreadable.values()))
         raise BrokenError(f"{case.found.problem} The first one: {first}")
@@ -54,7 +54,7 @@ def can_be_read(case: DataCase) -> None:
 
 
 def same_twice(case: DataCase) -> None:
-    """Loaded twice, it has the same images and labels."""
+    """Loaded twice, it has the same rows and labels."""
     if isinstance(case.data, Dataset):
         raise SkippedError("it is in memory.")
     again = case.load()
@@ -63,17 +63,28 @@ def same_twice(case: DataCase) -> None:
             raise BrokenError(f"loaded twice, {name} differs")
 
 
-def every_class_has_images(case: DataCase) -> None:
-    """There are two classes or more, and each has an image."""
-    classes, held = case.dataset.classes, Counter(case.dataset.y.tolist())
-    if len(classes) < 2:
-        raise BrokenError(f"it has {len(classes)} class, but a simulation needs two")
-    if empty := [name for label, name in enumerate(classes) if not held[label]]:
-        raise BrokenError(f"{len(empty)} of {len(classes)} classes have no image: {', '.join(empty[:3])}")
+def every_class_has_rows(case: DataCase) -> None:
+    """There are two classes or more, and each has a row. Of labels, each has a row, and a row without it."""
+    dataset = case.dataset
+    names = dataset.classes
+    if dataset.target == "numbers":
+        raise SkippedError("numbers are predicted, not classes.")
+    if dataset.target == "labels":
+        shares = dataset.y.float().mean(0).tolist()
+        if alike := [name for name, share in zip(names, shares, strict=True) if share in (0, 1)]:
+            raise BrokenError(f"all rows are alike in {len(alike)} of {len(names)} labels: {', '.join(alike[:3])}")
+        return
+    held = Counter(dataset.y.tolist())
+    if len(names) < 2:
+        raise BrokenError(f"it has {len(names)} class, but a simulation needs two")
+    if empty := [name for label, name in enumerate(names) if not held[label]]:
+        raise BrokenError(f"{len(empty)} of {len(names)} classes have no row: {', '.join(empty[:3])}")
 
 
 def pixels_are_bytes(case: DataCase) -> None:
     """Pixels range over bytes: those of 0 to 1 that were cast are all black."""
+    if case.dataset.kind != "image":
+        raise SkippedError(f"its rows are {case.dataset.input}, not images.")
     if case.dataset.x.is_floating_point():
         raise SkippedError("its images are numbers, not bytes.")
     low, high = int(case.dataset.x.min()), int(case.dataset.x.max())
@@ -81,18 +92,25 @@ def pixels_are_bytes(case: DataCase) -> None:
         raise BrokenError(f"all pixels are between {low} and {high}")
 
 
-def no_test_image_is_trained_on(case: DataCase) -> None:
-    """No image has a copy in another split."""
+def no_test_row_is_trained_on(case: DataCase) -> None:
+    """No row has a copy in another split."""
+    _skip_chance(case)
     copies = case.found.duplicates
     if copies.across_splits:
-        raise BrokenError(f"{copies.across_splits} images have a copy in another split{_example(case)}")
+        raise BrokenError(f"{copies.across_splits} {case.dataset.rows} have a copy in another split{_example(case)}")
 
 
 def copies_have_one_label(case: DataCase) -> None:
-    """No two copies of an image have different classes."""
+    """No two copies of a row have different classes."""
+    _skip_chance(case)
     copies = case.found.duplicates
     if copies.across_classes:
-        raise BrokenError(f"{copies.across_classes} images have a copy with another class{_example(case)}")
+        raise BrokenError(f"{copies.across_classes} {case.dataset.rows} have a copy with another class{_example(case)}")
+
+
+def _skip_chance(case: DataCase) -> None:
+    if case.dataset.kind in ("table", "tokens"):
+        raise SkippedError("two rows of a table, or two short texts, may be equal by chance.")
 
 
 def _example(case: DataCase) -> str:
@@ -101,16 +119,16 @@ def _example(case: DataCase) -> str:
 
 
 PROMISES: tuple[Promise[DataCase], ...] = (
-    Promise("every image can be read", can_be_read, "Repair or delete what cannot be read."),
+    Promise("every row can be read", can_be_read, "Repair or delete what cannot be read."),
     Promise("loaded twice, it is the same", same_twice, "Draw with a seeded generator, such as default_rng(0)."),
-    Promise("every class has images", every_class_has_images, "Name in classes only what has images."),
+    Promise("every class has rows", every_class_has_rows, "Name in classes only what has rows."),
     Promise("pixels are bytes from 0 to 255", pixels_are_bytes, "Multiply pixels of 0 to 1 by 255 before the cast."),
     Promise(
-        "no test image is a training image",
-        no_test_image_is_trained_on,
+        "no test row is a training row",
+        no_test_row_is_trained_on,
         "Remove the copies from one of the splits, or give copies the same identity.",
     ),
-    Promise("copies of an image have one class", copies_have_one_label, "Correct the labels, or remove the copies."),
+    Promise("copies of a row have one class", copies_have_one_label, "Correct the labels, or remove the copies."),
 )
 
 

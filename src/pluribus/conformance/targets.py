@@ -67,8 +67,8 @@ def _kind_of_name(name: str) -> Kind:
 
 
 def _kind_of_function(function: Callable[..., Any]) -> Kind:
-    """A builder of models asks for the shape or the classes; a data function for no more than a size and a seed."""
-    return "model" if inspect.signature(function).parameters.keys() - {"image_size", "seed"} else "data"
+    """A builder of models asks for the shape or the classes; a data function only for how data are read."""
+    return "model" if inspect.signature(function).parameters.keys() - {"image_size", "seed", "reading"} else "data"
 
 
 def _name(target: Any) -> str:

@@ -1,7 +1,7 @@
 """The bare loop: the training and forward passes of a round in plain PyTorch, as a reference for speed.
 
 It is what a person would write without a framework: prepared tensors, eager mode, torch's own optimizers. It has no
-messages, no shuffling, no records and no checkpoints, and its only loss is cross-entropy.
+messages, no shuffling, no records and no checkpoints, and its only loss is that of the task.
 """
 
 from __future__ import annotations
