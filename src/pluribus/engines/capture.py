@@ -262,6 +262,8 @@ class _Sets(dict[str, Data]):
         self.read: set[str] = set()
 
     def __getitem__(self, name: str) -> Data:
+        if not super().__getitem__(name).store.resident:
+            raise RuntimeError("it takes rows itself, and the rows are on the host")
         self.read.add(name)
         return super().__getitem__(name)
 
