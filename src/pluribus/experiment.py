@@ -75,7 +75,7 @@ class Experiment:
     test: Literal["own", "official", "common"] = setting("own", group="data")
     """Test set: own rows of each client, the official test set for all, or a common share of all rows."""
     split_by: SplitBy = setting("auto", group="data")
-    """Split each client's rows one by one, in groups, or by time. auto: in groups, if the data has groups."""
+    """Split a client's rows one by one, in groups, or by time. auto: signals by time, others in groups, if they can."""
     public_data: Any = setting(None, group="data")
     """Public rows from another data set, which all clients get. Its labels count if its classes are the same."""
     image_size: int | None = setting(None, group="data", at_least=1)

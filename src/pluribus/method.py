@@ -395,7 +395,8 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             f"fedproto or local."
         )
     if task.target.kind not in method.targets:
-        able = ", ".join(name for name, cls in methods().items() if task.target.kind in cls.targets)
+        kind, takes = task.target.kind, task.input.kind
+        able = ", ".join(name for name, cls in methods().items() if kind in cls.targets and takes in cls.takes)
         raise MismatchError(
             f"{label} needs data with {' or '.join(IN_WORDS[kind] for kind in method.targets)}, but here "
             f"{IN_WORDS[task.target.kind]} are predicted. Use one of {able}."

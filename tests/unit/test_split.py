@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -142,13 +143,18 @@ def federated(by: str, dataset: Dataset | None = None) -> Federated:
     return Federated(dataset, [np.arange(20), np.arange(20, 40)], Fractions(0.0, 0.4, by=by), 0, CPU)
 
 
-def test_by_default_rows_of_a_group_stay_together():
-    for by in ("auto", "group"):
-        data = federated(by)
-        for k in (0, 1):
-            held = [set((data.rows(k)[name] // 5).tolist()) for name in ("train", "test")]
-            assert sum(map(len, held)) == 4
-            assert len(held[1]) == 2
+def test_by_default_signals_are_split_by_time_and_others_in_groups():
+    assert [federated(by).split_by for by in ("auto", "group", "rows")] == ["time", "group", "rows"]
+    assert federated("auto", dataclasses.replace(recordings(), time=None)).split_by == "group"
+    assert federated("auto", dataclasses.replace(recordings(), time=None, group=None)).split_by == "rows"
+
+
+def test_rows_of_a_group_stay_together():
+    data = federated("group")
+    for k in (0, 1):
+        held = [set((data.rows(k)[name] // 5).tolist()) for name in ("train", "test")]
+        assert sum(map(len, held)) == 4
+        assert len(held[1]) == 2
     rows = federated("rows").rows(0)
     assert set((rows["train"] // 5).tolist()) & set((rows["test"] // 5).tolist()), "one by one, they do not"
 
@@ -175,7 +181,17 @@ def test_rows_that_overlap_are_counted_in_a_note():
     parts = assembled(partition="natural", split_by="time", val_fraction=0.0, test_fraction=0.4)
     (note,) = (one for one in parts.warnings if "overlap" in one)
     assert "8 rows" in note  # one of each recording
-    assert not any("overlap" in one for one in assembled(partition="natural").warnings)
+    assert not any("overlap" in one for one in assembled(partition="natural", split_by="group").warnings)
+
+
+def test_small_recordings_leave_no_part_empty():
+    """Groups of three rows, of which a tenth validates: every tenth row, not a tenth of three."""
+    groups, times = np.arange(30) // 3, np.arange(30) % 3
+    cut = split_by_time(times, {"train": 0.5, "public": 0.2, "val": 0.1, "test": 0.2}, groups)
+    assert {name: len(rows) for name, rows in cut.items()} == {"train": 15, "public": 6, "val": 3, "test": 6}
+    for group in range(10):
+        parts = [name for row in range(3 * group, 3 * group + 3) for name, rows in cut.items() if row in rows]
+        assert parts == sorted(parts, key=list(cut).index), "in the order of time"
 
 
 # ---- natural clients -------------------------------------------------------------------------------------------------

@@ -154,8 +154,10 @@ class Fractions:
     by: SplitBy = "auto"
 
     def way(self, dataset: Dataset) -> SplitBy:
-        """How the rows of a data set are split. By default in groups, if it has groups."""
+        """How the rows of a data set are split. By default signals by time, and others in groups, if they have them."""
         if self.by == "auto":
+            if dataset.kind == "signal" and dataset.time is not None:
+                return "time"
             return "rows" if dataset.group is None else "group"
         if self.by != "rows" and getattr(dataset, self.by) is None:
             raise MismatchError(
@@ -273,7 +275,8 @@ class Federated:
         shares, rng = self._fractions.shares(), numpy_rng(self._seed, "split", client)
         group, time = (None if one is None else one.numpy()[held] for one in (self.dataset.group, self.dataset.time))
         if self.split_by == "time" and time is not None:
-            return split_by_time(time, shares, group, self.dataset.span)
+            in_time = {name: shares[name] for name in ("train", "public", "val", "test")}  # the last rows test
+            return split_by_time(time, in_time, group, self.dataset.span)
         if self.split_by == "group" and group is not None:
             return split_groups(self._labels[held], shares, group, rng)
         return split(self._labels[held], shares, rng)

@@ -46,10 +46,15 @@ def split_by_time(
     """
     share = _shares(fractions)
     part = np.full(len(times), -1)
+    done, before = 0, np.zeros(len(share), np.int64)  # rows of earlier groups, and how many were before each end
     for group in [None] if groups is None else np.unique(groups):
         members = np.arange(len(times)) if group is None else np.flatnonzero(groups == group)
         members = members[np.argsort(times[members], kind="stable")]
-        ends = np.rint(np.cumsum(share) * len(members) + ROUNDING).astype(np.int64)
+        # rounded over all groups so far: small groups would leave a small part empty
+        done += len(members)
+        total = np.rint(np.cumsum(share) * done + ROUNDING).astype(np.int64)
+        ends = np.maximum.accumulate((total - before).clip(0, len(members)))
+        before = before + ends
         part[members] = np.searchsorted(ends, np.arange(len(members)), side="right")
         for end in ends[:-1]:
             if span and 0 < end < len(members):
