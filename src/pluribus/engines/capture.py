@@ -10,7 +10,7 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from functools import partial
 from typing import Any
 
@@ -67,7 +67,9 @@ class Captured:
         for visit in _stage(source, visits[done:]):
             recording = self._find_step(client, fit, len(visit.rows), source)
             if recording is None:
-                samples += self._step_as_written(client, fit, visit)
+                # A step that cannot be recorded runs alone: torch's forward mode, for one, is not for several threads.
+                with _exclusive if name_of_step(fit.step) in self._refused else nullcontext():
+                    samples += self._step_as_written(client, fit, visit)
                 continue
             if id(recording) not in filled:
                 recording.fill(client, fit.data.scale)
