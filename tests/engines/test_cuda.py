@@ -109,7 +109,7 @@ def test_every_kind_is_captured(name, sample):
     mine = (METHODS.index(name) + SAMPLES.index(sample)) % 3 == 0
     if not mine or sample.kind not in cls.takes or sample.target not in cls.targets:
         pytest.skip("another sample is for this method, or the method is not for this one")
-    settings = sample.settings_for(Need.SAME_MODEL in cls.needs) | {"rounds": 3}
+    settings = sample.settings_for(Need.SAME_MODEL in cls.needs) | {"rounds": 3, "image_size": None}
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)
@@ -134,14 +134,15 @@ def test_the_models_of_every_kind_are_captured(data, models, more):
 
 @pytest.mark.parametrize("model", ["cnn1d-3", "transformer1d", "lstm1d"])
 def test_clients_with_scales_of_their_own_train_together_or_alone(model):
-    settings = {"data": "watch", "models": model, "partition": "natural", "clients": 10, "rounds": 3}
+    """After one round: rounding differs, and training makes more of a difference with every step."""
+    settings = {"data": "watch", "models": model, "partition": "natural", "clients": 10, "rounds": 1}
     settings |= {"precision": "float32", "class_weights": "balanced", "augment": "scale", "width": 64}
     alone, stacked = captured("fedproto", **settings), run("fedproto", device="cuda", **settings)
     assert reasons(stacked) == []
     one, other = (Checkpoint(result.folder / "state") for result in (alone, stacked))
     for k in range(10):
         for part, value in one.client(k).items():
-            torch.testing.assert_close(other.client(k)[part], value, rtol=1e-3, atol=1e-4)
+            torch.testing.assert_close(other.client(k)[part], value, rtol=1e-3, atol=1e-5)
 
 
 @pytest.mark.parametrize("turns", [False, True], ids=["roomy", "in turns"])
