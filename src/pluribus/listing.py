@@ -140,7 +140,8 @@ def list_data(pattern: str = "*") -> list[Row]:
     """The data sets whose name matches a pattern, one dict each."""
     from pluribus.data import entries
 
-    return [{"name": name, "about": entry.about} for name, entry in entries().items() if _matches(name, pattern)]
+    known = entries().items()
+    return [{"name": name, "about": one.about, "kind": one.kind} for name, one in known if _matches(name, pattern)]
 
 
 def list_partitions(pattern: str = "*") -> list[Row]:
