@@ -137,10 +137,11 @@ def _partitions() -> str:
 
 
 def _counts(kind: str) -> str:
-    """Rows per client and class: four clients, seed 0, defaults; domains need a data set that has them."""
-    dataset = load("rotated-digits" if kind == "domain" else "digits")
-    domain = None if dataset.domain is None else dataset.domain.numpy()
-    parts = partition(kind, dataset.y.numpy(), 4, numpy_rng(0, "partition"), domain=domain, min_samples=10)
+    """Rows per client and class: four clients, seed 0, defaults; domains and holders need data that have them."""
+    dataset = load({"domain": "rotated-digits", "natural": "watch"}.get(kind, "digits"))
+    own = {"domain": dataset.domain, "holder": dataset.client}
+    named = {name: None if column is None else column.numpy() for name, column in own.items()}
+    parts = partition(kind, dataset.y.numpy(), 4, numpy_rng(0, "partition"), **named, min_samples=10)
     rows = []
     for client, held in enumerate(parts):
         counts = torch.bincount(dataset.y[torch.from_numpy(held)], minlength=len(dataset.classes)).tolist()
