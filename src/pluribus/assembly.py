@@ -15,11 +15,13 @@ from pluribus.client import Local
 from pluribus.data import PARTITIONS, Dataset, Manifest, load, partition
 from pluribus.data.augment import check_augmentations, parse_augmentations
 from pluribus.data.dataset import PARTS
+from pluribus.data.datasets import has_columns
 from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.host_store import make_store
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
 from pluribus.data.partitions import BUILT_IN, NATURAL, OwnPartition, find_partition, name_partition
+from pluribus.data.reading import DEFAULT
 from pluribus.data.scaling import parse_normalize, scale_facts
 from pluribus.draws import numpy_rng
 from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError, PartitionError, UnknownNameError
@@ -141,7 +143,9 @@ def _public_data(experiment: Experiment) -> Dataset | None:
     """The other data set that public rows come from."""
     if experiment.public_data is None:
         return None
-    return load(experiment.public_data, image_size=experiment.image_size, seed=experiment.seed)
+    one = experiment
+    reading = one.reading() if has_columns(one.public_data) else DEFAULT
+    return load(one.public_data, image_size=one.image_size, seed=one.seed, reading=reading)
 
 
 def _check_split(data: Federated) -> list[str]:

@@ -34,7 +34,7 @@ from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
-from pluribus.storage.folder import DIGEST
+from pluribus.storage.folder import DIGEST, PUBLIC_DIGEST
 from pluribus.storage.toml import read_toml
 from pluribus.targets import TargetKind
 
@@ -301,6 +301,8 @@ class Experiment:
         values |= values.pop("hyper")
         if isinstance(self.data, Dataset):
             values[DIGEST] = self.data.digest()
+        if isinstance(self.public_data, Dataset):
+            values[PUBLIC_DIGEST] = self.public_data.digest()
         return {name: value for name, value in values.items() if name not in SETTINGS["execution"]}
 
 

@@ -14,7 +14,7 @@ from kit import StopAfter, StoppedError, assert_same
 from pluribus.conformance.kinds import few_labels, few_numbers, few_table
 from pluribus.data import Dataset
 from pluribus.data.dataset import UNLABELED
-from pluribus.errors import ConflictError, MismatchError
+from pluribus.errors import ConflictError, MismatchError, OtherRunError
 from refusals import refused
 
 OTHERS = 31
@@ -41,6 +41,11 @@ def measured() -> Dataset:
     """The same rows with numbers to predict."""
     y = alike().x[:, :1].clone()
     return dataclasses.replace(alike(), name="measured", y=y, classes=("gray",))
+
+
+def turned() -> Dataset:
+    """The same numbers for other values of the category."""
+    return dataclasses.replace(alike(), name="turned", categories=(alike().categories[0][::-1],))
 
 
 def narrow() -> Dataset:
@@ -101,6 +106,20 @@ def test_rows_of_another_form_are_refused():
         assemble_tiny("fedmd", models=MODELS, public_data="digits", **TABLE)
 
 
+def test_the_same_number_may_not_be_another_category():
+    with refused(MismatchError, "--public-data", "few-table", "turned"):
+        assembled("fedmd", "turned")
+
+
+def test_a_file_of_public_rows_is_read_as_the_file_of_the_clients(tmp_path):
+    lines = [f"{number % 7},{number % 2},{'ab'[number % 2]}" for number in range(60)]
+    for name in ("own.csv", "public.csv"):
+        (tmp_path / name).write_text("\n".join(["size,flag,kind", *lines]) + "\n")
+    files = {"data": str(tmp_path / "own.csv"), "public_data": str(tmp_path / "public.csv")}
+    task = assemble_tiny("fedmd", clients=3, models="table-mlp-1", columns="label=kind", **files).task
+    assert (sum(task.public.values()), task.public_labels) == (60, True)
+
+
 def test_public_rows_come_from_one_place():
     with refused(ConflictError, "--public-data", "--public-fraction"):
         assembled("fedmd", "alike", public_fraction=0.1)
@@ -151,6 +170,15 @@ def test_a_resumed_run_has_the_same_public_rows():
     with pytest.raises(StoppedError):
         run("fedmd", "foreign", out=folder, observers=[StopAfter(0)], **settings)
     assert_same(whole, pluribus.resume(folder, progress=False))
+
+
+def test_other_public_rows_are_refused_on_resume():
+    folder, settings = new_folder(), {"pretrain_public": 0, "pretrain_private": 1, "rounds": 3, "models": MODELS}
+    with pytest.raises(StoppedError):
+        run_tiny("fedmd", public_data=foreign(), out=folder, observers=[StopAfter(0)], **TABLE | settings)
+    other = dataclasses.replace(foreign(), x=foreign().x.flip(0))
+    with refused(OtherRunError, folder):
+        pluribus.resume(folder, public_data=other, progress=False)
 
 
 @pytest.mark.parametrize("make", [few_numbers, few_labels])

@@ -180,6 +180,11 @@ def load_shared(
         return {key: kept[key]}
 
 
+def has_columns(source: str | Dataset | Loader) -> bool:
+    """Whether the settings of columns say how a data set is read."""
+    return "reading" in inspect.signature(_find(source)).parameters
+
+
 def count_holders(name: str | Dataset | Loader, **how: Any) -> int | None:
     """The number of clients that a data set names; None if it names none. The next `load` does not read it again."""
     global _counted

@@ -371,6 +371,12 @@ def have_same_targets(dataset: Dataset, foreign: Dataset) -> bool:
 
 def _append(dataset: Dataset, foreign: Dataset) -> tuple[Tensor, Tensor]:
     """The rows of a data set and then the public rows of another one, whose form must be the same."""
+    values = (foreign.columns, foreign.categories) == (dataset.columns, dataset.categories)
+    if not values and foreign.input == dataset.input:
+        raise MismatchError(
+            f"--public-data must have the columns and categories of --data, but those of {foreign.name} and "
+            f"{dataset.name} differ."
+        )
     if foreign.input != dataset.input or foreign.x.dtype != dataset.x.dtype:
         kinds = [
             f"{one.name} has {one.input} ({str(one.x.dtype).removeprefix('torch.')})" for one in (dataset, foreign)

@@ -25,7 +25,7 @@ from pluribus.storage.files import append_lines, read_json, read_lines, sync, to
 from pluribus.storage.toml import to_toml
 
 RESULT = "result.json"  # of a finished run
-DIGEST = "data_digest"  # of data that were given as an object
+DIGEST, PUBLIC_DIGEST = "data_digest", "public_data_digest"  # of data that were given as objects
 PATHS = ("data", "weights")  # may have moved to another folder; partition.json shows whether the data are the same
 
 
@@ -156,7 +156,7 @@ def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
     before = read_json(path) if path.exists() else {}
     now = json.loads(to_json(decisive))
     changed = [name for name in now if name in before and not _is_same(name, before[name], now[name])]
-    if DIGEST in changed:
+    if DIGEST in changed or PUBLIC_DIGEST in changed:
         raise OtherRunError(f"{folder} was started with other data than those that are given now: give the same data.")
     if changed:
         raise OtherRunError(
