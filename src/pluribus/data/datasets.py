@@ -444,19 +444,23 @@ def _flowers102(folder: Path) -> Arrays:
     return _pack([_photos(chain(train, val)), _photos(test)], train.classes)
 
 
-@_downloadable("tiny-imagenet", "110,000 photos of 64 x 64, 200 classes; needs pluribus[hf] to download")
-def _tiny_imagenet(folder: Path) -> Arrays:
+def fetch_from_hub(name: str, source: str, splits: Sequence[str], folder: Path, instead: str = "") -> list[Any]:
+    """Splits of a data set of Hugging Face. `instead`: what the user may do without its packages."""
     try:
         import datasets
         import huggingface_hub
     except ImportError as missing:
         raise MissingDataError(
-            f"tiny-imagenet is not at {cache_file('tiny-imagenet')} and its download needs a package that is missing: "
-            "pip install 'pluribus[hf]'."
+            f"{name} is not at {cache_file(name)} and its download needs a package that is missing: "
+            f"pip install 'pluribus[hf]'.{instead}"
         ) from missing
-    source = "zh-plus/tiny-imagenet"
     # one request first, because load_dataset retries for half a minute without internet
     huggingface_hub.dataset_info(source, timeout=SILENT_NETWORK_SECONDS)
-    sets = [datasets.load_dataset(source, split=split, cache_dir=str(folder)) for split in ("train", "valid")]
+    return [datasets.load_dataset(source, split=split, cache_dir=str(folder)) for split in splits]
+
+
+@_downloadable("tiny-imagenet", "110,000 photos of 64 x 64, 200 classes; needs pluribus[hf] to download")
+def _tiny_imagenet(folder: Path) -> Arrays:
+    sets = fetch_from_hub("tiny-imagenet", "zh-plus/tiny-imagenet", ("train", "valid"), folder)
     parts = [_photos((row["image"], row["label"]) for row in part) for part in sets]
     return _pack(parts, sets[0].features["label"].names)

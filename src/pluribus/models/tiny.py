@@ -12,32 +12,20 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from pluribus.models import attention
+from pluribus.models.attention import HEADS
 from pluribus.models.pretrained import Origin
 from pluribus.models.probe import Shape, shape_text
 from pluribus.models.zoo import Builder, register_model
 
 SHAPE: Shape = (1, 16, 16)
-PATCH, DEPTH, HEADS = 4, 4, 4
+PATCH, DEPTH = 4, 4
 
 
-class Block(nn.Module):
-    """A pre-norm transformer block."""
+class Block(attention.Block):
+    """A transformer block with torch's own kernel for attention."""
 
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm1 = nn.LayerNorm(width)
-        self.qkv = nn.Linear(width, 3 * width)
-        self.proj = nn.Linear(width, width)
-        self.norm2 = nn.LayerNorm(width)
-        self.fc1 = nn.Linear(width, 2 * width)
-        self.fc2 = nn.Linear(2 * width, width)
-
-    def forward(self, x: Tensor) -> Tensor:
-        x = x + self.proj(self._attention(self.norm1(x)))
-        mixed: Tensor = x + self.fc2(F.gelu(self.fc1(self.norm2(x))))
-        return mixed
-
-    def _attention(self, x: Tensor) -> Tensor:
+    def _attend(self, x: Tensor, mask: Tensor | None) -> Tensor:
         batch, tokens, width = x.shape
         q, k, v = self.qkv(x).view(batch, tokens, 3, HEADS, width // HEADS).permute(2, 0, 3, 1, 4)
         return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(batch, tokens, width)

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 
 from pluribus.data.dataset import Dataset
-from pluribus.data.datasets import SILENT_NETWORK_SECONDS, cache_file, load_original, reading_original, register_data
+from pluribus.data.datasets import fetch_from_hub, load_original, reading_original, register_data
 from pluribus.data.npz import Arrays
 from pluribus.errors import MissingDataError
 
-SOURCE = "flwrlabs/femnist"
 SIDE = 28
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
 
@@ -43,17 +42,8 @@ def read_leaf(folder: Path) -> Arrays:
 
 
 def _fetch(folder: Path) -> Arrays:
-    try:
-        import datasets
-        import huggingface_hub
-    except ImportError as missing:
-        raise MissingDataError(
-            f"femnist is not at {cache_file('femnist')} and its download needs a package that is missing: "
-            "pip install 'pluribus[hf]'. Or put the JSON files of LEAF into the folder 'femnist' beside that file."
-        ) from missing
-    # one request first, because load_dataset retries for half a minute without internet
-    huggingface_hub.dataset_info(SOURCE, timeout=SILENT_NETWORK_SECONDS)
-    rows = datasets.load_dataset(SOURCE, split="train", cache_dir=str(folder))
+    instead = " Or put the JSON files of LEAF into the folder 'femnist' beside that file."
+    (rows,) = fetch_from_hub("femnist", "flwrlabs/femnist", ["train"], folder, instead)
     x = np.empty((len(rows), SIDE, SIDE), np.uint8)
     for at, row in enumerate(rows):
         x[at] = np.asarray(row["image"].convert("L"))
