@@ -172,6 +172,20 @@ class Fractions:
         return {"train": 1.0 - self.val - test - self.public, "val": self.val, "test": test, "public": self.public}
 
 
+def split_rows(
+    dataset: Dataset, held: np.ndarray, fractions: Fractions, rng: np.random.Generator
+) -> dict[str, np.ndarray]:
+    """Positions of each part in some rows: row by row, group by group, or in the order of time."""
+    shares, way, labels = fractions.shares(), fractions.way(dataset), dataset.strata.numpy()[held]
+    group, time = (None if one is None else one.numpy()[held] for one in (dataset.group, dataset.time))
+    if way == "time" and time is not None:
+        in_time = {name: shares[name] for name in ("train", "public", "val", "test")}  # the last rows test
+        return split_by_time(time, in_time, group, dataset.span)
+    if way == "group" and group is not None:
+        return split_groups(labels, shares, group, rng)
+    return split(labels, shares, rng)
+
+
 def common_test(dataset: Dataset, fractions: Fractions, seed: int) -> np.ndarray | None:
     """Rows that all clients are tested on and no client holds. None: each client is tested on its own rows."""
     if fractions.test_on == "own":
@@ -265,21 +279,11 @@ class Federated:
         elif self.dataset.part is not None:
             cut = self._fixed_split(client, self.dataset.part.numpy()[held])
         else:
-            cut = {name: held[at] for name, at in self._positions(client, held).items()}
+            rng = numpy_rng(self._seed, "split", client)
+            cut = {name: held[at] for name, at in split_rows(self.dataset, held, self._fractions, rng).items()}
         if self._common is not None:
             cut["test"] = self._common
         return {name: torch.from_numpy(rows) for name, rows in cut.items()}
-
-    def _positions(self, client: int, held: np.ndarray) -> dict[str, np.ndarray]:
-        """Positions of each part in the client's rows: row by row, group by group, or in the order of time."""
-        shares, rng = self._fractions.shares(), numpy_rng(self._seed, "split", client)
-        group, time = (None if one is None else one.numpy()[held] for one in (self.dataset.group, self.dataset.time))
-        if self.split_by == "time" and time is not None:
-            in_time = {name: shares[name] for name in ("train", "public", "val", "test")}  # the last rows test
-            return split_by_time(time, in_time, group, self.dataset.span)
-        if self.split_by == "group" and group is not None:
-            return split_groups(self._labels[held], shares, group, rng)
-        return split(self._labels[held], shares, rng)
 
     def _fixed_split(self, client: int, part: np.ndarray) -> dict[str, np.ndarray]:
         """The data set's own split. Public rows are a share of the test part, and are not tested on."""

@@ -18,11 +18,10 @@ import torch
 
 from pluribus.data import Dataset, load
 from pluribus.data.dataset import PARTS
-from pluribus.data.federated import Fractions
+from pluribus.data.federated import Fractions, split_rows
 from pluribus.data.folders import normalize_name
 from pluribus.data.reading import Reading, parse_columns
 from pluribus.data.scaling import Normalize, choose_normalize, parse_normalize
-from pluribus.data.split import split, split_by_time, split_groups
 from pluribus.draws import numpy_rng
 from pluribus.errors import (
     ConflictError,
@@ -130,18 +129,11 @@ def _split(whole: Dataset, site: SiteFile) -> dict[str, np.ndarray]:
     fractions = Fractions(site.val_fraction, site.test_fraction, by=site.split_by)
     if whole.part is not None:
         return {name: np.flatnonzero(whole.part.numpy() == number) for number, name in enumerate(PARTS)}
-    way = fractions.way(whole)
-    shares = {"train": 1 - site.val_fraction - site.test_fraction, "val": site.val_fraction, "test": site.test_fraction}
-    labels, rng = whole.strata.numpy(), numpy_rng(0, "split", site.name)
-    group, time = (None if one is None else one.numpy() for one in (whole.group, whole.time))
-    if way == "time" and time is not None:
-        cut = split_by_time(time, shares, group, whole.span)
-        if left := len(labels) - sum(map(len, cut.values())):
-            _print(f"note: {site.data}: {left:,} rows overlap a later part of the split by time, and are left out.")
-        return cut
-    if way == "group" and group is not None:
-        return split_groups(labels, shares, group, rng)
-    return split(labels, shares, rng)
+    everything = np.arange(len(whole.y))
+    cut = split_rows(whole, everything, fractions, numpy_rng(0, "split", site.name))
+    if left := len(everything) - sum(map(len, cut.values())):
+        _print(f"note: {site.data}: {left:,} rows overlap a later part of the split by time, and are left out.")
+    return cut
 
 
 def _load(path: str, site: SiteFile, reading: Reading) -> Dataset:
