@@ -297,7 +297,7 @@ def test_a_site_splits_in_groups_by_time_or_as_its_data_say(tmp_path: Path) -> N
     rows = parts(split_by="rows")
     assert sum(map(len, rows.values())) == 90
     assert len({n // 6 for n in rows["train"]} & {n // 6 for n in rows["test"]}) > 0
-    by_time = parts(val_fraction=0.0, test_fraction=0.34)  # signals with times, by default
+    by_time = parts(val_fraction=0.0, test_fraction=1 / 3)  # signals with times, by default
     assert {n % 6 for n in by_time["train"]} == {0, 1, 2, 3}
     assert {n % 6 for n in by_time["test"]} == {4, 5}
     assert "val" not in by_time
