@@ -75,7 +75,7 @@ class Experiment:
     test: Literal["own", "official", "common"] = setting("own", group="data")
     """Test set: own rows of each client, the official test set for all, or a common share of all rows."""
     split_by: SplitBy = setting("auto", group="data")
-    """Split a client's rows one by one, in groups, or by time. auto: signals by time, others in groups, if they can."""
+    """Split a client's rows one by one, in groups, or by time. auto: signals by time, others in groups, if any."""
     public_data: Any = setting(None, group="data")
     """Public rows from another data set, which all clients get. Its labels count if its classes are the same."""
     image_size: int | None = setting(None, group="data", at_least=1)
@@ -93,7 +93,7 @@ class Experiment:
     vocabulary: int = setting(8192, group="data", at_least=3, at_most=2**24)
     """Number of ids that words are hashed to."""
     length: int | None = setting(None, group="data", at_least=1)
-    """Most tokens of a text. Default: as many as the longest 5 % of texts leave, at most 256."""
+    """Most tokens of a text. Default: enough for 95 % of the texts, at most 256."""
     normalize: str = setting("auto", group="training", simulated=True)
     """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""
 

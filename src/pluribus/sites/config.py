@@ -92,7 +92,7 @@ class SiteFile:
     test_fraction: float = setting(0.2, at_least=0, below=1)
     """Share of `data` for testing."""
     split_by: Literal["auto", "rows", "group", "time"] = "auto"
-    """Split `data` row by row, in groups, or by time. auto: signals by time, others in groups, if they can."""
+    """Split `data` row by row, in groups, or by time. auto: signals by time, others in groups, if any."""
     columns: str | dict[str, Any] = ""
     """Roles of columns: label=NAME, text, inputs=A+B, group, time, split, ignore; or a table of them."""
     label_kind: Literal["auto", "classes", "labels", "numbers"] = "auto"
