@@ -1,4 +1,4 @@
-"""Features of test images in the models of a run, reduced to two dimensions."""
+"""Features of test rows in the models of a run, reduced to two dimensions."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def _embed_run(run: Run, how: How) -> Iterator[Embedding]:
 
 
 def _caption(parts: Assembly, how: How) -> str:
-    whose = "the test images of all domains" if parts.task.exams else "the client's own test images"
+    whose = "the test rows of all domains" if parts.task.exams else "the client's own test rows"
     axes = "PCA to two principal components" if how == "pca" else "t-SNE, in which only neighborhoods have a meaning"
     return (
         f"Features of {whose} (at most {MOST_IMAGES}) before the head of a client's model in the last checkpoint, "

@@ -318,7 +318,7 @@ def _per_round(run: Run) -> Plot:
 
 
 def embeddings(embedded: Sequence[Embedding], why_not: str = "") -> Section:
-    """Features of test images in two dimensions."""
+    """Features of test rows in two dimensions."""
     plots = [Plot(one.name, "", "", _points(one), square=True) for one in embedded]
     says = " ".join(dict.fromkeys(one.says for one in embedded))
     return Section("embeddings", "Features", says, plots, why_not or "Features are not shown.")

@@ -90,12 +90,12 @@ class BareLoop:
     def _evaluate(self, model: nn.Module, k: int) -> float:
         device = self._parts.device
         exams = self._parts.data.exams_for(k).values() or [self._parts.data.sets(k)]
-        images = [_whole(exam[name])[0] for exam in exams for name in ("val", "test")]
+        sets = [_whole(exam[name])[0] for exam in exams for name in ("val", "test")]
         model.eval()
         started = now(device)
         with torch.no_grad():
             for _ in self._parts.method.views:
-                for x in images:
+                for x in sets:
                     for bx in torch.split(x, sweep_sizes(len(x))):
                         model(bx)
         return now(device) - started
