@@ -20,7 +20,7 @@ from pluribus.data.federated import Federated, Fractions, common_test
 from pluribus.data.folders import POOLED
 from pluribus.data.host_store import make_store
 from pluribus.data.partition import MIN_SHARE, MIN_SHARE_OF
-from pluribus.data.partitions import BUILT_IN, NATURAL, OwnPartition, find_partition, name_partition
+from pluribus.data.partitions import BUILT_IN, BY_CLASS, NATURAL, OwnPartition, find_partition, name_partition
 from pluribus.data.reading import DEFAULT
 from pluribus.data.scaling import parse_normalize, scale_facts
 from pluribus.draws import numpy_rng
@@ -31,7 +31,7 @@ from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
-from pluribus.targets import Target
+from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
 
 ENOUGH_CLIENTS = 200  # for a mean
@@ -88,9 +88,8 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     given, rule = method or experiment.build_method(), experiment.rule()
     device = _device(experiment)
     dataset = dataset or load_data(experiment)
-    if (
-        dataset.target == "classes" and len(dataset.classes) < 2
-    ):  # a real site may hold one class: its classes are agreed on
+    # a real site may hold one class: its classes are agreed on
+    if dataset.target == "classes" and len(dataset.classes) < 2:
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
     if experiment.workers > 1 and experiment.engine != "ray":
         check_portable([experiment], "leave out --workers")
@@ -98,6 +97,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     one = experiment
     fractions = Fractions(one.val_fraction, one.test_fraction, one.public_fraction, one.test, one.split_by)
     tested = common_test(dataset, fractions, experiment.seed)
+    class_notes = _check_classes(_kind(experiment, dataset), dataset)
     parts = _partition(experiment, dataset, tested)
     manifest = _manifest(experiment, dataset, parts)
     notes = [note for note in dataset.notes if note != POOLED or experiment.test != "official"]
@@ -106,6 +106,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     warnings = [
         *notes,
         *_note_holders(experiment, dataset),
+        *class_notes,
         *_check_parts(experiment, parts, manifest),
         *(_note_left_out(manifest, rows) if disjoint else ()),
     ]
@@ -153,7 +154,7 @@ def _check_split(data: Federated) -> list[str]:
     if data.split_by == "rows":
         return []  # such a split always has rows for training
     left = 0
-    for k, part in enumerate(data.parts[:ENOUGH_CLIENTS]):
+    for k, part in enumerate(data.parts):
         rows = data.rows(k)
         if not len(rows["train"]):
             raise PartitionError(f"client {k} has no rows to train on: use another --split-by, or smaller fractions.")
@@ -222,8 +223,20 @@ def _holders(dataset: Dataset) -> torch.Tensor | None:
     return dataset.client if dataset.client is not None else dataset.domain
 
 
+def _check_classes(kind: str | OwnPartition, dataset: Dataset) -> list[str]:
+    """Without classes, refuse partitions by class. Note that the Dirichlet partition divides rows by number alone."""
+    if dataset.target == "classes" or kind not in BY_CLASS:
+        return []
+    if kind != "dirichlet":
+        raise PartitionError(
+            f"partition '{kind}' divides classes, but {dataset.name} has {IN_WORDS[dataset.target]} to predict: use "
+            f"--partition iid, dirichlet or natural."
+        )
+    return [f"{dataset.name} has no classes: partition 'dirichlet' gives clients random numbers of rows, and no more."]
+
+
 def _note_holders(experiment: Experiment, dataset: Dataset) -> list[str]:
-    if experiment.partition != "natural" or dataset.client is not None:
+    if experiment.partition != NATURAL or dataset.client is not None:
         return []
     return [f"the {len(dataset.domains)} domains of {dataset.name} are the clients, because it names no others."]
 

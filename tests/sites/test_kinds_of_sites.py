@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
-from test_parties import NAMES, Direct, Liar, agreed, federated, images, request, responder_of, states
+from test_parties import NAMES, Direct, Liar, agreed, federated, images, request, responder_of, run_as_simulated
 from torch import nn
 
 import pluribus
@@ -115,15 +115,7 @@ RUNS: dict[str, dict[str, Any]] = {
 def test_signals_give_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     parts, agreement, given = agreed(method, **SIGNALS | RUNS[method])
     agreement = dataclasses.replace(agreement, class_weights=parts.local.class_weights)
-    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
-    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
-    folder = RunFolder.create(new_folder())
-    result = federated(parts.experiment, agreement, NAMES, transport, folder, seconds=60).run()
-    assert result.bytes == simulated.bytes
-    assert numbers(result) == numbers(simulated)
-    saved = Checkpoint(simulated.folder / "state")
-    expected = {f"{k} {name}": value for k in NAMES for name, value in (saved.client(k) or {}).items()}
-    assert differing(expected, states(transport)) == []
+    result, transport = run_as_simulated(parts, agreement, given, tmp_path)
     check_recalled(result, transport, tmp_path)
 
 

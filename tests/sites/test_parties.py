@@ -149,7 +149,13 @@ RUNS: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("method", RUNS)
 def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
-    parts, agreement, given = agreed(method, **RUNS[method])
+    run_as_simulated(*agreed(method, **RUNS[method]), tmp_path)
+
+
+def run_as_simulated(
+    parts: Assembly, agreement: Agreement, given: Public | None, tmp_path: Path
+) -> tuple[pluribus.Result, Direct]:
+    """Run a federation, and compare it with a simulation of the same experiment."""
     simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
     transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
     folder = RunFolder.create(new_folder())
@@ -159,6 +165,7 @@ def test_the_same_bits_as_a_simulation(method: str, tmp_path: Path) -> None:
     saved = Checkpoint(simulated.folder / "state")
     expected = {f"{k} {name}": value for k in NAMES for name, value in (saved.client(k) or {}).items()}
     assert differing(expected, states(transport)) == []
+    return result, transport
 
 
 def test_sites_measure_and_select_as_a_simulation_does(tmp_path: Path) -> None:

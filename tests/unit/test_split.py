@@ -14,9 +14,10 @@ from hypothesis import strategies as st
 from conftest import run_tiny
 from parties import CPU
 from pluribus.assembly import Assembly, assemble
-from pluribus.conformance.kinds import few_signals
+from pluribus.conformance.kinds import HERE, few_signals
 from pluribus.data import Dataset, partition
 from pluribus.data.federated import Federated, Fractions
+from pluribus.data.partitions import BY_CLASS
 from pluribus.data.split import split_by_time, split_groups
 from pluribus.draws import numpy_rng
 from pluribus.errors import MismatchError, PartitionError
@@ -233,3 +234,27 @@ def test_natural_clients_run_and_are_tested_on_their_own_rows():
     result = run_tiny("local", partition="natural", rounds=1, **settings)
     frames = [result.predictions(k) for k in (0, 1)]
     assert all({row // 20 for row in frame["row"]} == {k} for k, frame in enumerate(frames))
+
+
+# ---- targets without classes -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", BY_CLASS)
+def test_without_classes_nothing_is_divided_by_class(kind):
+    settings = {"data": f"{HERE}.few_numbers", "models": f"{HERE}.table_mlp", "partition": kind, "clients": 3}
+    if kind == "dirichlet":
+        (note,) = (one for one in assemble(experiment("local", **settings)).warnings if "classes" in one)
+        assert "few-numbers" in note
+    else:
+        with refused(PartitionError, kind, "few-numbers"):
+            assemble(experiment("local", **settings))
+
+
+def test_every_client_is_checked_for_rows_to_train_on(monkeypatch):
+    """Not only the first ones: all training rows of the last client reach into its test."""
+    monkeypatch.setattr("pluribus.assembly.ENOUGH_CLIENTS", 1)
+    time = torch.cat([torch.arange(40.0), torch.arange(4.0)]).double()
+    who = {"client": torch.tensor([0] * 40 + [1] * 4), "clients": ("long", "short"), "time": time, "span": 5.0}
+    data = Dataset("uneven", torch.rand(44, 2, 3), torch.arange(44) % 2, ("x", "y"), kind="signal", **who)
+    with refused(PartitionError, "client 1", "--split-by"):
+        assemble(experiment("local", data=data, models="mlp-64", partition="natural"))

@@ -243,9 +243,11 @@ class Federated:
         self._derive()
         self._identity_parts = self._split_identities()
         self._fixed: Scale | None = None
-        if self._normalize.mode in ("dataset", "given"):
+        if self._normalize.mode == "given":
+            self._fixed = self._normalize.given(dataset)
+        elif self._normalize.mode == "dataset":
             trained = [self.rows(k)["train"].numpy() for k in range(len(parts))]
-            self._fixed = self._normalize.fixed(dataset, np.concatenate(trained))
+            self._fixed = measure(dataset, np.concatenate(trained))
 
     def _derive(self) -> None:
         self._labels = self.dataset.strata.numpy()

@@ -70,6 +70,7 @@ PARTITIONS: dict[str, PartitionKind] = {
 
 
 BUILT_IN = tuple(PARTITIONS)
+BY_CLASS = tuple(kind for kind in BUILT_IN if kind not in ("iid", "domain", NATURAL))
 
 
 def register_partition(name: str, about: str, *, disjoint: bool = True) -> Callable[[F], F]:

@@ -49,13 +49,8 @@ class Normalize(NamedTuple):
     def by_client(self) -> bool:
         return self.mode == "client"
 
-    def fixed(self, dataset: Dataset, rows: np.ndarray) -> Scale | None:
-        """The scale of all clients, measured on `rows` if the data set decides it. None: each client has its own."""
-        if self.mode == "given":
-            return self._given(dataset)
-        return measure(dataset, rows) if self.mode == "dataset" else None
-
-    def _given(self, dataset: Dataset) -> Scale:
+    def given(self, dataset: Dataset) -> Scale:
+        """The scale of the user's own numbers."""
         channels = dataset.x.shape[1]
         for name, values in (("mean", self.mean), ("deviation", self.std)):
             if len(values) not in (1, channels):

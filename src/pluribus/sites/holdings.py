@@ -196,7 +196,7 @@ def find_scale(train: Dataset, normalize: Normalize) -> Scale | None:
     chosen, rows = choose_normalize(normalize, train), np.arange(len(train.y))
     if chosen.mode == "none":
         return None
-    return chosen.fixed(train, rows) or measure(train, rows)
+    return chosen.given(train) if chosen.mode == "given" else measure(train, rows)
 
 
 class Holdings:
