@@ -230,7 +230,7 @@ def _check_classes(kind: str | OwnPartition, dataset: Dataset) -> list[str]:
     if kind != "dirichlet":
         raise PartitionError(
             f"partition '{kind}' divides classes, but {dataset.name} has {IN_WORDS[dataset.target]} to predict: use "
-            f"--partition iid, dirichlet or natural."
+            f"another --partition (iid, dirichlet or natural)."
         )
     return [f"{dataset.name} has no classes: partition 'dirichlet' gives clients random numbers of rows, and no more."]
 

@@ -94,6 +94,7 @@ def predict(
     data: Any = None,
     models: Any = None,
     partition: Any = None,
+    public_data: Any = None,
     tell: Callable[[str], None] = _print_note,
 ) -> list[Prediction] | list[LabelsPrediction] | list[NumbersPrediction]:
     """Predict with a model that a run has trained: the class of each row, its labels, or numbers.
@@ -104,8 +105,8 @@ def predict(
     signals, ids of tokens, or tables. They are normalized as those of the client were. Images may also be files and
     folders, and are resized to the shape that the model takes. Tables, texts and signals may also be files, if the run
     read its data from a file with the same columns; labels are not needed. `tell` is called with notes about the files:
-    which ones were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models` and
-    `partition` again.
+    which ones were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models`,
+    `partition` and `public_data` again.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -115,7 +116,7 @@ def predict(
     check_round(round)
     notes: list[str] = []
     found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _paths(rows)
-    objects = {"data": data, "models": models, "partition": partition}
+    objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
     with _open_model(Path(path), client, round, objects) as (method, trained, source):
         if isinstance(found, Tensor):
             batches = _array_batches([None] * len(found), take_form(found, trained))

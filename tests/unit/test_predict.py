@@ -435,6 +435,11 @@ def test_signals_are_cut_into_windows_as_in_training(tmp_path: Path) -> None:
     assert any("1 of 21 samples" in note for note in told)
     expected = pluribus.predict(result.folder, parts.dataset.x[:4], 0)
     assert [dataclasses.replace(one, file=None) for one in found] == expected
+    turned = write(tmp_path / "turned.csv", "b,a", [f"{k % 5},{k}" for k in range(21)])
+    by_name = pluribus.predict(result.folder, turned, 0, tell=told.append)
+    assert [dataclasses.replace(one, file=None) for one in by_name] == expected, "channels go by name, not by order"
+    with refused(MismatchError, "2 channels (a, b)", "a, d"):
+        pluribus.predict(result.folder, write(tmp_path / "other.csv", "a,d", ["1,2"] * 9), 0)
     with refused(MismatchError, "2 channels", "a, b, c"):
         pluribus.predict(result.folder, write(tmp_path / "more.csv", "a,b,c", ["1,2,3"] * 9), 0)
     with refused(DataError, "8 samples"):

@@ -298,7 +298,7 @@ def _make_signals(sheet: Sheet, roles: Roles, reading: Reading, rows: Rows, note
         if rows.group is None:
             notes.append("windows overlap: with --split-by time, no sample is in two parts of a split.")
     x = torch.from_numpy(np.ascontiguousarray(samples[found.samples].transpose(0, 2, 1)))
-    return Dataset(sheet.name, x, kind="signal", notes=tuple(notes), **fields)
+    return Dataset(sheet.name, x, kind="signal", notes=tuple(notes), columns=roles.inputs, **fields)
 
 
 def _number_recordings(sheet: Sheet, rows: Rows) -> np.ndarray:

@@ -69,7 +69,7 @@ class Dataset:
     vocabulary: int = 0
     """Of tokens: all ids are below it. The id 0 is padding after the last token, the id 1 an unknown token."""
     columns: tuple[str, ...] = ()
-    """Names of the columns of a table. Empty: they have none."""
+    """Names of the columns of a table, or of the channels of signals. Empty: they have none."""
     categories: tuple[tuple[str, ...], ...] = ()
     """Values of the last columns of a table. In x, each value is its number. The columns before them hold numbers."""
 
@@ -179,8 +179,8 @@ class Dataset:
             yield f"row {row} has padding (id 0) before its last token: 'lengths' can say where tokens end"
 
     def _table_problems(self) -> Iterator[str]:
-        if self.kind != "table" and (self.columns or self.categories):
-            yield "only tables have columns and categories"
+        if (self.kind != "table" and self.categories) or (self.kind not in ("table", "signal") and self.columns):
+            yield "only tables and signals have names of columns, and only tables have categories"
         if self.columns and len(self.columns) != self.x.shape[1]:
             yield f"it has {len(self.columns)} names of columns for {self.x.shape[1]} columns"
         first = self.x.shape[1] - len(self.categories)

@@ -377,8 +377,9 @@ def have_same_targets(dataset: Dataset, foreign: Dataset) -> bool:
 
 def _append(dataset: Dataset, foreign: Dataset) -> tuple[Tensor, Tensor]:
     """The rows of a data set and then the public rows of another one, whose form must be the same."""
-    values = (foreign.columns, foreign.categories) == (dataset.columns, dataset.categories)
-    if not values and foreign.input == dataset.input:
+    named = bool(foreign.columns and dataset.columns)  # arrays have no names
+    differ = foreign.categories != dataset.categories or (named and foreign.columns != dataset.columns)
+    if differ and foreign.input == dataset.input:
         raise MismatchError(
             f"--public-data must have the columns and categories of --data, but those of {foreign.name} and "
             f"{dataset.name} differ."

@@ -103,11 +103,12 @@ def _read_signals(sheet: Sheet, reading: Reading, window: int, like: Dataset) ->
     names = _channels(sheet, reading)
     for name in names:
         _check_column(sheet, name)
-    if len(names) != like.x.shape[1]:
+    if len(names) != like.x.shape[1] or (like.columns and set(names) != set(like.columns)):
         raise MismatchError(
-            f"the model takes signals of {like.x.shape[1]} channels, but {sheet.path} has {len(names)}: "
-            f"{list_names(names)}."
+            f"the model takes signals of {like.x.shape[1]} channels{_list_channels(like)}, but {sheet.path} has "
+            f"{len(names)}: {list_names(names)}."
         )
+    names = like.columns or names  # in the order of training, whatever that of the file is
     samples = np.stack([take_numbers(sheet, name, USE) for name in names], 1).astype(np.float32)
     recording = np.zeros(sheet.rows, np.int64)
     for role in ("client", "group"):
@@ -123,6 +124,10 @@ def _read_signals(sheet: Sheet, reading: Reading, window: int, like: Dataset) ->
     left = [f"{found.left} of {sheet.rows} samples are in no window: a recording ends before it is full."]
     notes = (*sheet.notes, *(left if found.left else ()))
     return NewRows(torch.from_numpy(x), (found.samples[:, 0] + 1).tolist(), notes)
+
+
+def _list_channels(like: Dataset) -> str:
+    return f" ({list_names(like.columns)})" if like.columns else ""
 
 
 def _channels(sheet: Sheet, reading: Reading) -> tuple[str, ...]:

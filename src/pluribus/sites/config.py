@@ -28,7 +28,7 @@ class FederationFile:
     image: tuple[int, ...] | None = None
     """Shape of an image: channels, height, width. Rows of another kind have a table [input] instead."""
     input: dict[str, Any] | None = None
-    """Rows: kind and shape; of tokens also vocabulary; of a table columns, and the values of its categories."""
+    """Rows: kind and shape; of tokens vocabulary; of tables and signals columns, and values of categories."""
     label_kind: Literal["classes", "labels", "numbers"] = "classes"
     """What is predicted: one of the classes, several labels at once, or numbers."""
     keys: Path = Path("keys")

@@ -130,9 +130,9 @@ def _describe(rows: Input) -> str:
 
 
 def _arrange(dataset: Dataset, agreement: Agreement, which: str) -> Dataset:
-    """The columns of a table in the agreed order, with the agreed numbers of the values of categories."""
+    """The columns of a table or channels of signals in the agreed order, with the agreed numbers of categories."""
     agreed = agreement.columns
-    if dataset.kind != "table" or not (agreed or dataset.categories):
+    if dataset.kind not in ("table", "signal") or not (agreed or dataset.categories):
         return dataset
     if not agreed:
         raise AgreementError(
@@ -148,7 +148,7 @@ def _arrange(dataset: Dataset, agreement: Agreement, which: str) -> Dataset:
     ours = set(dataset.columns)
     if ours != set(agreed):
         raise AgreementError(
-            f"the federation has the columns {', '.join(agreed)}, but the {which}table of this site has "
+            f"the federation has the columns {', '.join(agreed)}, but the {which}data of this site have "
             f"{', '.join(dataset.columns)}: name the others as 'ignore' under 'columns' in site.toml."
         )
     first = len(agreed) - len(agreement.categories)
