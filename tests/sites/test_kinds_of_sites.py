@@ -214,6 +214,18 @@ def test_columns_and_categories_are_matched_by_name() -> None:
     assert (fitted.columns, fitted.categories) == (usual.columns, usual.categories)
 
 
+def test_channels_of_signals_are_matched_by_name() -> None:
+    usual = dataclasses.replace(signals(), columns=("ax", "ay"))
+    other = dataclasses.replace(usual, x=usual.x.flip(1), columns=("ay", "ax"))
+    assert not torch.equal(other.x, usual.x)
+    fitted = fit(other, agreement_on(usual))
+    assert torch.equal(fitted.x, usual.x)
+    with refused(AgreementError, "ax, ay", "ax, az"):
+        fit(dataclasses.replace(usual, columns=("ax", "az")), agreement_on(usual))
+    form = form_of(input={"kind": "signal", "shape": [2, 5], "columns": ["ax", "ay"]})
+    assert (form.input, form.columns) == (Input("signal", (2, 5)), ("ax", "ay"))
+
+
 def test_numbers_of_a_file_may_be_values_of_a_category() -> None:
     x = torch.tensor([[0.5, 2.0], [0.25, 1.0]])
     dataset = Dataset("wards", x, torch.tensor([0, 1]), ("no", "yes"), kind="table", columns=("dose", "ward"))

@@ -24,7 +24,7 @@ def read_form(file: FederationFile) -> Form:
         raise FormatError(f"[input] in federation.toml needs 'kind', one of {', '.join(KINDS)}.")
     columns, categories = _read_columns(table)
     facts = {name: table[name] for name in ("kind", "shape", "vocabulary") if name in table}
-    if columns:
+    if columns and table["kind"] == "table":
         facts["shape"] = table.get("shape", [len(columns)])
     try:
         given = Input.of(facts | {"categories": [len(values) for values in categories]})
@@ -33,16 +33,18 @@ def read_form(file: FederationFile) -> Form:
             f"[input] in federation.toml describes no rows ({error}). It needs 'shape', or 'columns' for a table, and "
             f"for tokens 'vocabulary'."
         ) from error
-    if columns and given.shape != (len(columns),):
+    if columns and given.shape[0] != len(columns):
         raise FormatError(f"[input] in federation.toml names {len(columns)} columns, but its shape is {given.shape}.")
     return Form(given, columns, categories)
 
 
 def _read_columns(table: Mapping[str, Any]) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """The columns of a table, numbers first, and the values of the categories."""
+    """The columns of a table, numbers first, or the channels of signals; and the values of the categories."""
     columns, values = table.get("columns", []), table.get("categories", {})
-    if (columns or values) and table["kind"] != "table":
-        raise FormatError(f"[input] in federation.toml has columns, but rows of the kind {table['kind']} have none.")
+    if (columns and table["kind"] not in ("table", "signal")) or (values and table["kind"] != "table"):
+        raise FormatError(
+            f"[input] in federation.toml has columns or categories, but rows of the kind {table['kind']} have none."
+        )
     if not _are_names(columns) or not isinstance(values, dict):
         raise FormatError(
             "[input] in federation.toml needs 'columns' as a list of names, each once, and 'categories' as a table of "
