@@ -17,7 +17,7 @@ from pluribus.data.federated import Data as Data
 from pluribus.data.federated import ExamSets
 from pluribus.draws import Made
 from pluribus.internal.batches import Batch, batch_sizes
-from pluribus.internal.snapshot import Snapshot
+from pluribus.internal.snapshot import Packed, Snapshot, pack
 from pluribus.internal.state import State as State
 from pluribus.internal.steps import Descent, Eager, Fit, Loss, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
@@ -27,7 +27,9 @@ from pluribus.optim import Life, Opt, Optimizer, Rule
 from pluribus.targets import Reduction
 from pluribus.task import Card, Task
 
-OPTIMIZERS = "opt."  # prefix of the names of optimizer slots
+# Prefixes of the names of optimizer slots: those that outlive a round, and those that outlive an exchange.
+OPTIMIZERS = "opt."
+MOMENTA = "momenta."
 
 __all__ = ["Batch", "Client", "Local", "Step", "batch_sizes", "trainable"]
 
@@ -82,6 +84,8 @@ class Client:
         self.now: dict[str, Tensor] = {}
         self.optimizers: dict[str, Optimizer] = {}
         self._tensors: dict[str, Tensor] | None = None
+        self._packed: Packed | None = None
+        self._predicted: Packed | None = None
         self.runner: Runner = Eager()
         self._round = -1
         self._exchange: draws.Key = 0
@@ -156,26 +160,51 @@ class Client:
             else:
                 buffer.copy_(down.tensor(name))
 
+    def pack(self) -> None:
+        """Move all tensors that outlive an exchange into common blocks of memory, where copies of them are cheap.
+
+        Called once, after `equip` and before any step is recorded: addresses change.
+        """
+        kept = self._named_tensors()
+        predicting = sum(not name.startswith(OPTIMIZERS) for name in kept)
+        self._packed = pack({**kept, **self._momenta()})
+        if self._packed is not None:
+            self._tensors, self._predicted = self._packed.first(len(kept)), self._packed.first(predicting)
+
     def tensors(self) -> dict[str, Tensor]:
         """The live tensors that the client keeps between rounds, by name."""
-        if self._tensors is not None and self.state.fixed:
-            return self._tensors
-        found = {f"model.{name}": value for name, value in self.model.state_dict().items()}
-        found |= {f"state.{name}": value for name, value in self.state.state_dict().items()}
+        if self._tensors is None or not self.state.fixed:
+            self._tensors = {name: value.detach() for name, value in self._named_tensors().items()}
+        return self._tensors
+
+    def prediction_tensors(self) -> dict[str, Tensor]:
+        """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
+        if self._predicted is not None:
+            return self._predicted
+        return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMIZERS)}
+
+    def all_tensors(self) -> dict[str, Tensor]:
+        """The live tensors that outlive a round or an exchange: another exchange of the same round may follow."""
+        return self._packed if self._packed is not None else self.tensors() | self._momenta()
+
+    def _named_tensors(self) -> dict[str, Tensor]:
+        """The parameters, buffers and slots behind `tensors()`, those of optimizers last."""
+        found = {f"model.{name}": value for name, value in self.model.state_dict(keep_vars=True).items()}
+        found |= {f"state.{name}": value for name, value in self.state.state_dict(keep_vars=True).items()}
         for name, value in self.got.items():
             if isinstance(value, Rows):
                 found |= {f"got.{name}.value": value.value, f"got.{name}.held": value.held}
             else:
                 found[f"got.{name}"] = value
-        for key, optimizer in self.optimizers.items():
-            if optimizer.life == "run":
-                found |= {f"{OPTIMIZERS}{key}.{name}": value for name, value in optimizer.slots().items()}
-        self._tensors = {name: value for name, value in found.items() if not name.startswith(self.frozen)}
-        return self._tensors
+        found |= self._slots("run", OPTIMIZERS)
+        return {name: value for name, value in found.items() if not name.startswith(self.frozen)}
 
-    def prediction_tensors(self) -> dict[str, Tensor]:
-        """The live tensors that predictions depend on, by name: all of `tensors()` except the optimizers'."""
-        return {name: value for name, value in self.tensors().items() if not name.startswith(OPTIMIZERS)}
+    def _momenta(self) -> dict[str, Tensor]:
+        return self._slots("round", MOMENTA)
+
+    def _slots(self, life: Life, prefix: str) -> dict[str, Tensor]:
+        chosen = {key: one for key, one in self.optimizers.items() if one.life == life}
+        return {f"{prefix}{key}.{name}": slot for key, one in chosen.items() for name, slot in one.slots().items()}
 
     def loss(self) -> float | None:
         """Mean training loss of the last fit of this exchange whose steps returned one."""

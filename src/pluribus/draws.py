@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TypeVar
@@ -22,6 +23,7 @@ Made = TypeVar("Made")  # what `make` of a task, client or server gives back
 # The mixing steps of SplitMix64, in two's complement: torch has 64-bit integers with a sign only.
 _STRIDE = 0x9E3779B97F4A7C15 - 2**64
 _MIX = ((30, 0xBF58476D1CE4E5B9 - 2**64), (27, 0x94D049BB133111EB - 2**64))
+_global = threading.RLock()  # held while a thread has the global generators
 BITS = 24  # bits of the hash that are used; float32 holds them exactly
 
 
@@ -55,9 +57,10 @@ def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
     """Run code that can only use torch's global generators (layer initializers, dropout) under a key.
 
     The caller's generator states are restored on exit: that of the CPU, and that of the GPU if the code runs there.
+    One thread at a time has them.
     """
     gpu = [device] if device is not None and device.type == "cuda" else []
-    with torch.random.fork_rng(devices=gpu):
+    with _global, torch.random.fork_rng(devices=gpu):
         # not torch.manual_seed: it would also reseed every GPU, which fork_rng does not restore here
         torch.default_generator.manual_seed(number(*key))
         for one in gpu:

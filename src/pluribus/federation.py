@@ -127,6 +127,7 @@ class Federation:
     def _run(self) -> Result:
         self._tell("start", self)
         rounds = self.parts.task.rounds
+        self._expect(len(self.history))
         for t in range(len(self.history), rounds):
             with at(f"round {t}"):
                 record = self._round(t)
@@ -154,6 +155,7 @@ class Federation:
         present = self._enrol_new(present)
         exchange = self._peer_exchanges if isinstance(self.method, PeerMethod) else self._exchanges
         losses, answered = exchange(t, present, late)
+        self._expect(t + 1)
         with self.clock("evaluation"):
             figures = self._evaluate(t, present)
         headline = self.parts.task.metrics[0]
@@ -171,6 +173,11 @@ class Federation:
             "clients": {str(k): views for k, views in figures.items()},
             "notes": self.server.notes,
         }
+
+    def _expect(self, t: int) -> None:
+        """Tell the engine who takes part in a round before it begins: that depends on the seed alone."""
+        if t < self.parts.task.rounds:
+            self.engine.expect(self.sample_clients(t)[0])
 
     def sample_clients(self, t: int) -> tuple[list[int], set[int]]:
         """Clients of a round, and those of them that will be late. The cost depends on the sample alone."""

@@ -8,23 +8,25 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Container, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, replace
 from functools import cache, partial
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
 
 from pluribus.assembly import Assembly
-from pluribus.client import Client, Local, Sets
+from pluribus.client import MOMENTA, Client, Local, Sets
 from pluribus.data.federated import ClientSets
 from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
 from pluribus.internal.metrics import METRICS
-from pluribus.internal.snapshot import Snapshot
+from pluribus.internal.snapshot import Snapshot, copy_all
+from pluribus.internal.starts import Starts
 from pluribus.message import Inbox, Message, Wire, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
@@ -45,7 +47,14 @@ SELECTED_SHARE = 1 / 8  # of that memory: for copies of selected models that wai
 # Memory of a client that trains: a multiple of its weights (gradients, activations, recorded steps), and a constant.
 TRAINING_FACTOR = 4
 TRAINING_BYTES = 16 * 2**20
-MOMENTA = "momenta."
+# A GPU records the steps of every client in memory. Of clients that need as many bytes, only a few more are in memory
+# than work at once; the others take turns in their places, which costs one copy.
+LARGE_BYTES = 64 * 2**20
+MOST_LARGE = 24
+COPYING_THREADS = 8
+
+
+R = TypeVar("R")
 
 
 class Limits(NamedTuple):
@@ -90,7 +99,9 @@ class Host:
         self._live: OrderedDict[int, Client] = OrderedDict()
         self._away: OrderedDict[int, Away] = OrderedDict()
         self._changed: set[int] = set()  # clients that worked since the last save
-        self._selected: dict[int, tuple[int, Snapshot]] = {}  # rounds selected since then, with copies
+        self._saved: set[int] = set()  # clients that worked before it
+        self._selected: dict[int, tuple[int, list[Snapshot]]] = {}  # rounds selected since then, with copies
+        self._starts = Starts(self.task, self.same_init)
         self._footprint = cache(partial(_footprint, self.task))
         self._least: dict[str, int] = {}  # rows of a batch, by architecture
         self._limits = limits or Limits.of(self.device)
@@ -169,7 +180,7 @@ class Host:
                 measured[view], tested = measure_rows(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], request.best, self._headline):
                     predictions = {f"{TESTED}{name}": value for name, value in tested.tensors().items()}
-                    self._selected[k] = t, Snapshot(client.prediction_tensors() | predictions)
+                    self._selected[k] = t, [Snapshot(client.prediction_tensors()), Snapshot(predictions)]
         return Measured(measured)
 
     @contextmanager
@@ -196,6 +207,11 @@ class Host:
         client.take(down)
         self.method.receive(client, down)
 
+    def expect(self, clients: Iterable[int]) -> None:
+        """Prepare clients that will soon be asked, as far as that costs no time of others."""
+        new = [k for k in clients if not any(k in known for known in (self._live, self._away, self._saved))]
+        self._starts.expect({k: self.cards[k].model for k in new})
+
     def client(self, k: int) -> Client:
         """The client in memory, created if needed. The client that was unused for longest makes room."""
         found = self.seat(k)
@@ -216,46 +232,83 @@ class Host:
         addresses, so recorded steps stay valid."""
         if self._has_room(k):
             return self._create(k)
-        leaving = [j for j in self._live if j not in beside]
+        live = list(self._live)  # at once: other threads use clients meanwhile, which changes the order
+        alike = [j for j in live if self.cards[j].model == self.cards[k].model]
+        leaving = [j for j in alike or live if j not in beside]
         if not leaving:
-            return None if self._live else self._create(k)
-        alike = [j for j in leaving if self.cards[j].model == self.cards[k].model]
-        j = (alike or leaving)[0]
+            return None if live else self._create(k)
+        j = leaving[0]
         client = self._live.pop(j)
         self._away[j] = _away(client)
         self._delete_copies()
         if not alike:
             return self._find_seat(k, beside)
-        if (away := self._away.get(k)) is None or away.sets is None:
+        self._replace(client, k)
+        return client
+
+    def _replace(self, client: Client, k: int) -> None:
+        """Let a client in memory become client k, which is not in memory."""
+        away = self._away.get(k)
+        if away is None and type(self.method).prepare is Method.prepare and self._start_in(client, k):
+            return
+        if away is None or away.sets is None:
             away = _away(self._create(k))
         self._away.pop(k, None)
         assert away.sets is not None
         client.take_over(away.card, away.sets)
-        away.saved.put_back(all_tensors(client))
-        return client
+        away.saved.put_back(client.all_tensors())
+
+    def _start_in(self, client: Client, k: int) -> bool:
+        """Let a client in memory become client k, which has worked never or only before the last save, without creating
+        another client. False: its weights have to be drawn by a constructor."""
+        with at(f"client {k}"):
+            saved = self.load(k)
+            weights = None if saved is not None else self._starts.weights(client.card.model, k)
+            if saved is None and weights is None:
+                return False
+            client.take_over(self._card(k), self._sets(k))
+            live = client.all_tensors()
+            torch._foreach_zero_(list(live.values()))
+            if saved is not None:
+                put_back(client.tensors(), saved, f"client {k}")
+            elif weights is not None:
+                copies = weights.to(self.device).views()
+                copy_all({name: live[f"model.{name}"] for name in copies}, copies)
+            return True
 
     def _has_room(self, k: int) -> bool:
         """Whether one more client fits, by the size of its weights and what training usually adds."""
-        if len(self._live) >= self._limits.clients:
+        live = list(self._live)
+        if not live:
+            return True
+        if len(live) >= self._limits.clients:
             return False
-        taken = sum(self._footprint(self.cards[j].model) for j in self._live)
-        return not self._live or taken + self._footprint(self.cards[k].model) <= self._limits.bytes
+        sizes, own = [self._footprint(self.cards[j].model) for j in live], self._footprint(self.cards[k].model)
+        large = sum(size > LARGE_BYTES for size in sizes)
+        if self.device.type == "cuda" and own > LARGE_BYTES and large >= MOST_LARGE:
+            return False
+        return sum(sizes) + own <= self._limits.bytes
 
     def _create(self, k: int) -> Client:
         with at(f"client {k}"):
             card = self._card(k)
-            model = self.task.start(card.model, None if self.same_init else k)
-            sets, public, exams = self.data.sets(k), self.data.public_for(k), self.data.exams_for(k)
+            sets, public, exams = self._sets(k)
+            model = self._starts.model(card.model, k)
             client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
             self.method.prepare(client)
             client.state.fix()
             down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
             client.equip(self.method.optimizers(client), down, self._least_rows(client))
+            if self.device.type == "cuda":
+                client.pack()
             if (away := self._away.pop(k, None)) is not None:
-                away.saved.put_back(all_tensors(client))
+                away.saved.put_back(client.all_tensors())
             elif (saved := self.load(k)) is not None:
                 put_back(client.tensors(), saved, f"client {k}")
             return client
+
+    def _sets(self, k: int) -> Sets:
+        return Sets(self.data.sets(k), self.data.public_for(k), self.data.exams_for(k))
 
     def _least_rows(self, client: Client) -> int:
         """Smallest batch for the client's model and for the models that the method attached."""
@@ -278,7 +331,8 @@ class Host:
 
     def take_changed(self) -> dict[int, Tensors]:
         """The state of each client that worked since the last call, as CPU copies. Call it between rounds."""
-        states = {k: self._state(k) for k in sorted(self._changed)}
+        states = self._copy_each(sorted(self._changed), self._state)
+        self._saved |= self._changed
         self._changed = set()
         self._delete_copies()
         return states
@@ -292,7 +346,20 @@ class Host:
         """The clients whose validation data selected another round since the last call: that round, and CPU copies of
         the tensors that were evaluated and of the predictions."""
         selected, self._selected = self._selected, {}
-        return {k: (t, saved.tensors()) for k, (t, saved) in sorted(selected.items())}
+
+        def copies(k: int) -> Selected:
+            t, saved = selected[k]
+            return t, {name: value for one in saved for name, value in one.tensors().items()}
+
+        return self._copy_each(sorted(selected), copies)
+
+    def _copy_each(self, clients: Iterable[int], copy: Callable[[int], R]) -> dict[int, R]:
+        """Copy something of each client to the CPU. A GPU feeds several threads, which each fill new memory."""
+        if self.device.type == "cpu":
+            return {k: copy(k) for k in clients}
+        clients = list(clients)
+        with ThreadPoolExecutor(COPYING_THREADS, "copies") as threads:
+            return dict(zip(clients, threads.map(copy, clients), strict=True))
 
     def release(self, k: int) -> Tensors | None:
         """Remove a client that moves to another host. Returns all of its tensors, or None if they are saved."""
@@ -312,6 +379,9 @@ class Host:
     def pending(self) -> int:
         return len(self._changed)  # clients with unsaved state
 
+    def close(self) -> None:
+        self._starts.close()
+
 
 def _footprint(task: Task, model: str) -> int:
     weights: int = sum(value.nbytes for value in task.shape_of(model).state_dict().values())
@@ -319,14 +389,7 @@ def _footprint(task: Task, model: str) -> int:
 
 
 def _away(client: Client) -> Away:
-    return Away(client.card, client.sets(), Snapshot(all_tensors(client)))
-
-
-def all_tensors(client: Client) -> Tensors:
-    """The tensors that outlive a round or an exchange: another exchange of the same round may follow."""
-    round_long = {key: optimizer for key, optimizer in client.optimizers.items() if optimizer.life == "round"}
-    momenta = {f"{MOMENTA}{key}.{name}": s for key, one in round_long.items() for name, s in one.slots().items()}
-    return client.tensors() | momenta
+    return Away(client.card, client.sets(), Snapshot(client.all_tensors()))
 
 
 def most_selected(device: torch.device) -> int:

@@ -180,18 +180,38 @@ METADATA = "__metadata__"  # the format allows free text here; a message has non
 def encode(message: Message, schema: Schema, who: str) -> bytes:
     """Serialize a message, after checking that it matches the schema exactly."""
     flat: dict[str, Tensor] = {}
-    for name, value in message.items():
+    for name, value in _on_cpu(message).items():
         if isinstance(value, Rows):
             rows, mask = tuple(value.value.shape), tuple(value.held.shape)
             if mask != rows[:1]:
                 raise SchemaError(f"{who}: '{name}' has rows of shape {rows}, but a mask of shape {mask}.")
             ids = value.held.nonzero().flatten()
-            flat[name] = value.value[ids].contiguous().cpu()
-            flat[name + IDS] = ids.to(torch.int32).cpu()
+            flat[name] = value.value[ids].contiguous()
+            flat[name + IDS] = ids.to(torch.int32)
         else:
-            flat[name] = value.contiguous().cpu()
+            flat[name] = value.contiguous()
     _check(flat, schema, who)
     return safetensors.torch.save(flat)
+
+
+def _on_cpu(message: Message) -> dict[str, Value]:
+    """The values of a message on the CPU. A GPU sends all of them in one copy: each one makes this thread wait."""
+    parts = {id(part): part for value in message.values() for part in _parts(value) if part.device.type != "cpu"}
+    by_size = sorted(parts.items(), key=lambda one: -one[1].itemsize)  # so that each starts at a multiple of its size
+    copies: dict[int, Tensor] = {}
+    if by_size:
+        data = torch.cat([part.contiguous().flatten().view(torch.uint8) for _, part in by_size]).cpu()
+        for (key, part), own in zip(by_size, torch.split(data, [part.nbytes for _, part in by_size]), strict=True):
+            copies[key] = own.view(part.dtype).view(part.shape)
+
+    def copy(part: Tensor) -> Tensor:
+        return copies.get(id(part), part)
+
+    return {n: Rows(*map(copy, _parts(v))) if isinstance(v, Rows) else copy(v) for n, v in message.items()}
+
+
+def _parts(value: Value) -> tuple[Tensor, ...]:
+    return (value.value, value.held) if isinstance(value, Rows) else (value,)
 
 
 def decode(data: bytes, schema: Schema, who: str) -> Message:

@@ -94,7 +94,15 @@ class Task:
 
     def start(self, model: str, client: int | None = None) -> TwoPartModel:
         """The initial model of a client. Without a client, the one that all clients of an architecture may share."""
-        return self.build(model, "client", model if client is None else client)
+        return self.build(model, *self.start_key(model, client))
+
+    def start_key(self, model: str, client: int | None = None) -> tuple[draws.Key, ...]:
+        """The key of `build` for the initial model of a client."""
+        return "client", model if client is None else client
+
+    def seed_of(self, *key: draws.Key) -> int:
+        """The seed of the weights that `build` draws for this key."""
+        return draws.number(self.seed, "build", *key)
 
     def shape_of(self, model: str) -> TwoPartModel:
         """A model on the meta device: all names and shapes, no weights."""

@@ -3,6 +3,9 @@
 A step is a pure tensor program. The first batch of a size runs as written, the second is recorded as a CUDA graph on
 fixed buffers, and all later ones are replays. A recording belongs to a slot in memory, not to a client: the client in
 the slot brings its weights, its state and its rows.
+
+One thread of the process, the recorder, runs steps as written and records them, on the streams of all slots. cuDNN
+plans each convolution once per thread, which takes up to a second: so each is planned once, not once per client.
 """
 
 from __future__ import annotations
@@ -10,9 +13,10 @@ from __future__ import annotations
 import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -33,10 +37,25 @@ from pluribus.internal.steps import Descent, Eager, Fit, Map, Step, sweep_sizes
 from pluribus.message import Inbox
 
 Tell = Callable[[str], None]
+R = TypeVar("R")
 
-# One thread records at a time. Steps that draw from the generator of the device also run alone.
-_exclusive = threading.RLock()
+RECORDER = "recorder"
+_recorder = ThreadPoolExecutor(1, RECORDER, torch.set_num_threads, (1,))
+_exclusive = threading.RLock()  # one thread records at a time: the recorder, or a lane that records a stack
 _ready = threading.local()
+
+
+def _alone(work: Callable[[], R]) -> R:
+    """Let the recorder do work on the stream of this thread. Modes of this thread are those of the recorder."""
+    if threading.current_thread().name.startswith(RECORDER):
+        return work()
+    stream, learning = torch.cuda.current_stream(), torch.is_grad_enabled()
+
+    def on_stream() -> R:
+        with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
+            return work()
+
+    return _recorder.submit(on_stream).result()
 
 
 class Captured:
@@ -57,19 +76,18 @@ class Captured:
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
         """Run all steps of a fit. Returns the mean loss over its samples; None: no step returned a loss."""
         if name_of_step(fit.step) in self._random:
-            with _exclusive:
-                return self._eager.fit(client, fit)
+            return _alone(partial(self._eager.fit, client, fit))
         visits = _visits(fit, self._device)
         self._total.zero_()
-        done, samples = self._try_out(client, fit, visits)
+        done, samples = (
+            (0, 0) if name_of_step(fit.step) in self._seen else _alone(partial(self._try_out, client, fit, visits))
+        )
         filled: set[int] = set()
         source = self._source(fit.data.store, max(fit.sizes))
         for visit in _stage(source, visits[done:]):
             recording = self._find_step(client, fit, len(visit.rows), source)
             if recording is None:
-                # A step that cannot be recorded runs alone: torch's forward mode, for one, is not for several threads.
-                with _exclusive if name_of_step(fit.step) in self._refused else nullcontext():
-                    samples += self._step_as_written(client, fit, visit)
+                samples += _alone(partial(self._step_as_written, client, fit, visit))
                 continue
             if id(recording) not in filled:
                 recording.fill(client, fit.data.scale)
@@ -84,13 +102,11 @@ class Captured:
         Returns the number of batches done, and of their samples with a loss.
         """
         name = name_of_step(fit.step)
-        if name in self._seen:
-            return 0, 0
         self._seen.add(name)
         source = self._source(fit.data.store, max(fit.sizes))
         self._find_step(client, fit, len(visits[0].rows), source)  # marks the size as seen
         generator = torch.cuda.default_generators[self._device.index or 0]
-        with _exclusive, draws.seeded(*fit.key, device=self._device):
+        with draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
             with observe_step(client) as watch:
                 samples = self._step_as_written(client, fit, visits[0])
@@ -151,7 +167,7 @@ class Captured:
                 recording = self._find_recording(key, client, n, forward, data.scale)
                 if recording is None:
                     written = partial(forward, visit.rows, None, None, data.scale)
-                    parts.append(self._sweep_as_written(client, name_of_step(rows), written))
+                    parts.append(_alone(partial(self._sweep_as_written, client, name_of_step(rows), written)))
                 else:
                     recording.fill(client, data.scale)
                     recording.play(visit)
@@ -185,7 +201,7 @@ class Captured:
             self._refuse(key[0], "a nested function is a new object at every call")
             return None
         try:
-            recording = Recording(client, n, record, self._pool, scale)
+            recording = _alone(partial(Recording, client, n, record, self._pool, scale))
         except Exception as error:
             self._refuse(key[0], str(error).strip().splitlines()[0])
             return None

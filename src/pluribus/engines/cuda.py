@@ -6,11 +6,12 @@ and stream while it is in memory.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import TypeVar
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -33,7 +34,8 @@ class Lane:
         self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self.load = 0.0
         self.staging: Staging | None = None  # for rows that stay on the host
-        self._thread = ThreadPoolExecutor(1, "lane")
+        # One thread of the CPU for each operation: as many lanes as cores, with as many threads each, would only wait.
+        self._thread = ThreadPoolExecutor(1, "lane", torch.set_num_threads, (1,))
 
     def do(self, work: Callable[[], R]) -> Future[R]:
         """Queue work. The future is done when the GPU has finished."""
@@ -60,65 +62,98 @@ class Cuda(Serial):
         self._capture = capture
         self._stack = stack and capture
         self._lanes: list[Lane] = []
+        self._lane_of: WeakKeyDictionary[Client, Lane] = WeakKeyDictionary()
         self._stacked = defaultdict[str, Group](partial(Group, tell))  # by architecture
 
+    def expect(self, clients: Iterable[int]) -> None:
+        self.host.expect(clients)
+
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
-        """All clients in memory work at once."""
-        wave: dict[int, Request] = {}
+        """All clients in memory work at once. A client that has answered makes room for the next one."""
+        running: dict[int, Future[Answer]] = {}
+        together: dict[int, Request] = {}  # small clients that wait for others to train with
+        order = deque[int]()
+        answers: dict[int, Answer] = {}
         for request in requests:
             k = request.client
-            client = self.host.seat(k, beside=wave)
-            if client is None:
-                yield from self._wave(wave)
-                wave = {}
-                client = self.host.client(k)
+            order.append(k)
+            while (client := self.host.seat(k, beside=running.keys() | together.keys())) is None:
+                running |= self._start_groups(together)
+                wait(running.values(), return_when=FIRST_COMPLETED)
+                _collect(running, answers)
             self._equip(client)
-            wave[k] = request
-        yield from self._wave(wave)
+            if self._is_stackable(request, client):
+                together[k] = request
+            else:
+                running[k] = self._start(request, client)
+            _collect(running, answers)
+            yield from _in_order(order, answers)
+        running |= self._start_groups(together)
+        while order:
+            wait([running[order[0]]])
+            _collect(running, answers)
+            yield from _in_order(order, answers)
 
     def _equip(self, client: Client) -> None:
-        """Give a client that is new in memory a lane and a runner."""
-        if isinstance(client.runner, Captured) or not self._capture:
+        """Give a client that is new in memory a lane, and a runner that records steps."""
+        if client in self._lane_of:
             return
-        if len(self._lanes) < MOST_LANES:
+        most = MOST_LANES if self._capture else 1
+        if len(self._lanes) < most:
             self._lanes.append(Lane(client.device))
         lane = min(self._lanes, key=lambda lane: lane.load)
         lane.load += sum(p.numel() for p in client.model.parameters())
-        client.runner = Captured(client.device, lane, self._tell)
+        self._lane_of[client] = lane
+        if self._capture:
+            client.runner = Captured(client.device, lane, self._tell)
 
-    def _wave(self, wave: dict[int, Request]) -> Iterator[tuple[int, Answer]]:
-        if not self._capture:
-            yield from ((k, self.host.answer(request)) for k, request in wave.items())
-            return
-        torch.cuda.synchronize(self.host.device)  # wait for the copies of this thread
-        answers: dict[int, Future[Answer]] = {}
-        for members in self._groups(wave):
-            clients = {k: self.host.client(k) for k in members}
-            first = clients[members[0]]
-            assert isinstance(first.runner, Captured)
-            lane: Lane = first.runner.lane
-            jobs = {k: partial(self.host.answer, wave[k]) for k in members}
-            if len(members) > 1:
-                answers |= self._stacked[first.card.model].do(clients, jobs, lane)
-            else:
-                answers |= {k: lane.do(job) for k, job in jobs.items()}
-        for k in wave:
-            yield k, answers[k].result()
+    def _is_stackable(self, request: Request, client: Client) -> bool:
+        return self._stack and isinstance(request, Work) and is_stackable(self.host.method, client)
 
-    def _groups(self, wave: dict[int, Request]) -> list[list[int]]:
-        """Split clients into groups that train together: small clients of one architecture, if they can be stacked."""
+    def _start(self, request: Request, client: Client) -> Future[Answer]:
+        self._finish_copies()
+        return self._lane_of[client].do(partial(self.host.answer, request))
+
+    def _start_groups(self, together: dict[int, Request]) -> dict[int, Future[Answer]]:
+        """Start small clients, and empty the list of them. Those of one architecture train together."""
+        if not together:
+            return {}
+        self._finish_copies()
         by_model = defaultdict[str, list[int]](list)
-        single: list[list[int]] = []
-        for k, request in wave.items():
-            client = self.host.client(k)
-            if self._stack and isinstance(request, Work) and is_stackable(self.host.method, client):
-                by_model[client.card.model].append(k)
+        for k in together:
+            by_model[self.host.client(k).card.model].append(k)
+        answers: dict[int, Future[Answer]] = {}
+        for members in (group for ks in by_model.values() for group in split_groups(ks)):
+            clients = {k: self.host.client(k) for k in members}
+            jobs = {k: partial(self.host.answer, together[k]) for k in members}
+            first = clients[members[0]]
+            if len(members) > 1:
+                answers |= self._stacked[first.card.model].do(clients, jobs, self._lane_of[first])
             else:
-                single.append([k])
-        return [group for ks in by_model.values() for group in split_groups(ks)] + single
+                answers |= {k: self._lane_of[clients[k]].do(job) for k, job in jobs.items()}
+        together.clear()
+        return answers
+
+    def _finish_copies(self) -> None:
+        """Wait for the copies of this thread, which a client's stream would not wait for."""
+        torch.cuda.current_stream(self.host.device).synchronize()
 
     def close(self) -> None:
+        super().close()
         for lane in self._lanes:
             lane.close()
         for group in self._stacked.values():
             group.close()
+
+
+def _collect(running: dict[int, Future[Answer]], answers: dict[int, Answer]) -> None:
+    """Move the answers of clients that have finished. An error of a client is raised here."""
+    for k in [k for k, future in running.items() if future.done()]:
+        answers[k] = running.pop(k).result()
+
+
+def _in_order(order: deque[int], answers: dict[int, Answer]) -> Iterator[tuple[int, Answer]]:
+    """Yield and remove the answers that are next."""
+    while order and order[0] in answers:
+        k = order.popleft()
+        yield k, answers.pop(k)

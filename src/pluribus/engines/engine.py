@@ -16,6 +16,9 @@ class Engine(Protocol):
     def room(self) -> float:
         """Bytes of selected models that may stay in memory until they are saved."""
 
+    def expect(self, clients: Iterable[int]) -> None:
+        """Learn which clients will be asked next, to prepare them. It changes no answer."""
+
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
         """Answer requests. Yields each client and its answer, in the order of requests.
 

@@ -15,6 +15,9 @@ class Serial:
         self.host = host
         self.room: float = most_selected(host.device)
 
+    def expect(self, clients: Iterable[int]) -> None:
+        pass
+
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
         for request in requests:
             yield request.client, self.host.answer(request)
@@ -29,4 +32,4 @@ class Serial:
         return self.host.pending()
 
     def close(self) -> None:
-        pass
+        self.host.close()

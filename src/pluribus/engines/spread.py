@@ -29,6 +29,9 @@ class Spread:
         self._parameters = cache(partial(_parameters, parts))
         self._costs = Costs(self._size)
 
+    def expect(self, clients: Iterable[int]) -> None:
+        pass
+
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
         todo = {request.client: request for request in requests}
         if not todo:

@@ -1,16 +1,21 @@
-"""Copies of many tensors, to be restored in place."""
+"""Copies of many tensors, to be restored in place, and tensors that share blocks of memory so that copies are cheap."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping
+from itertools import islice
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+# Tensors start at multiples of this many bytes, as in memory of their own: some kernels depend on the alignment.
+ALIGNMENT = 512
+
 
 class _Location(NamedTuple):
-    """Position and layout of a copy in its block."""
+    """Position and layout of a tensor in its block."""
 
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -18,36 +23,81 @@ class _Location(NamedTuple):
     offset: int
 
 
+class Packed(dict[str, Tensor]):
+    """Live tensors by name, in one block of memory per dtype. A GPU copies all of them in a few calls."""
+
+    def __init__(self, locations: Mapping[str, _Location], blocks: Mapping[torch.dtype, Tensor]) -> None:
+        super().__init__(_views(locations, blocks))
+        self.locations = dict(locations)
+        self.blocks = {dtype: blocks[dtype][:end] for dtype, end in _ends(locations).items()}
+
+    def first(self, number: int) -> Packed:
+        """The first tensors, which are at the start of the blocks."""
+        return Packed(dict(islice(self.locations.items(), number)), self.blocks)
+
+
+def pack(tensors: Mapping[str, Tensor]) -> Packed | None:
+    """Move the memory of these tensors into common blocks. The tensors themselves, such as parameters, stay in place.
+
+    None: some of them already share memory, as the weights of a recurrent layer or tied weights do. Nothing is moved.
+    """
+    values = list(tensors.values())
+    if not values or any(value.untyped_storage().nbytes() != value.nbytes for value in values):
+        return None
+    if len({value.data_ptr() for value in values if value.numel()}) < sum(value.numel() > 0 for value in values):
+        return None
+    locations = _lay_out(tensors, ALIGNMENT)
+    blocks = {dtype: torch.zeros(end, dtype=dtype, device=values[0].device) for dtype, end in _ends(locations).items()}
+    packed = Packed(locations, blocks)
+    copy_all(packed, tensors)
+    for name, value in tensors.items():
+        value.data = packed[name]
+    return packed
+
+
 class Snapshot:
     """Copies in one block of memory per dtype, so that a GPU copies a thousand tensors in a few calls."""
 
-    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
-        self._locations: dict[str, _Location] = {}
-        sizes: dict[torch.dtype, int] = {}
-        for name, value in tensors.items():
-            offset = sizes.get(value.dtype, 0)
-            self._locations[name] = _Location(value.dtype, tuple(value.shape), _stride(value), offset)
-            sizes[value.dtype] = offset + value.numel()
+    def __init__(self, tensors: Mapping[str, Tensor], pinned: bool = False) -> None:
+        """Copy tensors. `pinned`: into memory of the host from which a GPU copies fast."""
+        if isinstance(tensors, Packed):
+            self._locations = tensors.locations
+            self._blocks = {dtype: block.clone() for dtype, block in tensors.blocks.items()}
+            return
+        self._locations = _lay_out(tensors)
         device = next(iter(tensors.values())).device if tensors else None
-        self._blocks = {dtype: torch.empty(size, dtype=dtype, device=device) for dtype, size in sizes.items()}
-        self._copies = self._views(self._blocks)
-        copy_all(self._copies, tensors)
+        self._blocks = {
+            dtype: torch.empty(size, dtype=dtype, device=device, pin_memory=pinned)
+            for dtype, size in _ends(self._locations).items()
+        }
+        copy_all(self.views(), tensors)
+
+    def views(self) -> dict[str, Tensor]:
+        """The copies themselves, by name."""
+        return _views(self._locations, self._blocks)
+
+    def to(self, device: torch.device) -> Snapshot:
+        """The same copies on another device."""
+        moved = copy.copy(self)
+        moved._blocks = {dtype: block.to(device, non_blocking=True) for dtype, block in self._blocks.items()}
+        return moved
 
     def put_back(self, tensors: Mapping[str, Tensor]) -> None:
         """Restore the live tensors of these names in place; their addresses stay."""
-        copy_all(tensors, self._copies)
+        if isinstance(tensors, Packed) and tensors.locations == self._locations:
+            for dtype, block in tensors.blocks.items():
+                block.copy_(self._blocks[dtype])
+        else:
+            copy_all(tensors, self.views())
 
     def tensors(self) -> dict[str, Tensor]:
         """The copies, on the CPU, each in memory of its own."""
-        views = self._views({dtype: block.to("cpu") for dtype, block in self._blocks.items()})
+        views = _views(self._locations, {dtype: block.to("cpu") for dtype, block in self._blocks.items()})
         return {name: value.clone(memory_format=torch.contiguous_format) for name, value in views.items()}
 
     @property
     def nbytes(self) -> int:
         return sum(block.nbytes for block in self._blocks.values())
-
-    def _views(self, blocks: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
-        return {n: blocks[p.dtype].as_strided(p.shape, p.stride, p.offset) for n, p in self._locations.items()}
 
 
 @torch.no_grad()
@@ -58,6 +108,30 @@ def copy_all(to: Mapping[str, Tensor], from_: Mapping[str, Tensor]) -> None:
         by_type.setdefault(value.dtype, []).append(name)
     for names in by_type.values():
         torch._foreach_copy_([to[name] for name in names], [from_[name] for name in names])
+
+
+def _lay_out(tensors: Mapping[str, Tensor], alignment: int = 1) -> dict[str, _Location]:
+    """Places in one block per dtype, in the order of names. Each starts at a multiple of `alignment` bytes."""
+    locations: dict[str, _Location] = {}
+    ends: dict[torch.dtype, int] = {}
+    for name, value in tensors.items():
+        unit = max(1, alignment // value.itemsize)
+        offset = -(-ends.get(value.dtype, 0) // unit) * unit
+        locations[name] = _Location(value.dtype, tuple(value.shape), _stride(value), offset)
+        ends[value.dtype] = offset + value.numel()
+    return locations
+
+
+def _ends(locations: Mapping[str, _Location]) -> dict[torch.dtype, int]:
+    """Number of elements of each block."""
+    ends: dict[torch.dtype, int] = {}
+    for one in locations.values():
+        ends[one.dtype] = max(ends.get(one.dtype, 0), one.offset + torch.Size(one.shape).numel())
+    return ends
+
+
+def _views(locations: Mapping[str, _Location], blocks: Mapping[torch.dtype, Tensor]) -> dict[str, Tensor]:
+    return {n: blocks[p.dtype].as_strided(p.shape, p.stride, p.offset) for n, p in locations.items()}
 
 
 def _stride(value: Tensor) -> tuple[int, ...]:

@@ -14,11 +14,11 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from pluribus import __version__
-from pluribus.client import OPTIMIZERS, Client
+from pluribus.client import MOMENTA, OPTIMIZERS, Client
 from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.data.scaling import Scale
 from pluribus.errors import DamagedFileError, NoModelError, PluribusError
-from pluribus.host import MOMENTA, Host, Tensors
+from pluribus.host import Host, Tensors
 from pluribus.method import Method
 from pluribus.sites.agreement import Agreement, make_card
 from pluribus.sites.holdings import OWN

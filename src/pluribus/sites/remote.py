@@ -53,6 +53,9 @@ class Remote:
     def __post_init__(self) -> None:
         self._enrolled: set[int] = set()  # since the last save
 
+    def expect(self, clients: Iterable[int]) -> None:
+        pass
+
     def each(self, requests: Iterable[Request]) -> Iterator[tuple[int, Answer]]:
         by_client = {request.client: request for request in requests}
         answers = self.transport.exchange({k: self._seal(one) for k, one in by_client.items()}, self.seconds)

@@ -30,7 +30,7 @@ from pluribus.errors import (
     WeightsError,
 )
 from pluribus.evaluate import Selection
-from pluribus.host import Host, Tensors, all_tensors
+from pluribus.host import Host, Tensors
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import Method, Need, PeerMethod
@@ -262,7 +262,7 @@ class Responder:
         return self._host
 
     def _restore(self, host: Host, k: int, kept: Tensors) -> None:
-        live = all_tensors(host.client(k))
+        live = host.client(k).all_tensors()
         if {n: (v.shape, v.dtype) for n, v in live.items()} != {n: (v.shape, v.dtype) for n, v in kept.items()}:
             raise OtherRunError(
                 f"{self._folder()} holds the state of another model or method: give the run another name, or move "
@@ -271,7 +271,7 @@ class Responder:
         copy_all(live, kept)
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
-        state = _copies(all_tensors(self._get_host(k).client(k)))
+        state = _copies(self._get_host(k).client(k).all_tensors())
         state[ANSWER] = torch.frombuffer(bytearray(answer), dtype=torch.uint8)
         saved = self._load_saved()
         before = saved[max(saved)].before + 1 if saved else 0
