@@ -22,6 +22,7 @@ from pluribus.internal.state import State as State
 from pluribus.internal.steps import Descent, Eager, Fit, Loss, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
+from pluribus.models.depthwise import keep_planar
 from pluribus.models.dropout import replace_dropout, set_dropout_keys
 from pluribus.optim import Life, Opt, Optimizer, Rule
 from pluribus.targets import Reduction
@@ -106,6 +107,8 @@ class Client:
         if self.local.channels_last:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+                if self.device.type == "cuda":
+                    keep_planar(module)
         self.optimizers = {name: Optimizer(opt, self.local.rule, self.local.life) for name, opt in opts.items()}
         self.got = Kept({name: _empty_buffer(field, self.device) for name, field in down.items() if field.kept})
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -55,6 +56,10 @@ class Task:
     """The source of pretrained weights of single models, where it is not `weights`."""
     unseen: Mapping[str, Unseen] = field(default_factory=dict, repr=False)
     """The models that only another machine can build, by name."""
+    _shapes: dict[str, TwoPartModel] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, object]:
+        return self.__dict__ | {"_shapes": {}}  # other processes build them again
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -73,17 +78,21 @@ class Task:
     def build(self, model: str, *key: draws.Key) -> TwoPartModel:
         """Build a model of the zoo for this task. The key decides its initial weights."""
         with draws.seeded(self.seed, "build", *key):
-            if model in self.unseen:
-                return self.unseen[model].stand_in(model, self.classes)
-            return build(
-                self.own.get(model, model),
-                shape=self.input,
-                classes=self.classes,
-                width=self.width,
-                projector=self.projector,
-                weights=self._weights(model),
-                split=self.split,
-            )
+            return self.construct(model)
+
+    def construct(self, model: str) -> TwoPartModel:
+        """Build a model of the zoo with weights from torch's global generator."""
+        if model in self.unseen:
+            return self.unseen[model].stand_in(model, self.classes)
+        return build(
+            self.own.get(model, model),
+            shape=self.input,
+            classes=self.classes,
+            width=self.width,
+            projector=self.projector,
+            weights=self._weights(model),
+            split=self.split,
+        )
 
     def has_weights(self, model: str) -> bool:
         """Whether a model starts from pretrained weights."""
@@ -106,8 +115,10 @@ class Task:
 
     def shape_of(self, model: str) -> TwoPartModel:
         """A model on the meta device: all names and shapes, no weights."""
-        with torch.device("meta"):
-            return self.build(model)
+        if model not in self._shapes:
+            with torch.device("meta"):
+                self._shapes[model] = self.build(model)
+        return copy.deepcopy(self._shapes[model])  # a copy takes a third of the time, and may be changed
 
     def smallest(self, models: Iterable[str]) -> str:
         """The model with the fewest parameters for this task; the first one if several are equal."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping
+from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
@@ -91,9 +92,14 @@ class Snapshot:
             copy_all(tensors, self.views())
 
     def tensors(self) -> dict[str, Tensor]:
-        """The copies, on the CPU, each in memory of its own."""
-        views = _views(self._locations, {dtype: block.to("cpu") for dtype, block in self._blocks.items()})
-        return {name: value.clone(memory_format=torch.contiguous_format) for name, value in views.items()}
+        """The copies, on the CPU and contiguous. They share memory with each other, and perhaps with this object."""
+        locations, blocks = self._locations, self._blocks
+        if any(one.stride != _contiguous(one.shape) for one in locations.values()):
+            # the device brings them into order: a CPU takes many times as long
+            locations = _lay_out(self.views(), contiguous=True)
+            blocks = {d: torch.empty(end, dtype=d, device=blocks[d].device) for d, end in _ends(locations).items()}
+            copy_all(_views(locations, blocks), self.views())
+        return _views(locations, {dtype: block.to("cpu") for dtype, block in blocks.items()})
 
     @property
     def nbytes(self) -> int:
@@ -110,14 +116,15 @@ def copy_all(to: Mapping[str, Tensor], from_: Mapping[str, Tensor]) -> None:
         torch._foreach_copy_([to[name] for name in names], [from_[name] for name in names])
 
 
-def _lay_out(tensors: Mapping[str, Tensor], alignment: int = 1) -> dict[str, _Location]:
+def _lay_out(tensors: Mapping[str, Tensor], alignment: int = 1, contiguous: bool = False) -> dict[str, _Location]:
     """Places in one block per dtype, in the order of names. Each starts at a multiple of `alignment` bytes."""
     locations: dict[str, _Location] = {}
     ends: dict[torch.dtype, int] = {}
     for name, value in tensors.items():
         unit = max(1, alignment // value.itemsize)
         offset = -(-ends.get(value.dtype, 0) // unit) * unit
-        locations[name] = _Location(value.dtype, tuple(value.shape), _stride(value), offset)
+        shape = tuple(value.shape)
+        locations[name] = _Location(value.dtype, shape, _contiguous(shape) if contiguous else _stride(value), offset)
         ends[value.dtype] = offset + value.numel()
     return locations
 
@@ -137,4 +144,9 @@ def _views(locations: Mapping[str, _Location], blocks: Mapping[torch.dtype, Tens
 def _stride(value: Tensor) -> tuple[int, ...]:
     """The tensor's own strides if its memory has no gaps: equal layouts are copied in one call."""
     dense = value.is_contiguous() or (value.dim() == 4 and value.is_contiguous(memory_format=torch.channels_last))
-    return tuple(value.stride() if dense else torch.empty(value.shape, device="meta").stride())
+    return tuple(value.stride()) if dense else _contiguous(tuple(value.shape))
+
+
+@cache
+def _contiguous(shape: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(torch.empty(shape, device="meta").stride())

@@ -5,7 +5,8 @@ from pluribus.models import signals, texts, tables  # noqa: F401  models for oth
 from pluribus.models.groups import GROUPS, Group, assign, width_of
 from pluribus.models.own import OwnModel, own_models, take_models
 from pluribus.models.two_part import TwoPartModel
-from pluribus.models.zoo import GROUP_OF, ModelEntry, build, entries, has_weights, note_on, register_model
+from pluribus.models.zoo import GROUP_OF, ModelEntry, build, comes_with_library, entries, has_weights, note_on
+from pluribus.models.zoo import register_model
 
 __all__ = [
     "GROUPS",
@@ -16,6 +17,7 @@ __all__ = [
     "TwoPartModel",
     "assign",
     "build",
+    "comes_with_library",
     "entries",
     "has_weights",
     "note_on",

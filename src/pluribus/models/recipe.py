@@ -24,6 +24,7 @@ class _Place(NamedTuple):
     shape: torch.Size
     stride: tuple[int, ...]
     offset: int
+    whole: bool = False  # whether it is the tensor that was made with the memory
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,8 @@ class _Operation:
     function: Any
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
-    made: tuple[int, ...]  # memory that is new; one at most
+    written: frozenset[int]  # memory of the results
+    made: tuple[int, ...]  # the part of it that is new; one at most
     done: tuple[int, ...] = ()  # memory that nothing needs afterwards
 
     @property
@@ -40,19 +42,26 @@ class _Operation:
 
 
 class Recipe:
-    """The operations of one constructor, and where the tensors of its model are."""
+    """The random operations of one constructor, and where the tensors of its model are."""
 
-    def __init__(self, operations: Iterable[_Operation], places: Mapping[str, _Place]) -> None:
+    def __init__(
+        self, operations: Iterable[_Operation], places: Mapping[str, _Place], constants: Mapping[str, Tensor]
+    ) -> None:
         self._operations = list(operations)
         self._places = places
+        self._constants = constants
 
     def draw(self, seed: int) -> dict[str, Tensor]:
-        """The tensors of the model, by name, as its constructor makes them under this seed."""
+        """The tensors of the model, by name, as its constructor makes them under this seed. Those that are not random
+        are the same at every call: copy them."""
         generator = torch.Generator().manual_seed(seed)
         memory: dict[int, Tensor] = {}
 
         def find(place: _Place) -> Tensor:
-            return memory[place.storage].as_strided(place.shape, place.stride, place.offset)
+            found = memory[place.storage]
+            if place.whole:
+                return found
+            return found.as_strided(place.shape, place.stride, place.offset)
 
         with torch.no_grad():
             for one in self._operations:
@@ -62,43 +71,72 @@ class Recipe:
                 memory |= dict.fromkeys(one.made, result)
                 for storage in one.done:
                     del memory[storage]
-        return {name: find(place) for name, place in self._places.items()}
+        return {
+            name: find(self._places[name]) if name in self._places else self._constants[name]
+            for name in (*self._places, *self._constants)
+        }
 
 
-def record_build(build: Callable[[], nn.Module]) -> tuple[nn.Module, Recipe | None]:
-    """Build a model, and note how. No recipe: what the constructor does depends on more than its random numbers."""
-    notes = _Notes()
+def record_build(build: Callable[[], nn.Module], seed: int) -> tuple[nn.Module, Recipe] | None:
+    """Build a model with weights that are drawn under this seed, and note how. Other threads may do so, too.
+
+    None: what the constructor does depends on more than random numbers, or it draws them in another way.
+    """
+    notes = _Notes(seed)
     with notes:
         model = build()
-    places = {name: _place(value) for name, value in model.state_dict(keep_vars=True).items()}
-    kept = {place.storage for place in places.values()}
-    if notes.stopped or not kept <= {storage for one in notes.operations for storage in one.made}:
-        return model, None
-    return model, Recipe(_with_ends(notes.operations, kept), places)
+    tensors = model.state_dict(keep_vars=True)
+    places = {name: _place(value) for name, value in tensors.items()}
+    if notes.stopped or not all(place.storage in notes.made for place in places.values()):
+        return None
+    random = _find_random(notes.operations)
+    constants = {name: tensors[name].detach().clone() for name, place in places.items() if place.storage not in random}
+    drawn = {name: notes.shorten(place) for name, place in places.items() if place.storage in random}
+    needed = [notes.shorten_all(one) for one in notes.operations if random & one.used.union(one.made)]
+    return model, Recipe(_with_ends(needed, {place.storage for place in drawn.values()}), drawn, constants)
+
+
+def _find_random(operations: Iterable[_Operation]) -> set[int]:
+    """The memory whose content depends on random numbers."""
+    found: set[int] = set()
+    for one in operations:
+        if _is_random(one.function) or found & one.used:
+            found |= one.written.union(one.made)
+    return found
 
 
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation of this thread. `stopped`: one of them cannot be repeated."""
 
-    def __init__(self) -> None:
+    def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self._generator = torch.Generator().manual_seed(seed)
         self.operations: list[_Operation] = []
         self.stopped = False
+        self.made: dict[int, _Place] = {}  # the tensor that each piece of memory was made with
         self._alive: dict[int, Any] = {}  # storages: a freed one could get the number of another
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        noted = tuple(_place(value) if isinstance(value, Tensor) else value for value in args)
-        result = func(*args, **(kwargs or {}))
+        noted, kwargs = tuple(_place(value) if isinstance(value, Tensor) else value for value in args), kwargs or {}
+        result = func(*args, **kwargs | ({"generator": self._generator} if _is_random(func) else {}))
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(...): a constant
             func, noted = torch.ops.aten.clone.default, (result.clone(),)
         outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
         new = {_place(value).storage: value.untyped_storage() for value in outputs}
         made = tuple(new.keys() - self._alive.keys())
-        operation = _Operation(func, noted, kwargs or {}, made)
+        operation = _Operation(func, noted, kwargs, frozenset(new), made)
+        self.made |= {storage: _place(outputs[0]) for storage in made}
         self.stopped = self.stopped or not self._is_repeatable(operation, result, outputs)
         self._alive |= new
         self.operations.append(operation)
         return result
+
+    def shorten(self, place: _Place) -> _Place:
+        """Note whether a place is all of its memory: such a tensor need not be made of another one."""
+        return place._replace(whole=place == self.made[place.storage])
+
+    def shorten_all(self, one: _Operation) -> _Operation:
+        return replace(one, args=tuple(self.shorten(v) if isinstance(v, _Place) else v for v in one.args))
 
     def _is_repeatable(self, one: _Operation, result: Any, outputs: list[Tensor]) -> bool:
         """Whether it reads known memory, yields tensors, at most one in new memory, and draws only from a generator."""

@@ -95,6 +95,12 @@ def entries() -> dict[str, ModelEntry]:
     return dict(_entries)
 
 
+def comes_with_library(model: str) -> bool:
+    """Whether a name is that of a model of this library, not of a user or of another library."""
+    entry = _entries.get(model)
+    return entry is not None and getattr(entry.builder, "__module__", "").startswith("pluribus.")
+
+
 def has_weights(model: Model, weights: str | None = None) -> bool:
     """Whether a model starts from pretrained weights. `weights` is their source, as in `build`."""
     entry = _find(model)
