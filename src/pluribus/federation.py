@@ -13,7 +13,7 @@ import torch
 
 from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
-from pluribus.engines import engine_for
+from pluribus.engines import engine_for, server_runner_for
 from pluribus.engines.engine import Engine
 from pluribus.errors import FormatError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
@@ -86,7 +86,7 @@ class Federation:
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
         self.names: Mapping[int, str] = parts.holders
-        self.half = ServerHalf(parts.method, parts.task, parts.cards)
+        self.half = ServerHalf(parts.method, parts.task, parts.cards, server_runner_for(parts, self.warn))
         self.server = self.half.server
         if engine is None:
             assert isinstance(parts, Assembly), "only a simulation has the clients' parts"

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -10,18 +11,28 @@ from torch import Tensor, nn
 
 from pluribus import draws
 from pluribus.draws import Made
+from pluribus.internal.batches import batch_sizes
 from pluribus.internal.state import State
+from pluribus.internal.steps import Descent, EagerServer, ServerFit, ServerLoss, ServerRunner
 from pluribus.optim import Opt, Optimizer, Rule
 from pluribus.task import Cards, Task
 
 
 class Server:
-    """What a method keeps and does on the server. Nothing here is captured, so code may read values of tensors."""
+    """What a method keeps and does on the server. Only losses of `fit` are captured; other code may read values.
 
-    def __init__(self, task: Task, cards: Cards) -> None:
+    `device` is where modules with an optimizer are: the GPU of a simulation, if it has one. Messages are on the CPU.
+    """
+
+    def __init__(self, task: Task, cards: Cards, runner: ServerRunner | None = None) -> None:
         self.task = task
         self.cards = cards
+        self.runner = runner or EagerServer()
+        self.device = self.runner.device
         self.state = State()
+        self.given: Mapping[str, Tensor] = {}
+        """The tensors that a call of `fit` gives to its loss, by name."""
+        self._fits = 0  # in this round
         self._optimizers: dict[str, Optimizer] = {}
         self.t = -1
         self.now: Mapping[str, float] = {}
@@ -29,7 +40,7 @@ class Server:
         """Plain values that the method reports about the round. They go into its record and are cleared every round."""
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
-        self.t, self.now, self.notes = t, now, {}
+        self.t, self.now, self.notes, self._fits = t, now, {}, 0
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator of the server's random numbers, keyed by round and `key`."""
@@ -41,12 +52,64 @@ class Server:
             return build()
 
     def optimize(self, name: str, of: nn.Module, rule: Rule) -> None:
-        """Give a module of the state an optimizer, in `setup`. Its slots are part of the state and are saved."""
-        optimizer = Optimizer(Opt(of, rule, life="run"), rule)
+        """Give a module of the state an optimizer, in `setup`, and move it to `server.device`.
+
+        The optimizer's slots are part of the state and are saved.
+        """
+        optimizer = Optimizer(Opt(of.to(self.device), rule, life="run"), rule)
         setattr(self.state, f"{name}_optimiser", optimizer.slots())
         self._optimizers[name] = optimizer
 
-    def descend(self, loss: Tensor, name: str) -> None:
-        """Take one step of an optimizer down the gradient of a loss."""
-        optimizer = self._optimizers[name]
-        optimizer.apply(torch.autograd.grad(loss, list(optimizer.parameters.values()), allow_unused=True))
+    def descend(self, loss: Tensor, *opts: str) -> None:
+        """Run one backward pass, then one step of each named optimizer."""
+        chosen = [self._optimizers[name] for name in opts]
+        parameters = [p for optimizer in chosen for p in optimizer.parameters.values()]
+        grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)
+        for optimizer in chosen:
+            mine, grads = grads[: len(optimizer.parameters)], grads[len(optimizer.parameters) :]
+            optimizer.apply(mine)
+
+    def fit(
+        self,
+        loss: ServerLoss,
+        x: Tensor,
+        y: Tensor,
+        *,
+        opts: tuple[str, ...],
+        batch: int,
+        epochs: int = 1,
+        shuffle: draws.Key | None = None,
+        given: Mapping[str, Tensor] | None = None,
+    ) -> Tensor:
+        """Minimize `loss(server, batch)` over batches of rows x and labels y. Returns the last loss; NaN: no step.
+
+        `opts` names the optimizers. `shuffle` is a key that draws the order of rows in each epoch; default: as they
+        are. The last batch of an epoch may be smaller. x, y and `given` are moved to `server.device`.
+
+        On a GPU the step is recorded and replayed, also in later rounds, and a recording freezes Python numbers. So
+        what changes between rounds and is neither in the batch nor in the state must be `given`: the loss reads such
+        tensors as `server.given[name]`.
+        """
+        sizes = batch_sizes(len(x), batch, least=0) * epochs
+        if not sizes:
+            return torch.tensor(torch.nan)
+        order = torch.cat([self._order(len(x), shuffle, epoch) for epoch in range(epochs)])
+        self._fits += 1
+        tensors = {name: value.contiguous() for name, value in (given or {}).items()}
+        fit = ServerFit(Descent(loss, opts), x.contiguous(), y.contiguous(), order, sizes, tensors)
+        with draws.seeded(self.task.seed, "server", self.t, "fit", self._fits, device=self.device):
+            return self.runner.fit(self, fit)
+
+    def _order(self, rows: int, shuffle: draws.Key | None, epoch: int) -> Tensor:
+        if shuffle is None:
+            return torch.arange(rows)
+        return torch.randperm(rows, generator=self.draw(shuffle, epoch))
+
+    @contextmanager
+    def reading(self, given: Mapping[str, Tensor]) -> Iterator[None]:
+        """Let losses read these tensors as `server.given`."""
+        self.given = given
+        try:
+            yield
+        finally:
+            self.given = {}

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from pluribus.internal.blame import at
+from pluribus.internal.steps import ServerRunner
 from pluribus.message import Message, decode, encode
 from pluribus.method import Method, Wires
 from pluribus.server import Server
@@ -18,12 +19,12 @@ from pluribus.task import Cards, Task
 
 
 class ServerHalf:
-    """Hosts the server of one federation."""
+    """Hosts the server of one federation. By default it computes on the CPU, as its method is written."""
 
-    def __init__(self, method: Method, task: Task, cards: Cards) -> None:
+    def __init__(self, method: Method, task: Task, cards: Cards, runner: ServerRunner | None = None) -> None:
         self.method, self.task, self.cards = method, task, cards
         self.wires = Wires(method, task, cards)
-        self.server = Server(task, cards)
+        self.server = Server(task, cards, runner)
         self.enrolled: dict[int, bytes] = {}
         cards.enrolled.clear()  # clients that enrolled after the last checkpoint do so again
         with at("server"):

@@ -18,8 +18,11 @@ from kit import StopAfter, StoppedError, assert_same
 from pluribus.client import Batch, Client
 from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import Augment
+from pluribus.engines.server_steps import Recorder
 from pluribus.method import Method, Need, methods
+from pluribus.methods.fedtgp import FedTGP
 from pluribus.result import Result
+from pluribus.server import Server
 from pluribus.storage.checkpoint import Checkpoint
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -192,11 +195,108 @@ def test_it_repeats():
     assert_same(captured("fedl2g-f"), captured("fedl2g-f"))
 
 
-def test_a_stopped_run_resumes_to_the_same_bits(tmp_path):
-    case = case_of("fedgh").but(device="cuda", rounds=4, momentum=0.9)
+@pytest.mark.parametrize("name", ["fedgh", "fedtgp", "fedgen", "pfedla", "pfedpg"])
+def test_a_stopped_run_resumes_to_the_same_bits(name, tmp_path):
+    case = case_of(name).but(device="cuda", rounds=4, momentum=0.9)
     with pytest.raises(StoppedError):
-        pluribus.run("fedgh", progress=False, out=str(tmp_path / "run"), observers=[StopAfter(1)], **case.settings)
+        pluribus.run(name, progress=False, out=str(tmp_path / "run"), observers=[StopAfter(1)], **case.settings)
     assert_same(pluribus.resume(tmp_path / "run", progress=False), case.run())
+
+
+# ---- the server ------------------------------------------------------------------------------------------------------
+
+FEW_ANSWER = {"clients": 8, "rounds": 6, "participation": 0.7, "straggler_rate": 0.4}
+
+
+@pytest.fixture
+def replays(monkeypatch) -> list[str]:
+    """What the server records and replays."""
+    seen: list[str] = []
+    record = Recorder.record
+
+    def watched(recorder, step, pool):
+        play = record(recorder, step, pool)
+        seen.append("record")
+        return lambda: (seen.append("replay"), play())
+
+    monkeypatch.setattr(Recorder, "record", watched)
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("fedtgp", {}),
+        ("fedtgp", FEW_ANSWER | {"server_epochs": 8, "server_batch": 7}),
+        ("fedtgp", FEW_ANSWER | {"partition": "pathological", "classes_per_client": 2}),
+        ("fedgen", {}),
+        ("fedgen", FEW_ANSWER | {"generator_steps": 9}),
+    ],
+    ids=str,
+)
+def test_steps_of_the_server_leave_the_bits_of_steps_as_written(name, settings, replays):
+    replayed = captured(name, **settings)
+    assert reasons(replayed) == []
+    assert replays.count("replay") > replays.count("record") > 0
+    if settings:
+        assert len({record["answered"] for record in replayed.history}) > 1
+    del replays[:]
+    assert_same(as_written(name, **settings), replayed)
+    assert replays == []
+
+
+@pytest.mark.parametrize("name", ["fedtgp", "fedgen", "pfedla", "pfedpg"])
+def test_what_the_server_trains_is_on_the_gpu_and_its_checkpoints_are_not(name, monkeypatch):
+    devices: set[str] = set()
+    begin = Server.begin
+
+    def watched(server, t, now):
+        begin(server, t, now)
+        devices.update(p.device.type for p in server.state.parameters())
+
+    monkeypatch.setattr(Server, "begin", watched)
+    result = captured(name, rounds=2)
+    assert devices == {"cuda"}
+    saved = Checkpoint(result.folder / "state").server()
+    assert {value.device.type for value in saved.values()} == {"cpu"}
+    memory = pluribus.run(name, progress=False, **case_of(name).but(device="cuda", rounds=2).settings)
+    assert memory.model(0, round="last") is not None
+
+
+@dataclass(frozen=True)
+class ServerPeeks(FedTGP):
+    """The server looks at a number in mid-step."""
+
+    def contrast(self, server: Server, batch: Batch) -> Tensor:
+        loss = super().contrast(server, batch)
+        return loss * 2 if loss.item() > 1 else loss
+
+
+@dataclass(frozen=True)
+class ServerDices(FedTGP):
+    """The server draws from the device's generator."""
+
+    def contrast(self, server: Server, batch: Batch) -> Tensor:
+        return super().contrast(server, batch._replace(x=F.dropout(batch.x, 0.1)))
+
+
+@dataclass(frozen=True)
+class ServerAsks(FedTGP):
+    """The server reads what differs between rounds."""
+
+    def contrast(self, server: Server, batch: Batch) -> Tensor:
+        return super().contrast(server, batch) / (server.t + 1)
+
+
+@pytest.mark.parametrize(
+    ("method", "why"), [(ServerPeeks, "value"), (ServerDices, "random numbers"), (ServerAsks, "server.t")]
+)
+def test_a_loss_of_the_server_that_cannot_be_captured_runs_as_written_and_says_why(method, why):
+    settings = {"device": "cuda", "rounds": 3, "clients": 4, "progress": False, "lr": 0.05}
+    first = pluribus.run(method(server_epochs=4), out=new_folder(), **settings)
+    (reason,) = reasons(first)
+    assert why in reason
+    assert_same(first, pluribus.run(method(server_epochs=4), out=new_folder(), capture=False, **settings))
 
 
 @pytest.mark.parametrize("more", [{}, {"augment": "crop,flip,erase"}, {"clip_norm": 0.5}], ids=str)

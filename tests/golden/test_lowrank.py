@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from pluribus.errors import SchemaError
 from pluribus.message import Message, decode, encode
-from pluribus.methods._lowrank import Shelf, factorize, fields, most_rank, packed, rank, unpacked
+from pluribus.methods._lowrank import Shelf, factorize, fields, most_rank, packed, rank, truncate, unpacked
 from refusals import refused
 
 energies = st.floats(0.05, 1.0)
@@ -85,6 +85,47 @@ class TestSize:
             assert r == rank(torch.linalg.svdvals(matrix.double()), energy)
         else:
             assert torch.equal(arrived, matrix)
+
+
+SHAPES = [(64, 147), (147, 64), (10, 128), (128, 10), (32, 25), (16, 288), (40, 40), (1, 30), (30, 1)]
+SHARES = [0.3, 0.9, 0.95, 0.98, 0.9999, 1 - 1e-8]
+KINDS = {
+    "random": lambda x, low: x,
+    "of low rank": lambda x, low: low,
+    "nearly of low rank": lambda x, low: low + 1e-3 * x,
+    "graded": lambda x, low: x * torch.logspace(0, -6, len(x))[:, None],
+}
+
+
+class TestGram:
+    """Eigenvectors of the Gram matrix of the short side, against a singular value decomposition."""
+
+    @pytest.mark.parametrize("shape", SHAPES, ids=str)
+    @pytest.mark.parametrize("make", KINDS.values(), ids=KINDS)
+    def test_the_same_ranks_and_products_as_an_svd(self, shape, make):
+        m, n = shape
+        low = torch.randn(m, 4, generator=_seeded()) @ torch.randn(4, n, generator=_seeded())
+        matrix = make(torch.randn(m, n, generator=_seeded()), low).double()
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        for energy in SHARES:
+            found, r = truncate(matrix, energy), rank(s, energy)
+            assert [tuple(factor.shape) for factor in found] == [(m, r), (r,), (r, n)]
+            torch.testing.assert_close(found.s, s[:r], rtol=1e-6, atol=0)
+            best = (matrix - (u[:, :r] * s[:r]) @ v[:r]).norm()
+            assert (matrix - found.matrix()).norm() <= best + 1e-12 * s[0]
+
+    def test_all_energy_takes_no_more_factors_than_an_exact_matrix_has(self):
+        """Whole numbers of rank 3: rounding of the Gram matrix would leave squares that are not quite 0."""
+        one, other = (torch.randint(-3, 4, size, generator=_seeded()).double() for size in ((200, 3), (3, 300)))
+        assert len(truncate(one @ other, 1.0).s) == 3
+
+    @pytest.mark.parametrize("shape", [(6, 9), (9, 6), (1, 4), (4, 1)], ids=str)
+    @pytest.mark.parametrize("energy", [0.95, 1.0])
+    def test_zeros_have_one_factor_of_zeros(self, shape, energy):
+        found = truncate(torch.zeros(shape, dtype=torch.float64), energy)
+        assert found.s.tolist() == [0]
+        assert not found.matrix().any()
+        assert all(factor.isfinite().all() for factor in found)
 
 
 class TestError:

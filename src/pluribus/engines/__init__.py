@@ -1,14 +1,18 @@
-"""Where clients run. The round loop calls an engine, and the engine passes requests to hosts, local or remote."""
+"""Where clients run. The round loop calls an engine, and the engine passes requests to hosts, local or remote.
+
+The server of a simulation on a GPU runs there, too.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from pluribus.assembly import Assembly
+from pluribus.assembly import Assembly, Parts
 from pluribus.engines.engine import Engine
 from pluribus.engines.local import local_engine
 from pluribus.engines.workers import Workers
 from pluribus.host import Load, make_host
+from pluribus.internal.steps import EagerServer, ServerRunner
 
 
 def engine_for(parts: Assembly, load: Load, tell: Callable[[str], None]) -> Engine:
@@ -21,3 +25,14 @@ def engine_for(parts: Assembly, load: Load, tell: Callable[[str], None]) -> Engi
     if workers > 1:
         return Workers(parts, load, workers)
     return local_engine(make_host(parts, load), parts.experiment, tell)
+
+
+def server_runner_for(parts: Parts, tell: Callable[[str], None]) -> ServerRunner:
+    """Make the runner of the server: on the GPU of a simulation, recorded if so configured, or on the CPU."""
+    if not isinstance(parts, Assembly) or parts.device.type == "cpu":
+        return EagerServer()
+    if not parts.experiment.capture:
+        return EagerServer(parts.device)
+    from pluribus.engines.server_steps import CapturedServer, Recorder
+
+    return CapturedServer(Recorder(parts.device), tell)

@@ -12,8 +12,10 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from pluribus.client import Client
+from pluribus.server import Server
 from pluribus.task import Card
 
+CHANGING = ("t", "now", "notes", "draw", "make")  # of a server: other numbers in every round
 OWN = ("id", "samples")  # fields of a card that differ between clients of one architecture
 
 
@@ -72,3 +74,34 @@ def observe_step(client: Client) -> Iterator[Observed]:
             yield watch
         finally:
             client.card = card
+
+
+class ServerObserved(Observed):  # type: ignore[no-untyped-call]
+    """Also finds numbers on the CPU among tensors on a GPU: a recording would freeze them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        devices = {value.device.type for value in args if isinstance(value, Tensor)}
+        if len(devices) > 1 and func.overloadpacket.__name__ != "copy_":
+            what = f"it reads a tensor on the CPU ({func.overloadpacket.__name__}): pass it through given"
+            self.reason = self.reason or what
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+
+@dataclass(eq=False)
+class WatchedServer:
+    """A server that notes reads of what changes between rounds. A recording would freeze it."""
+
+    _server: Server
+    _watch: Observed
+
+    def __getattr__(self, name: str) -> Any:
+        if name in CHANGING:
+            self._watch.reason = self._watch.reason or f"it reads server.{name}: pass what changes through given"
+        return getattr(self._server, name)
+
+
+@contextmanager
+def observe_server(server: Server) -> Iterator[tuple[Server, Observed]]:
+    """Watch a step of the server: pass it the server that comes from here."""
+    with ServerObserved() as watch:
+        yield WatchedServer(server, watch), watch  # type: ignore[misc]

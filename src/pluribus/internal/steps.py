@@ -1,11 +1,11 @@
-"""Runners execute a client's steps. `Eager` runs one operation after the other; an engine may have a runner that
-replays recorded steps, or one that takes a step for many clients at once."""
+"""Runners execute the steps of a client or of the server. `Eager` and `EagerServer` run one operation after the other;
+an engine may have a runner that replays recorded steps, or one that takes a step for many clients at once."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,24 +17,37 @@ from pluribus.internal.batches import Batch, batch_sizes, gather
 
 if TYPE_CHECKING:
     from pluribus.client import Client
+    from pluribus.server import Server
 
 SWEEP_BATCH = 256  # rows per forward pass without gradients
+CPU = torch.device("cpu")
 
 Step = Callable[["Client", Batch], Tensor | None]
 Loss = Callable[["Client", Batch], Tensor]
 Map = Callable[["Client", Tensor], Tensor]
+ServerLoss = Callable[["Server", Batch], Tensor]
+
+
+class Learner(Protocol):
+    """A client or the server: whoever has optimizers."""
+
+    def descend(self, loss: Tensor, *opts: str) -> None:
+        """Run one backward pass, then one step of each named optimizer."""
+
+
+L = TypeVar("L", bound=Learner)
 
 
 @dataclass(frozen=True)
-class Descent:
+class Descent(Generic[L]):
     """The step that descends a loss with these optimizers. Equal ones are one step to an engine that records steps."""
 
-    loss: Loss
+    loss: Callable[[L, Batch], Tensor]
     opts: tuple[str, ...]
 
-    def __call__(self, client: Client, batch: Batch) -> Tensor:
-        loss = self.loss(client, batch)
-        client.descend(loss, *self.opts)
+    def __call__(self, learner: L, batch: Batch) -> Tensor:
+        loss = self.loss(learner, batch)
+        learner.descend(loss, *self.opts)
         return loss
 
 
@@ -82,3 +95,40 @@ class Eager:
 def sweep_sizes(samples: int) -> list[int]:
     """Rows of each forward pass over a data set."""
     return batch_sizes(samples, SWEEP_BATCH, least=0)
+
+
+class ServerFit(NamedTuple):
+    """One call of `server.fit`: a step, rows and labels, the rows to visit, batch by batch, and what the loss is given.
+
+    All tensors are contiguous, as buffers are, so that recorded steps see the same layout.
+    """
+
+    step: Descent[Server]
+    x: Tensor
+    y: Tensor
+    order: Tensor
+    sizes: list[int]
+    given: Mapping[str, Tensor]
+
+
+class ServerRunner(Protocol):
+    """Executes the steps of the server."""
+
+    device: torch.device
+
+    def fit(self, server: Server, fit: ServerFit) -> Tensor:
+        """Take all steps of a fit, of which there is at least one; returns the last loss."""
+
+
+class EagerServer:
+    """Runs one operation after the other, as the loss is written."""
+
+    def __init__(self, device: torch.device = CPU) -> None:
+        self.device = device
+
+    def fit(self, server: Server, fit: ServerFit) -> Tensor:
+        x, y, order = (value.to(self.device) for value in (fit.x, fit.y, fit.order))
+        with server.reading({name: value.to(self.device) for name, value in fit.given.items()}):
+            for rows in torch.split(order, fit.sizes):
+                loss = fit.step(server, Batch(x[rows], y[rows], rows, len(rows)))
+        return loss.detach()

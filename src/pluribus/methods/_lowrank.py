@@ -17,6 +17,7 @@ from pluribus.errors import SchemaError
 from pluribus.message import Dim, Field, Message
 
 Tensors = Mapping[str, Tensor]
+MOST_BY_GRAM = 1 - 1e-9  # above this share, the rounding of a Gram matrix could decide the rank
 
 
 class Factors(NamedTuple):
@@ -55,9 +56,25 @@ def factorize(value: Tensor, energy: float) -> Factors | None:
     matrix = value.detach().cpu().double().flatten(1) if most else value
     if not most or not bool(matrix.isfinite().all()):  # the message refuses NaN and infinity
         return None
-    u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+    u, s, v = truncate(matrix, energy)
+    return Factors(*(factor.to(value.dtype) for factor in (u, s, v))) if len(s) <= most else None
+
+
+def truncate(matrix: Tensor, energy: float) -> Factors:
+    """The factors of least rank that hold this share of the squared norm of a matrix in double precision."""
+    if energy > MOST_BY_GRAM:
+        u, s, v = torch.linalg.svd(matrix, full_matrices=False)
+        r = rank(s, energy)
+        return Factors(u[:, :r], s[:r], v[:r])
+    if matrix.shape[0] > matrix.shape[1]:
+        v, s, u = truncate(matrix.T, energy)
+        return Factors(u.T, s, v.T)
+    # M M^T has few rows: its eigenvectors U and eigenvalues sigma^2 take a quarter of the time of an SVD of M
+    squares, vectors = torch.linalg.eigh(matrix @ matrix.T)  # in ascending order
+    s = squares.clamp(min=0).sqrt().flip(0)  # rounding may make a square negative
     r = rank(s, energy)
-    return Factors(*(factor.to(value.dtype) for factor in (u[:, :r], s[:r], v[:r]))) if r <= most else None
+    u, s = vectors.flip(1)[:, :r], s[:r]
+    return Factors(u, s, u.T @ matrix / s.where(s > 0, 1.0)[:, None])  # sigma is 0 in a matrix of zeros alone
 
 
 def fields(tensors: Tensors) -> dict[str, Field]:

@@ -108,7 +108,7 @@ class FedGen(Method):
 
     def setup(self, server: Server) -> None:
         task, state = server.task, server.state
-        state.head = task.build(server.cards[0].model, "global").head.eval()
+        state.head = task.build(server.cards[0].model, "global").head.eval().to(server.device)
         shape = self.noise, task.classes, self.hidden, server.cards[0].width
         state.generator = task.make("generator", lambda: Generator(*shape))
         server.optimize("generator", state.generator, Rule("adam", self.generator_lr))
@@ -132,18 +132,23 @@ class FedGen(Method):
 
     def _train_generator(self, server: Server, heads: Sequence[Mapping[str, Tensor]], counts: Tensor) -> None:
         """Train against these heads; `counts` are their training samples per class."""
-        state = server.state
-        psi = {name: torch.stack([head[name] for head in heads]) for name in heads[0]}
+        psi = {f"psi.{name}": torch.stack([head[name] for head in heads]) for name in heads[0]}
         weights = (counts / counts.sum(0).clamp(min=1)).float()  # w_i^(y), over the clients that answered
-        shape = self.generator_steps, self.generator_batch
-        labels = label_at(state.counts.cumsum(0), torch.rand(shape, generator=server.draw("labels")))
-        for eps, y in zip(torch.rand(*shape, self.noise, generator=server.draw("noise")), labels, strict=True):
-            made = state.generator(eps, y)
-            logits = vmap(lambda one: functional_call(state.head, one, (made,)))(psi)  # noqa: B023 (used at once)
-            ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(heads)), reduction="none").view(len(heads), -1)
-            loss = (weights[:, y] * ce).sum(0).mean() + self.diversity * alikeness(eps, made)
-            server.descend(loss, "generator")
-        server.notes["generator_loss"] = float(loss.detach())
+        rows = self.generator_steps * self.generator_batch
+        labels = label_at(server.state.counts.cumsum(0), torch.rand(rows, generator=server.draw("labels")))
+        noise = torch.rand(rows, self.noise, generator=server.draw("noise"))
+        given, batch = {"weights": weights, **psi}, self.generator_batch
+        loss = server.fit(self.generator_loss, noise, labels, opts=("generator",), batch=batch, given=given)
+        server.notes["generator_loss"] = float(loss)
+
+    def generator_loss(self, server: Server, batch: Batch) -> Tensor:
+        """What the heads say of generated features, each by its share of the label, and how alike the features are."""
+        eps, y, state = batch.x, batch.y, server.state
+        psi = {name.removeprefix("psi."): value for name, value in server.given.items() if name.startswith("psi.")}
+        made = state.generator(eps, y)
+        logits = vmap(lambda one: functional_call(state.head, one, (made,)))(psi)
+        ce = F.cross_entropy(logits.flatten(0, 1), y.repeat(len(logits)), reduction="none").view(len(logits), -1)
+        return (server.given["weights"][:, y] * ce).sum(0).mean() + self.diversity * alikeness(eps, made)
 
 
 def _counts(server: Server, client: int) -> Tensor:

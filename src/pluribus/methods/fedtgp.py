@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus.client import Client
+from pluribus.client import Batch, Client
 from pluribus.message import Message, Rows
 from pluribus.method import register
 from pluribus.methods._prototypes import Prototypes
@@ -51,7 +51,7 @@ class FedTGP(Prototypes):
 
     def prototypes(self, server: Server) -> Tensor:
         """T(c) of all classes."""
-        return server.state.net(torch.arange(server.task.classes))  # type: ignore[no-any-return]
+        return server.state.net(torch.arange(server.task.classes, device=server.device))  # type: ignore[no-any-return]
 
     def download(self, server: Server, client: int) -> Message:
         """No row is held before the server has trained."""
@@ -65,13 +65,23 @@ class FedTGP(Prototypes):
         if not len(points):
             return
         margin = self.margin(rows_mean(sent))
-        for epoch in range(self.server_epochs):
-            order = torch.randperm(len(points), generator=server.draw("order", epoch))
-            for batch in torch.split(order, self.server_batch):
-                distances = margined(points[batch], self.prototypes(server), labels[batch], margin)
-                server.descend(F.cross_entropy(-distances, labels[batch]), "net")
+        server.fit(
+            self.contrast,
+            points,
+            labels,
+            opts=("net",),
+            batch=self.server_batch,
+            epochs=self.server_epochs,
+            shuffle="order",
+            given={"margin": torch.tensor(margin)},
+        )
         server.state.trained.fill_(True)
         server.notes["margin"] = margin
+
+    def contrast(self, server: Server, batch: Batch) -> Tensor:
+        """Cross-entropy of the negative distances, where the own class is further away by the margin."""
+        distances = margined(batch.x, self.prototypes(server), batch.y, server.given["margin"])
+        return F.cross_entropy(-distances, batch.y)
 
     def margin(self, means: Rows) -> float:
         """delta_t: the largest distance from a class to its nearest neighbor, at most tau; tau for one class."""
@@ -87,6 +97,6 @@ def distances(one: Tensor, other: Tensor) -> Tensor:
     return torch.cdist(one, other, compute_mode="donot_use_mm_for_euclid_dist")
 
 
-def margined(points: Tensor, prototypes: Tensor, y: Tensor, margin: float) -> Tensor:
+def margined(points: Tensor, prototypes: Tensor, y: Tensor, margin: Tensor | float) -> Tensor:
     """Distances from points to all prototypes, plus the margin for the prototype of the own class."""
     return distances(points, prototypes) + margin * onehot(y, len(prototypes))

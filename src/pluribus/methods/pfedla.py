@@ -74,23 +74,26 @@ class PFedLA(Method):
     # ---- server ----------------------------------------------------------------------------------------------------
 
     def setup(self, server: Server) -> None:
-        model, clients = server.task.build(server.cards[0].model, "global"), len(server.cards)
+        model = server.task.build(server.cards[0].model, "global").to(server.device)
+        clients = len(server.cards)
         parameters, state = dict(model.named_parameters()), server.state
         stacked = {n: v.expand(clients, *v.shape).clone() for n, v in model.state_dict().items()}
         state.weights = {n: v for n, v in stacked.items() if n in parameters}  # theta_1 to theta_N
         state.statistics = {n: v for n, v in stacked.items() if n not in parameters}
         draws = [server.draw("hypernetwork", i) for i in range(clients)]
         layers = len(_layers(stacked))
-        state.nets = nn.ModuleList(HyperNetwork(i, layers, clients, draw) for i, draw in enumerate(draws))
+        nets = (HyperNetwork(i, layers, clients, draw) for i, draw in enumerate(draws))
+        state.nets = nn.ModuleList(nets).to(server.device)
 
     @torch.no_grad()
     def download(self, server: Server, client: int) -> Message:
         alpha = server.state.nets[client]()
-        kept = self._local_layers(alpha, client)
+        kept = self._local_layers(alpha, client).tolist()
         return Message({n: v for n, (layer, v) in _mix(server.state, alpha, client).items() if not kept[layer]})
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        state, trained = server.state, {i: upload.part() for i, upload in uploads.items()}
+        state, device = server.state, server.device
+        trained = {i: {n: v.to(device) for n, v in upload.part().items()} for i, upload in uploads.items()}
         for i, theta in trained.items():
             # d mix / d alpha_j is theta_j, so this is a step along J^T Delta: it lowers 1/2 ||mix - theta_i||^2,
             # divided in each layer by ||Delta||^2
@@ -117,7 +120,7 @@ class PFedLA(Method):
     def _local_layers(self, alpha: Tensor, client: int) -> Tensor:
         """Mask of the layers that stay local: those with the largest weight on the client itself."""
         order = alpha[:, client].argsort(descending=True, stable=True)
-        return torch.zeros(len(alpha), dtype=torch.bool).index_fill(0, order[: self.keep_local], True)
+        return torch.zeros_like(order, dtype=torch.bool).index_fill(0, order[: self.keep_local], True)
 
 
 def _layers(names: Iterable[str]) -> dict[str, int]:

@@ -80,10 +80,10 @@ class PFedPG(Method):
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         # The gradient is sum_i (dP_i / dphi)^T (P_sent - P_trained): P_i moves toward the trained prompts of client i.
-        loss = torch.zeros(())
+        loss = torch.zeros((), device=server.device)
         for i, upload in uploads.items():
-            sent = server.state.generator(i)
-            loss = loss + (sent * (sent.detach() - upload.tensor("prompts"))).sum()
+            sent, trained = server.state.generator(i), upload.tensor("prompts").to(server.device)
+            loss = loss + (sent * (sent.detach() - trained)).sum()
         server.descend(loss, "generator")
 
     def check(self, task: Task, cards: Cards) -> None:

@@ -92,8 +92,8 @@ class Checkpoint:
 
     def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
         """Save round t. A resumed run continues after it."""
-        # copies, because safetensors refuses tensors that share memory
-        tensors = {f"server/{name}": value.clone().contiguous() for name, value in server.items()}
+        # copies, because safetensors refuses tensors that share memory; a server may compute on a GPU
+        tensors = {f"server/{name}": value.to("cpu", copy=True).contiguous() for name, value in server.items()}
         for k, state in clients.items():
             tensors |= {f"client/{k}/{name}": value for name, value in state.items()}
             if k in enrolled:

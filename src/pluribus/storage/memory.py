@@ -24,7 +24,7 @@ class MemoryState:
         self._selected: dict[int, dict[int, Tensors]] = {}  # client -> round -> state
 
     def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
-        self._server = {name: value.clone() for name, value in server.items()}  # the server goes on with its own
+        self._server = {name: value.to("cpu", copy=True) for name, value in server.items()}  # its own go on changing
         self._clients |= clients  # copies already
         self._enrolled = dict(enrolled)
         self.latest, self.threads = t, torch.get_num_threads()
