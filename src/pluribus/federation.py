@@ -303,9 +303,7 @@ class Federation:
 
     def _save(self, t: int, last: bool) -> None:
         """Write a checkpoint if one is due."""
-        every = self.parts.experiment.checkpoint_every
-        due = (t + 1) % every == 0 if every else self._unsaved >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
-        if not (last or due or self.engine.pending() > MOST_PENDING):
+        if not (last or self._is_save_due(t) or self.engine.pending() > MOST_PENDING):
             return
         started = time.perf_counter()
         self.folder.sync_lines()
@@ -313,6 +311,14 @@ class Federation:
         self.folder.checkpoint.commit(t, self.half.state(), self.engine.take_changed(), self.half.enrolled)
         self.selections.drop_superseded()
         self._unsaved, self._save_cost = 0.0, time.perf_counter() - started
+
+    def _is_save_due(self, t: int) -> bool:
+        """Whether it is time to save. A run in memory would lose its checkpoints with everything else, so it has none
+        unless parts of it can be lost alone."""
+        if every := self.parts.experiment.checkpoint_every:
+            return (t + 1) % every == 0
+        lasting = self.folder.path is not None or self.engine.can_lose
+        return lasting and self._unsaved >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
 
     def result(self) -> Result:
         """The result of the rounds so far."""

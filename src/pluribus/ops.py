@@ -6,13 +6,14 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.overrides import TorchFunctionMode
 
 from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError
@@ -229,18 +230,74 @@ def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tens
     unused = dict(variables)
 
     def overwrite(name: str, variable: Tensor) -> None:
-        assert variable.grad is not None
-        unused.pop(name).data.copy_(variable.grad)
-        variable.grad = None
+        if variable.grad is not None:  # a linear layer has overwritten it already
+            unused.pop(name).data.copy_(variable.grad)
+            variable.grad = None
 
     for name, variable in variables.items():
         variable.requires_grad_()
         variable.register_post_accumulate_grad_hook(partial(overwrite, name))  # type: ignore[no-untyped-call]
-    torch.autograd.backward(loss())
+    linear = _OverwritingLinear(variables.values())
+    with linear:
+        value = loss()
+    torch.autograd.backward(value)
+    unused = {name: variable for name, variable in unused.items() if id(variable) not in linear.overwritten}
     for variable in unused.values():
         variable.data.zero_()
     for variable in variables.values():
         variable.requires_grad_(False)
+
+
+class _OverwritingLinear(TorchFunctionMode):
+    """Linear layers that write the gradient of their weight over the weight. Other layers need memory for both at once,
+    and the weight of a linear layer may be most of a model."""
+
+    def __init__(self, variables: Iterable[Tensor]) -> None:
+        super().__init__()
+        self._uses = {id(variable): 0 for variable in variables}  # whose gradient is still to come
+        self._sums: dict[int, Tensor] = {}
+        self.overwritten: set[int] = set()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not F.linear or kwargs or not self._suits(*args):
+            return func(*args, **(kwargs or {}))
+        x, weight, bias = (*args, None)[:3]
+        self._uses[id(weight)] += 1
+        return _Linear.apply(x, weight, bias, self._take_gradient)  # type: ignore[no-untyped-call]
+
+    def _suits(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
+        return id(weight) in self._uses and x.dim() > 1 and not torch.is_autocast_enabled(x.device.type)
+
+    def _take_gradient(self, weight: Tensor, left: Tensor, right: Tensor) -> None:
+        """Add left @ right to the gradient of a weight. The last one overwrites the weight."""
+        key = id(weight)
+        self._uses[key] -= 1
+        if self._uses[key]:
+            product = left @ right
+            self._sums[key] = product + self._sums[key] if key in self._sums else product
+            return
+        torch.mm(left, right, out=weight.data)
+        if key in self._sums:
+            weight.data.add_(self._sums.pop(key))
+        self.overwritten.add(key)
+
+
+class _Linear(torch.autograd.Function):
+    """A linear layer. Its backward pass passes the two factors of the weight's gradient on, and does not return it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, take: Callable[[Tensor, Tensor, Tensor], None]
+    ) -> Tensor:
+        ctx.x, ctx.weight, ctx.take = x, weight, take
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
+        rows = gradient.flatten(0, -2)
+        passed = gradient @ ctx.weight if ctx.needs_input_grad[0] else None
+        ctx.take(ctx.weight, rows.T, ctx.x.flatten(0, -2))
+        return passed, None, rows.sum(0) if ctx.needs_input_grad[2] else None, None
 
 
 def project(gradient: Tensor, reference: Tensor, margin: float = 0.0, eps: float = 0.0) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -56,10 +57,13 @@ class Task:
     """The source of pretrained weights of single models, where it is not `weights`."""
     unseen: Mapping[str, Unseen] = field(default_factory=dict, repr=False)
     """The models that only another machine can build, by name."""
-    _shapes: dict[str, TwoPartModel] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    @cached_property
+    def _shapes(self) -> dict[str, TwoPartModel]:
+        return {}
 
     def __getstate__(self) -> dict[str, object]:
-        return self.__dict__ | {"_shapes": {}}  # other processes build them again
+        return {name: value for name, value in self.__dict__.items() if name != "_shapes"}  # others build them again
 
     @property
     def shape(self) -> tuple[int, ...]:

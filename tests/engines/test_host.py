@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import pytest
 import torch
 from torch import nn
@@ -49,6 +51,52 @@ def test_one_place_serves_many_clients_of_an_architecture(most, monkeypatch):
             objects.add(id(host.client(k)))
     assert len(objects) == most, "a client is built once and then taken over"
     assert alike(states(host), expected)
+
+
+@pytest.mark.parametrize("method", ["fedgh", "fedproto"])  # fedproto prepares its clients, fedgh does not
+@pytest.mark.parametrize("saves", [False, True], ids=["unsaved", "saved"])
+@pytest.mark.parametrize("models", ["cnn-16-32", "cnn-16-32,mlp-64"])
+def test_expected_clients_have_the_same_bits(method, saves, models, monkeypatch):
+    """Their weights are drawn by threads, and copied into the place of another client."""
+    saved: dict[int, dict[str, torch.Tensor]] = {}
+
+    def work(host: Host, ahead: bool) -> dict[int, dict[str, torch.Tensor]]:
+        saved.clear()
+        for t in range(ROUNDS):
+            if ahead:
+                host.expect(range(6))
+            for k in range(6):
+                host.answer(Work(k, t))
+            if saves:
+                saved.update(host.take_changed())
+        return saved | states(host)
+
+    parts = assemble_tiny(method, models=models, momentum=0.9, rounds=ROUNDS, clients=6)
+    expected = copy.deepcopy(work(make_host(parts, load=saved.get), ahead=False))
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    host = make_host(parts, load=saved.get)
+    assert alike(work(host, ahead=True), expected)
+    host.close()
+
+
+def test_clients_that_are_no_longer_expected_are_dropped():
+    host = make_host(assemble_tiny("fedgh", models="cnn-16-32", clients=4))
+    host.expect([0, 1])
+    host.expect([2])
+    assert host._starts._ahead.keys() == {2}
+    assert host.client(2).card.id == 2
+    assert not host._starts._ahead
+    host.close()
+
+
+def test_a_place_of_its_architecture_is_worth_waiting_for(monkeypatch):
+    """Another architecture's place would have to be given up, with everything that is recorded for it."""
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    host = make_host(assemble_tiny("fedgh", models="cnn-16-32,mlp-64", clients=4))
+    assert host.seat(0) is not None
+    assert host.seat(1, beside={0}) is not None
+    assert host.seat(2, beside={0}) is None
+    assert host.seat(3, beside={0}) is not None
 
 
 def test_addresses_stay_when_another_client_comes(monkeypatch):

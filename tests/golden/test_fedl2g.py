@@ -332,9 +332,10 @@ class TestGradient:
 
 
 class TestGuideStep:
+    @pytest.mark.parametrize("model", ["resnet18", "cnn4"])  # one layer of cnn4 is three quarters of it
     @both_variants
-    def test_takes_little_more_memory_than_a_training_step(self, cls):
-        method = assemble_tiny(cls, models="resnet18", image_size=32, clients=2, batch_size=10, warmup=0)
+    def test_takes_little_more_memory_than_a_training_step(self, cls, model):
+        method = assemble_tiny(cls, models=model, image_size=32, clients=2, batch_size=10, warmup=0)
         client = make_host(method).client(0)
         client.begin(0, 0, {})
         batch = Batch(*client.data["study"].take(torch.arange(10)), torch.arange(10), 10)

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-import torch
+from itertools import pairwise
 
-from pluribus.internal.snapshot import Snapshot, copy_all
+import pytest
+import torch
+from torch import nn
+
+from pluribus.internal.snapshot import ALIGNMENT, Snapshot, copy_all, pack
 
 
 def some() -> dict[str, torch.Tensor]:
@@ -32,18 +36,85 @@ def test_what_is_put_back_is_what_was_there():
     assert {name: value.data_ptr() for name, value in live.items()} == addresses
 
 
-def test_tensors_are_contiguous_copies_with_memory_of_their_own():
+def test_tensors_are_contiguous_copies():
     live = some()
     saved = Snapshot(live)
     copies = saved.tensors()
     assert list(copies) == list(live)
     assert all(torch.equal(copies[name], value) for name, value in live.items())
     assert all(value.is_contiguous() for value in copies.values())
-    pointers = [value.untyped_storage().data_ptr() for value in copies.values() if value.numel()]
-    assert len(set(pointers)) == len(pointers)
-    copies["double"].zero_()
-    saved.put_back(live)
-    assert torch.equal(live["double"], some()["double"])
+    spans = sorted((value.data_ptr(), value.data_ptr() + value.nbytes) for value in copies.values() if value.numel())
+    assert all(end <= start for (_, end), (start, _) in pairwise(spans))  # none overlaps another
+    live["double"].zero_()
+    assert torch.equal(copies["double"], some()["double"])
+
+
+def layers() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Linear(4, 5)).to(memory_format=torch.channels_last)
+
+
+class TestPacked:
+    def test_parameters_stay_parameters_with_the_same_numbers_and_strides(self):
+        net, other = layers(), layers()
+        parameters = list(net.parameters())
+        packed = pack(net.state_dict(keep_vars=True))
+        assert [id(p) for p in net.parameters()] == [id(p) for p in parameters]
+        assert all(torch.equal(packed[name], value) for name, value in other.state_dict().items())
+        strides = {name: value.stride() for name, value in net.state_dict().items()}
+        assert strides == {name: value.stride() for name, value in other.state_dict().items()}
+        x = torch.ones(1, 2, 5, 5)
+        assert torch.equal(net[0](x), other[0](x))
+
+    def test_live_tensors_are_in_one_aligned_block_per_dtype(self):
+        net = layers()
+        packed = pack(net.state_dict(keep_vars=True))
+        assert packed.blocks.keys() == {torch.float32, torch.int64}
+        for value in net.state_dict(keep_vars=True).values():
+            block = packed.blocks[value.dtype]
+            assert value.untyped_storage().data_ptr() == block.untyped_storage().data_ptr()
+            assert (value.data_ptr() - block.data_ptr()) % ALIGNMENT == 0
+
+    def test_a_step_of_a_packed_network_is_seen_in_its_block_and_is_put_back(self):
+        net = layers()
+        packed = pack(net.state_dict(keep_vars=True))
+        saved, before = Snapshot(packed), {name: value.clone() for name, value in packed.items()}
+        with torch.no_grad():
+            for value in net.parameters():
+                value.add_(1)
+        assert torch.equal(packed["2.weight"], before["2.weight"] + 1)
+        saved.put_back(packed)
+        assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
+
+    def test_a_copy_is_put_back_into_another_network_packed_or_not(self):
+        one, packed, loose = layers(), layers(), layers()
+        with torch.no_grad():
+            one[2].weight.fill_(7)
+        saved = Snapshot(pack(one.state_dict(keep_vars=True)))
+        saved.put_back(pack(packed.state_dict(keep_vars=True)))
+        saved.put_back(loose.state_dict())
+        for net in (packed, loose):
+            assert all(torch.equal(value, one.state_dict()[name]) for name, value in net.state_dict().items())
+
+    def test_the_first_tensors_are_copied_alone(self):
+        packed = pack(layers().state_dict(keep_vars=True))
+        first = packed.first(2)
+        assert list(first) == ["0.weight", "0.bias"]
+        saved = Snapshot(first)
+        assert saved.nbytes < Snapshot(packed).nbytes
+        for value in packed.values():
+            value.zero_()
+        saved.put_back(first)
+        assert packed["0.bias"].any()
+        assert not packed["2.bias"].any()
+
+    @pytest.mark.parametrize("kind", ["tied", "view"])
+    def test_shared_memory_is_left_where_it_is(self, kind):
+        weight = torch.ones(4)
+        tensors = {"a": weight, "b": weight} if kind == "tied" else {"a": weight[:2], "b": weight[2:]}
+        assert pack(tensors) is None
+        tensors["a"].zero_()
+        assert weight.tolist() == ([0, 0, 0, 0] if kind == "tied" else [0, 0, 1, 1])
 
 
 def test_size_and_nothing():

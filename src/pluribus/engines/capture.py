@@ -4,8 +4,8 @@ A step is a pure tensor program. The first batch of a size runs as written, the 
 fixed buffers, and all later ones are replays. A recording belongs to a slot in memory, not to a client: the client in
 the slot brings its weights, its state and its rows.
 
-One thread of the process, the recorder, runs steps as written and records them, on the streams of all slots. cuDNN
-plans each convolution once per thread, which takes up to a second: so each is planned once, not once per client.
+One thread of the process runs steps as written and records them, on the streams of all slots. cuDNN plans each
+convolution once per thread, and planning takes time: so each is planned once, not once per client.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import gc
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -29,7 +29,7 @@ from pluribus.data.augment import Augment
 from pluribus.data.federated import Data, Store
 from pluribus.data.host_store import HostStore
 from pluribus.data.scaling import Scale
-from pluribus.engines.observe import observe_step
+from pluribus.engines.observe import Observed, observe_step
 from pluribus.engines.staging import Staging
 from pluribus.engines.visit import Visit
 from pluribus.internal.batches import Batch, gather
@@ -41,15 +41,15 @@ Tell = Callable[[str], None]
 R = TypeVar("R")
 
 COUNTER = "num_batches_tracked"
-RECORDER = "recorder"
-_recorder = ThreadPoolExecutor(1, RECORDER, torch.set_num_threads, (1,))
-_exclusive = threading.RLock()  # one thread records at a time: the recorder, or a lane that records a stack
+RECORDING = "recording"
+_recording = ThreadPoolExecutor(1, RECORDING, torch.set_num_threads, (1,))
+_exclusive = threading.RLock()  # one thread records at a time: that one, or the one of a stack or a server
 _ready = threading.local()
 
 
 def _alone(work: Callable[[], R]) -> R:
-    """Let the recorder do work on the stream of this thread. Modes of this thread are those of the recorder."""
-    if threading.current_thread().name.startswith(RECORDER):
+    """Do work in the recording thread, on the stream and in the gradient mode of this one."""
+    if threading.current_thread().name.startswith(RECORDING):
         return work()
     stream, learning = torch.cuda.current_stream(), torch.is_grad_enabled()
 
@@ -57,14 +57,16 @@ def _alone(work: Callable[[], R]) -> R:
         with torch.cuda.stream(stream), torch.set_grad_enabled(learning):
             return work()
 
-    return _recorder.submit(on_stream).result()
+    return _recording.submit(on_stream).result()
 
 
 class Captured:
     """The runner of one slot in the memory of a GPU."""
 
-    def __init__(self, device: torch.device, lane: Any, tell: Tell) -> None:
+    def __init__(self, device: torch.device, lane: Any, tell: Tell, observed: set[Any]) -> None:
+        """`observed`: architectures and steps whose operations were observed. All slots of an engine share it."""
         self.lane = lane  # where it records and replays
+        self._observed = observed
         self._device = device
         self._tell = tell
         self._eager = Eager()
@@ -110,7 +112,7 @@ class Captured:
         generator = torch.cuda.default_generators[self._device.index or 0]
         with draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
-            with observe_step(client) as watch:
+            with self._observe(client, name) as watch:
                 samples = self._step_as_written(client, fit, visits[0])
             if generator.get_offset() == before:
                 if watch.reason:
@@ -119,6 +121,13 @@ class Captured:
             self._random.add(name)
             self._refuse(name, "it draws random numbers on the GPU")
             return len(visits), samples + sum(self._step_as_written(client, fit, visit) for visit in visits[1:])
+
+    def _observe(self, client: Client, name: Any) -> AbstractContextManager[Observed]:
+        """Observe a step. Its operations are the same for all clients of an architecture."""
+        key = client.card.model, name
+        new = key not in self._observed
+        self._observed.add(key)
+        return observe_step(client, operations=new)
 
     def _step_as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
         assert visit.positions is not None
@@ -181,7 +190,7 @@ class Captured:
             if name in self._seen:
                 return forward()
             self._seen.add(name)
-            with observe_step(client) as watch:
+            with self._observe(client, name) as watch:
                 result = forward()
         if watch.reason:
             self._refuse(name, watch.reason)

@@ -10,7 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -24,14 +24,16 @@ from pluribus.host import Host
 from pluribus.request import Answer, Request, Work
 
 MOST_LANES = 20
+LARGE = (15_000_000, 35_000_000)  # weights from which a client's operations come before those of smaller ones
 R = TypeVar("R")
 
 
 class Lane:
     """A thread and its stream. Work in a lane runs in order."""
 
-    def __init__(self, device: torch.device) -> None:
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+    def __init__(self, device: torch.device, priority: int = 0) -> None:
+        self.stream = torch.cuda.Stream(device, priority=priority)  # type: ignore[no-untyped-call]
+        self.priority = priority
         self.load = 0.0
         self.staging: Staging | None = None  # for rows that stay on the host
         # One thread of the CPU for each operation: as many lanes as cores, with as many threads each, would only wait.
@@ -62,6 +64,7 @@ class Cuda(Serial):
         self._capture = capture
         self._stack = stack and capture
         self._lanes: list[Lane] = []
+        self._observed: set[Any] = set()
         self._lane_of: WeakKeyDictionary[Client, Lane] = WeakKeyDictionary()
         self._stacked = defaultdict[str, Group](partial(Group, tell))  # by architecture
 
@@ -98,14 +101,23 @@ class Cuda(Serial):
         """Give a client that is new in memory a lane, and a runner that records steps."""
         if client in self._lane_of:
             return
-        most = MOST_LANES if self._capture else 1
-        if len(self._lanes) < most:
-            self._lanes.append(Lane(client.device))
-        lane = min(self._lanes, key=lambda lane: lane.load)
-        lane.load += sum(p.numel() for p in client.model.parameters())
+        weights = sum(p.numel() for p in client.model.parameters())
+        lane = self._find_lane(client.device, weights)
+        lane.load += weights
         self._lane_of[client] = lane
         if self._capture:
-            client.runner = Captured(client.device, lane, self._tell)
+            client.runner = Captured(client.device, lane, self._tell, self._observed)
+
+    def _find_lane(self, device: torch.device, weights: int) -> Lane:
+        """A new lane, or the one with the least load, of the priority of such clients if there is one.
+
+        The largest clients decide how long a round takes, so the GPU starts their operations first.
+        """
+        priority = -sum(weights >= limit for limit in LARGE)
+        if len(self._lanes) < (MOST_LANES if self._capture else 1):
+            self._lanes.append(Lane(device, priority))
+            return self._lanes[-1]
+        return min(self._lanes, key=lambda lane: (lane.priority != priority, lane.load))
 
     def _is_stackable(self, request: Request, client: Client) -> bool:
         return self._stack and isinstance(request, Work) and is_stackable(self.host.method, client)

@@ -16,6 +16,10 @@ class Engine(Protocol):
     def room(self) -> float:
         """Bytes of selected models that may stay in memory until they are saved."""
 
+    @property
+    def can_lose(self) -> bool:
+        """Whether clients can be lost while the run goes on. It then resumes from its last checkpoint."""
+
     def expect(self, clients: Iterable[int]) -> None:
         """Learn which clients will be asked next, to prepare them. It changes no answer."""
 

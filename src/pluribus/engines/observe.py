@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,10 +65,11 @@ class WatchedCard:
 
 
 @contextmanager
-def observe_step(client: Client) -> Iterator[Observed]:
-    """Watch the operations of a client's step or map."""
-    card = client.card
-    with Observed() as watch:
+def observe_step(client: Client, operations: bool = True) -> Iterator[Observed]:
+    """Watch a client's step or map: what it reads of its card, and, unless another client of its architecture has shown
+    them, its operations."""
+    card, watch = client.card, Observed()
+    with watch if operations else nullcontext():
         client.card = WatchedCard(card, watch)  # type: ignore[assignment]
         try:
             yield watch

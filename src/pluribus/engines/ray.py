@@ -49,6 +49,8 @@ AUTH = "RAY_AUTH_MODE"
 class Ray(Spread):
     """The engine of `--engine ray`."""
 
+    can_lose = True
+
     def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
         super().__init__(parts, load, min(parts.experiment.workers, parts.experiment.clients))
         self._tell = tell

@@ -11,6 +11,8 @@ from pluribus.request import Answer, Request
 class Serial:
     """The reference engine: all others must give the same bits."""
 
+    can_lose = False
+
     def __init__(self, host: Host) -> None:
         self.host = host
         self.room: float = most_selected(host.device)

@@ -18,6 +18,8 @@ Order = tuple[int, Command]  # the number of a host, and its command
 class Spread:
     """Base class. Each process has one Host, known here by its number. The processes start at the first request."""
 
+    can_lose = False
+
     def __init__(self, parts: Assembly, load: Load, number: int) -> None:
         self._parts = parts
         self._load = load

@@ -32,8 +32,9 @@ class Staging(Store):
         self._layout = store._layout
         self._pinned = [torch.empty(shape, dtype=dtype, pin_memory=True) for shape, dtype in shapes]
         self._numbers = torch.arange(2 * self.capacity, device=store.device)
-        # Torch has 32 streams of each priority. A lane's stream, which records steps, must not be this one, too.
-        self._copies = torch.cuda.Stream(store.device, priority=-1)  # type: ignore[no-untyped-call]
+        # Torch has 32 streams of each priority. A lane's stream, which records steps, must not be this one, too, so no
+        # lane has this priority.
+        self._copies = torch.cuda.Stream(store.device, priority=-3)  # type: ignore[no-untyped-call]
         self._copied, self._read = ([torch.cuda.Event() for _ in range(2)] for _ in range(2))  # type: ignore[no-untyped-call]
         self._thread = ThreadPoolExecutor(1, "staging")
 

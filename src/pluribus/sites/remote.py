@@ -49,6 +49,7 @@ class Remote:
     seconds: float
     tell: Callable[[str], None]
     room: ClassVar[float] = math.inf
+    can_lose: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         self._enrolled: set[int] = set()  # since the last save
