@@ -293,7 +293,7 @@ class Host:
         with at(f"client {k}"):
             card = self._card(k)
             sets, public, exams = self._sets(k)
-            model = self._starts.model(card.model, k)
+            model = self._starts.model(card.model, k, self.device)
             client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
             self.method.prepare(client)
             client.state.fix()

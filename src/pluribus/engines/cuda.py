@@ -77,7 +77,7 @@ class Cuda(Serial):
         together: dict[int, Request] = {}  # small clients that wait for others to train with
         order = deque[int]()
         answers: dict[int, Answer] = {}
-        for request in requests:
+        for request in list(requests):  # all of them before anyone works: a server on a busy GPU would wait for each
             k = request.client
             order.append(k)
             while (client := self.host.seat(k, beside=running.keys() | together.keys())) is None:

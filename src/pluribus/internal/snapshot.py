@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Mapping
 from functools import cache
-from itertools import islice
+from itertools import islice, pairwise
 from typing import NamedTuple
 
 import torch
@@ -27,33 +28,47 @@ class _Location(NamedTuple):
 class Packed(dict[str, Tensor]):
     """Live tensors by name, in one block of memory per dtype. A GPU copies all of them in a few calls."""
 
-    def __init__(self, locations: Mapping[str, _Location], blocks: Mapping[torch.dtype, Tensor]) -> None:
-        super().__init__(_views(locations, blocks))
-        self.locations = dict(locations)
+    def __init__(
+        self, tensors: Mapping[str, Tensor], locations: dict[str, _Location], blocks: Mapping[torch.dtype, Tensor]
+    ) -> None:
+        super().__init__(tensors)
+        self.locations = locations
         self.blocks = {dtype: blocks[dtype][:end] for dtype, end in _ends(locations).items()}
 
     def first(self, number: int) -> Packed:
         """The first tensors, which are at the start of the blocks."""
-        return Packed(dict(islice(self.locations.items(), number)), self.blocks)
+        return Packed(dict(islice(self.items(), number)), dict(islice(self.locations.items(), number)), self.blocks)
 
 
 def pack(tensors: Mapping[str, Tensor]) -> Packed | None:
-    """Move the memory of these tensors into common blocks. The tensors themselves, such as parameters, stay in place.
+    """Move the memory of these tensors into common blocks. The tensors themselves, such as parameters, stay.
 
-    None: some of them already share memory, as the weights of a recurrent layer or tied weights do. Nothing is moved.
+    None: some of them overlap, as tied weights do. Nothing is moved.
     """
-    values = list(tensors.values())
-    if not values or any(value.untyped_storage().nbytes() != value.nbytes for value in values):
-        return None
-    if len({value.data_ptr() for value in values if value.numel()}) < sum(value.numel() > 0 for value in values):
+    spans = sorted((value.data_ptr(), value.nbytes) for value in tensors.values() if value.nbytes)
+    if not tensors or any(start + size > after for (start, size), (after, _) in pairwise(spans)):
         return None
     locations = _lay_out(tensors, ALIGNMENT)
-    blocks = {dtype: torch.zeros(end, dtype=dtype, device=values[0].device) for dtype, end in _ends(locations).items()}
-    packed = Packed(locations, blocks)
-    copy_all(packed, tensors)
+    device = next(iter(tensors.values())).device
+    blocks = {dtype: torch.zeros(end, dtype=dtype, device=device) for dtype, end in _ends(locations).items()}
+    copies = {name: _take_part(blocks[one.dtype], one) for name, one in locations.items()}
+    copy_all(copies, tensors)
     for name, value in tensors.items():
-        value.data = packed[name]
-    return packed
+        value.data = copies[name]
+        weakref.finalize(value, _hold, blocks[value.dtype])  # the part itself does not keep the block
+    return Packed(copies, locations, blocks)
+
+
+def _take_part(block: Tensor, one: _Location) -> Tensor:
+    """A tensor with a storage of its own, over a part of a block. It is no view: for each view, torch's forward mode
+    allocates as much memory as the whole block has."""
+    size, start = torch.Size(one.shape).numel() * block.itemsize, one.offset * block.itemsize
+    storage = torch._C._construct_storage_from_data_pointer(block.data_ptr() + start, block.device, size)
+    return torch.empty(0, dtype=block.dtype, device=block.device).set_(storage, 0, one.shape, one.stride)
+
+
+def _hold(block: Tensor) -> None:
+    """The argument of a finalizer stays in memory until its object is gone."""
 
 
 class Snapshot:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import os
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import NamedTuple
 
@@ -29,7 +29,18 @@ class _Pattern(NamedTuple):
 
     empty: TwoPartModel
     recipe: Recipe
-    drawn: dict[int, Snapshot]  # of the client that it was found with
+    drawn: dict[int, Snapshot]  # by seed: of the client that it was found with
+
+    def make(self, weights: Mapping[str, Tensor]) -> TwoPartModel:
+        """A model with these weights."""
+        shared = {id(value): value for value in (*self.empty.parameters(), *self.empty.buffers())}  # not to be copied
+        made = copy.deepcopy(self.empty, shared)
+        made.load_state_dict(weights, assign=True)
+        return made
+
+
+# By architecture and task. The first run of a process fills it, and the next ones need not.
+_patterns: dict[Hashable, Future[_Pattern | None]] = {}  # None: only the constructor can build it
 
 
 class Starts:
@@ -37,7 +48,6 @@ class Starts:
 
     def __init__(self, task: Task, same_init: bool) -> None:
         self._task, self._same = task, same_init
-        self._patterns: dict[str, Future[_Pattern | None]] = {}  # None: only the constructor can build it
         self._ahead: dict[int, Future[Snapshot | None]] = {}
         self._threads: ThreadPoolExecutor | None = None
 
@@ -51,8 +61,8 @@ class Starts:
             taken += sizes[model]
             if taken > MOST_BYTES:
                 return
-            if model not in self._patterns:
-                self._patterns[model] = self._pool().submit(self._find_pattern, model, k)
+            if (found := _patterns.get(self._key(model))) is None or found.cancelled():
+                _patterns[self._key(model)] = self._pool().submit(self._find_pattern, model, k)
             if k not in self._ahead:
                 self._ahead[k] = self._pool().submit(self._draw, model, k)
 
@@ -60,33 +70,37 @@ class Starts:
         """The weights of a client's initial model. None: only its constructor can draw them."""
         if (ahead := self._ahead.pop(k, None)) is not None:
             return ahead.result()
-        return self._draw(model, k) if model in self._patterns else None
+        return self._draw(model, k) if self._key(model) in _patterns else None
 
-    def model(self, model: str, k: int) -> TwoPartModel:
-        """A client's initial model."""
+    def model(self, model: str, k: int, device: torch.device) -> TwoPartModel:
+        """A client's initial model on a device."""
         if (weights := self.weights(model, k)) is None:
-            return self._task.start(model, None if self._same else k)
-        pattern = self._patterns[model].result()
+            return self._task.start(model, None if self._same else k).to(device)
+        pattern = _patterns[self._key(model)].result()
         assert pattern is not None
-        made = copy.deepcopy(pattern.empty)
-        made.load_state_dict(weights.views(), assign=True)
-        return made
+        return pattern.make(weights.to(device).views())  # one copy, not one per tensor
 
     def _draw(self, model: str, k: int) -> Snapshot | None:
-        if (pattern := self._patterns[model].result()) is None:
+        if (pattern := _patterns[self._key(model)].result()) is None:
             return None
-        return pattern.drawn.pop(k, None) or _keep(pattern.recipe.draw(self._seed(model, k)))
+        seed = self._seed(model, k)
+        return pattern.drawn.pop(seed, None) or _keep(pattern.recipe.draw(seed))
 
     def _find_pattern(self, model: str, k: int) -> _Pattern | None:
         """Build the model of a client, and note how its weights are drawn."""
         if not comes_with_library(model):
             return None
-        found = record_build(lambda: self._task.construct(model), self._seed(model, k))
+        seed = self._seed(model, k)
+        found = record_build(lambda: self._task.construct(model), seed)
         if found is None or not _has_state_alone(found[0]):
             return None
         built, recipe = found
         assert isinstance(built, TwoPartModel)
-        return _Pattern(_without_numbers(built), recipe, {k: _keep(built.state_dict())})
+        return _Pattern(_without_numbers(built), recipe, {seed: _keep(built.state_dict())})
+
+    def _key(self, model: str) -> Hashable:
+        task = self._task
+        return model, task.input, task.classes, task.width, task.projector, task.has_weights(model)
 
     def _seed(self, model: str, k: int) -> int:
         return self._task.seed_of(*self._task.start_key(model, None if self._same else k))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -65,16 +65,26 @@ def run_with_zeros(net: nn.Module, shape: Input | tuple[int, ...]) -> Any:
     # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
     stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in tensors.items()}
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
-    norms = _skipped_norms(net) if device.type == "meta" else nullcontext()
     # Two rows, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.
-    with norms, device, torch.no_grad(), torch.random.fork_rng(devices=[]):
+    with _one_thread(), _skipped_norms(net), device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         return functional_call(net, stand_ins, (as_input(shape).zeros(2, kind),))
 
 
 @contextmanager
+def _one_thread() -> Iterator[None]:
+    """Compute in this thread alone: for two rows, waiting for other threads takes longer than the work."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextmanager
 def _skipped_norms(net: nn.Module) -> Iterator[None]:
-    """Batch normalizations that only check their input: on the meta device, each one takes milliseconds."""
+    """Batch normalizations that only check their input: they change no shape, and each one takes milliseconds."""
     norms = [module for module in net.modules() if isinstance(module, _BatchNorm)]
     for norm in norms:
         norm.forward = partial(_check_channels, norm)  # type: ignore[method-assign]

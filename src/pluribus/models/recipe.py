@@ -121,7 +121,7 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs | ({"generator": self._generator} if _is_random(func) else {}))
         if func is torch.ops.aten.lift_fresh.default:  # torch.tensor(...): a constant
             func, noted = torch.ops.aten.clone.default, (result.clone(),)
-        outputs = [value for value in tree_leaves(result) if isinstance(value, Tensor)]
+        outputs = [result] if isinstance(result, Tensor) else [v for v in tree_leaves(result) if isinstance(v, Tensor)]
         new = {_place(value).storage: value.untyped_storage() for value in outputs}
         made = tuple(new.keys() - self._alive.keys())
         operation = _Operation(func, noted, kwargs, frozenset(new), made)
@@ -140,12 +140,15 @@ class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _is_repeatable(self, one: _Operation, result: Any, outputs: list[Tensor]) -> bool:
         """Whether it reads known memory, yields tensors, at most one in new memory, and draws only from a generator."""
-        nested = [value for value in tree_leaves((one.args, one.kwargs)) if isinstance(value, Tensor)]
-        constant = one.function is torch.ops.aten.clone.default and len(nested) == 1
         simple = isinstance(result, Tensor) or (bool(outputs) and not one.made)
         by_generator = torch.Tag.nondeterministic_seeded not in one.function.tags or _is_random(one.function)
-        known = one.used <= self._alive.keys() and (constant or not nested)
-        return known and simple and by_generator and all(value.device.type == "cpu" for value in outputs)
+        known = one.used <= self._alive.keys() and not any(map(_holds_tensors, (*one.args, *one.kwargs.values())))
+        is_constant = one.function is torch.ops.aten.clone.default and isinstance(one.args[0], Tensor)
+        return (known or is_constant) and simple and by_generator and all(v.device.type == "cpu" for v in outputs)
+
+
+def _holds_tensors(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, list | tuple) and any(map(_holds_tensors, value)))
 
 
 def _place(tensor: Tensor) -> _Place:
