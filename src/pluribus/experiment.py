@@ -28,7 +28,7 @@ from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
 from pluribus.internal.arithmetic import allowed_threads
 from pluribus.internal.blame import first_line
-from pluribus.internal.lookup import GIVEN, needs_script
+from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
@@ -263,7 +263,7 @@ class Experiment:
             code = pickle.dumps([find(self.method), *models, *self.own_builders().values()])
         except Exception:  # an object may raise anything; a model that does not exist is refused elsewhere
             return False
-        return not needs_script(code)
+        return b"__main__" not in code  # neither a reference nor a dotted path
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""

@@ -21,7 +21,6 @@ from pluribus.engines.worker import Adopt, Start, TakeChanged, TakeSelected, Wor
 from pluribus.engines.workers import Workers, start_workers
 from pluribus.host import Host, Load, Tensors, make_host
 from pluribus.internal.arithmetic import Arithmetic
-from pluribus.internal.lookup import needs_script
 from pluribus.processes import process_context
 from pluribus.request import Answer, Enrol, Evaluate, Request
 
@@ -89,18 +88,17 @@ class Auto(Workers):
         return self._forecast.seconds >= LEAST_SECONDS and self._forecast.to_save() > LEAST_SAVED
 
     def _start_in_background(self) -> None:
-        """Start processes, unless they would need the user's script: it may lack a guard, and would run again."""
+        """Start processes. They do not import the user's script: it may lack a guard, and would run again."""
         parts, experiment = self._parts, self._parts.experiment
         data = [*parts.dataset.tensors().values(), parts.data.store.x, parts.data.store.y]
         try:  # here and not in the thread: clients that work change what is packed
             host, shared = pack(partial(_make_host, self._host_factory(), experiment.own_builders()), data)
         except Exception:  # an object may raise anything
             return
-        if not needs_script(host):
-            how = Start(process_context(), host, shared, Arithmetic.here())
-            thread = ThreadPoolExecutor(1, "start of workers")
-            self._starting = thread.submit(_start_workers, self._number, how, self._load)
-            thread.shutdown(wait=False)
+        how = Start(process_context(), host, shared, Arithmetic.here())
+        thread = ThreadPoolExecutor(1, "start of workers")
+        self._starting = thread.submit(_start_workers, self._number, how, self._load)
+        thread.shutdown(wait=False)
 
     def _processes_are_ready(self) -> bool:
         """Whether processes have started by now. If they cannot start, clients stay here."""

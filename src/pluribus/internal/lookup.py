@@ -33,11 +33,6 @@ def dotted_path(value: object) -> str | None:
     return f"{module}.{name}" if getattr(sys.modules.get(module), name, None) is value else None
 
 
-def needs_script(pickled: bytes) -> bool:
-    """Whether pickled objects may refer to the script or notebook that runs, by a dotted path or otherwise."""
-    return b"__main__" in pickled
-
-
 def object_name(value: object) -> str:
     """The name of a function or class, or that of an object's class."""
     return str(getattr(value, "__name__", type(value).__name__))
