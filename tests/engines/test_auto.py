@@ -178,7 +178,12 @@ def test_public_rows_are_shared_too(at_once: None) -> None:
     assert shared == (0, 1, 1, 1)
 
 
-def test_a_short_run_starts_no_process() -> None:
+@pytest.mark.parametrize("kept", ["LEAST_SECONDS", "LEAST_SAVED"])
+def test_a_short_run_starts_no_process(kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too little is measured, or too little would be saved: each is reason enough."""
+    for name, value in AT_ONCE.items():
+        if name != kept:
+            monkeypatch.setattr(auto, name, value)
     (pids, threads, *_), census = look(rounds=3)
     assert set(pids) == {os.getpid()}
     assert set(threads) == {1}  # as many as with processes, so that the bits are the same
