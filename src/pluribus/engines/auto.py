@@ -25,7 +25,7 @@ from pluribus.processes import process_context
 from pluribus.request import Answer, Enrol, Evaluate, Request
 
 LEAST_SECONDS = 1.0  # work that is measured before anything is decided: the first requests take longer than later ones
-LEAST_SAVED = 6.0  # seconds that processes must save: twice what their start takes
+LEAST_SAVED = 6.0  # seconds that processes must save: twice as many as their start takes, or more
 PATIENCE = 0.0  # seconds that a client waits for processes that start
 
 
@@ -91,14 +91,16 @@ class Auto(Workers):
         """Start processes. They do not import the user's script: it may lack a guard, and would run again."""
         parts, experiment = self._parts, self._parts.experiment
         data = [*parts.dataset.tensors().values(), parts.data.store.x, parts.data.store.y]
-        try:  # here and not in the thread: clients that work change what is packed
-            host, shared = pack(partial(_make_host, self._host_factory(), experiment.own_builders()), data)
-        except Exception:  # an object may raise anything
-            return
-        how = Start(process_context(), host, shared, Arithmetic.here())
         thread = ThreadPoolExecutor(1, "start of workers")
-        self._starting = thread.submit(_start_workers, self._number, how, self._load)
-        thread.shutdown(wait=False)
+        try:
+            # packed here and not in the thread, because clients that work change it
+            packed = pack(partial(_make_host, self._host_factory(), experiment.own_builders()), data)
+            how = Start(process_context(), *packed, Arithmetic.here())
+            self._starting = thread.submit(_start_workers, self._number, how, self._load)
+        except Exception:  # an object that is packed may raise anything
+            return
+        finally:
+            thread.shutdown(wait=False)
 
     def _processes_are_ready(self) -> bool:
         """Whether processes have started by now. If they cannot start, clients stay here."""
