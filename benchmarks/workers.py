@@ -131,8 +131,8 @@ def main() -> None:
         return
     print(f"fedgh, htfe2, {CLIENTS} clients of {SAMPLES} images 3x32x32, batch {BATCH}, {os.cpu_count()} cores")
     for one in facts["rows"]:
-        times = "first {first_round_s:6.2f} s   round {round_s:6.2f} s   last {last_round_s:6.2f} s   all {all_rounds_s:6.1f} s"
-        print(("  {way:26} " + times + "   {times_faster:.2f} x").format(**one))
+        times = "first {first_round_s:6.2f} s   round {round_s:6.2f} s   last {last_round_s:6.2f} s"
+        print(("  {way:26} " + times + "   all {all_rounds_s:6.1f} s   {times_faster:.2f} x").format(**one))
 
 
 if __name__ == "__main__":
