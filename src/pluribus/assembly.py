@@ -91,7 +91,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     # a real site may hold one class: its classes are agreed on
     if dataset.target == "classes" and len(dataset.classes) < 2:
         raise DataError(f"data set {dataset.name} must have at least 2 classes, not {len(dataset.classes)}.")
-    if experiment.workers > 1 and experiment.engine != "ray":
+    if _asks_for_processes(experiment) and experiment.engine != "ray":
         check_portable([experiment], "leave out --workers")
         dataset = dataset.shared()
     one = experiment
@@ -188,9 +188,14 @@ def _device(experiment: Experiment) -> torch.device:
         raise UnknownNameError(f"unknown device '{name}': use cpu, cuda or auto.")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise DeviceError("torch finds no GPU: use --device cpu.")
-    if device.type == "cuda" and experiment.workers > 1:
+    if device.type == "cuda" and _asks_for_processes(experiment):
         raise ConflictError("--workers is for CPUs; a GPU has one process: add --device cpu, or leave out --workers.")
     return device
+
+
+def _asks_for_processes(experiment: Experiment) -> bool:
+    """Whether the user wants several worker processes. With `auto`, they are started when they save time."""
+    return experiment.workers != "auto" and experiment.processes() > 1
 
 
 def _kind(experiment: Experiment, dataset: Dataset) -> str | OwnPartition:

@@ -166,8 +166,8 @@ class Client:
     def pack(self) -> None:
         """Move all tensors that outlive an exchange into common blocks of memory, where copies of them are cheap.
 
-        Called once, after `equip` and before any step is recorded: addresses change. Recurrent layers already have their
-        weights in a block of their own, and keep it.
+        Called once, after `equip` and before any step is recorded: addresses change. Recurrent layers already have a
+        block for their weights, and keep it.
         """
         if any(isinstance(layer, nn.RNNBase) for module in (self.model, self.state) for layer in module.modules()):
             return

@@ -26,11 +26,12 @@ from pluribus.data.partitions import NATURAL, OwnPartition, name_partition, take
 from pluribus.data.reading import Reading, parse_columns, write_columns
 from pluribus.data.scaling import parse_normalize
 from pluribus.errors import ConflictError, FormatError, UserCodeError
+from pluribus.internal.arithmetic import allowed_threads
 from pluribus.internal.blame import first_line
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
-from pluribus.models import GROUP_OF, GROUPS, assign, own_models, take_models
+from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
@@ -165,8 +166,8 @@ class Experiment:
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, group="execution", at_least=1)
     """CPU threads of each worker. Bit-equal results need equal threads. Default: all cores, divided among workers."""
-    workers: int = setting(1, group="execution", at_least=1)
-    """Number of CPU processes or Ray actors that clients are spread over."""
+    workers: int | Literal["auto"] = setting("auto", group="execution", at_least=1)
+    """CPU processes or Ray actors that clients are spread over. auto: CPU processes if they clearly save time."""
     engine: Literal["auto", "ray"] = setting("auto", group="execution")
     """Where clients run: on this machine (auto), or on Ray actors, here or on a cluster."""
     ray_address: str | None = setting(None, group="execution")
@@ -224,11 +225,45 @@ class Experiment:
         words = self.tokenizer, self.vocabulary, self.length
         return Reading(parse_columns(self.columns), self.window, self.stride, *words, self.label_kind)
 
+    def sampled(self) -> int:
+        """Number of clients that are sampled per round."""
+        return max(1, round(self.participation * self.clients))
+
+    def on_gpu(self) -> bool:
+        """Whether clients train on a GPU of this machine."""
+        return str(self.device).startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
+
+    def processes(self) -> int:
+        """Most CPU processes or Ray actors that clients are spread over.
+
+        It depends on nothing that is measured, because it decides the threads of each process, and they decide bits.
+        """
+        if isinstance(self.workers, int):
+            return self.workers
+        if self.engine == "ray" or self.on_gpu():
+            return 1
+        most = min(allowed_threads() // (self.threads or 1), self.sampled())
+        return most if most > 1 and self.runs_without_script() else 1
+
     def threads_per_worker(self) -> int | None:
         """CPU threads of each process. None: torch decides."""
-        if self.threads is not None or self.workers == 1:
+        if self.threads is not None or (number := self.processes()) == 1:
             return self.threads
-        return max(1, (os.cpu_count() or 1) // self.workers)
+        cores = allowed_threads() if self.workers == "auto" else os.cpu_count() or 1
+        return max(1, cores // number)
+
+    def own_builders(self) -> dict[str, Any]:
+        """The user's own code that models are named by."""
+        return find_own_builders(assign(self.models, self.clients))
+
+    def runs_without_script(self) -> bool:
+        """Whether another process can get the method and the models without the user's script or notebook."""
+        try:
+            models = [one.source for one in own_models(self.models).values()]
+            code = pickle.dumps([find(self.method), *models, *self.own_builders().values()])
+        except Exception:  # an object may raise anything; a model that does not exist is refused elsewhere
+            return False
+        return b"__main__" not in code  # neither a reference nor a dotted path
 
     def build_method(self) -> Method:
         """The method with its hyper-parameters."""

@@ -182,10 +182,9 @@ class Federation:
     def sample_clients(self, t: int) -> tuple[list[int], set[int]]:
         """Clients of a round, and those of them that will be late. The cost depends on the sample alone."""
         experiment = self.parts.experiment
-        number = max(1, round(experiment.participation * experiment.clients))
         rng = python_rng(experiment.seed, "sample", t)
         chosen = self.method.participants(self.parts.task, t)
-        sampled = sorted(rng.sample(range(experiment.clients), number) if chosen is None else chosen)
+        sampled = sorted(rng.sample(range(experiment.clients), experiment.sampled()) if chosen is None else chosen)
         present = [k for k in sampled if rng.random() >= experiment.drop_rate]
         return present, {k for k in present if rng.random() < experiment.straggler_rate}
 

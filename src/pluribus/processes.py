@@ -7,9 +7,11 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from multiprocessing import resource_tracker
 from multiprocessing.context import ForkServerContext, SpawnContext
+from threading import Lock
+from types import ModuleType
 
 from pluribus.errors import UserCodeError
 
@@ -31,14 +33,34 @@ def process_context() -> ForkServerContext | SpawnContext:
 
 
 @contextmanager
-def without_interrupts() -> Iterator[None]:
-    """Processes started in this block never get Ctrl-C, which a terminal sends to all. This process gets it on exit."""
-    resource_tracker.ensure_running()  # first, because its start unblocks Ctrl-C
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+def starting(script: bool = True) -> Iterator[None]:
+    """Processes started in this block never get Ctrl-C, which a terminal sends to all. This process gets it on exit.
+
+    `script` says whether they import the user's script, for what it defines.
+    """
+    with _one_at_a_time, nullcontext() if script else _without_script():
+        resource_tracker.ensure_running()  # first, because its start unblocks Ctrl-C
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            yield
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+_one_at_a_time = Lock()  # threads that start processes would see each other's stand-in
+
+
+@contextmanager
+def _without_script() -> Iterator[None]:
+    """Replace the main module by one that has everything but a file, which new processes would import."""
+    main = sys.modules["__main__"]
+    stand_in = ModuleType(main.__name__)
+    vars(stand_in).update({name: one for name, one in vars(main).items() if name not in ("__file__", "__spec__")})
+    sys.modules["__main__"] = stand_in
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        sys.modules["__main__"] = main
 
 
 def check_guarded() -> None:

@@ -49,9 +49,9 @@ class Setting:
     simulated: bool = False  # whether it is for simulations only, although real sites take others of its group
 
     def holds(self, value: Any) -> bool:
-        """Whether a value is in the range. NaN fails if there is a bound. None means not set, and passes."""
+        """Whether a value is in the range. NaN fails if there is a bound. None and words are no numbers, and pass."""
         bounds = (ge, self.at_least), (gt, self.above), (le, self.at_most), (lt, self.below)
-        return value is None or all(bound is None or compare(value, bound) for compare, bound in bounds)
+        return isinstance(value, str | None) or all(bound is None or compare(value, bound) for compare, bound in bounds)
 
     def range(self) -> str:
         """The range in words. Empty if there is no bound."""
@@ -136,7 +136,8 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
 
 def _describe(choice: Any) -> str:
     if get_origin(choice) is Literal:
-        return f"one of {', '.join(map(str, get_args(choice)))}"
+        words = ", ".join(map(str, get_args(choice)))
+        return f"one of {words}" if len(get_args(choice)) > 1 else words
     return _KINDS[get_origin(choice) or choice][1]
 
 

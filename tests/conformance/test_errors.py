@@ -18,7 +18,7 @@ import torch
 import pluribus
 from conftest import assemble_tiny, few_digits, run_tiny, tiny
 from pluribus.data import Dataset, load
-from pluribus.engines.worker import Worker
+from pluribus.engines.worker import Start, Worker
 from pluribus.errors import (
     AgreementError,
     CertificateError,
@@ -51,6 +51,7 @@ from pluribus.errors import (
     WeightsError,
     WorkerError,
 )
+from pluribus.internal.arithmetic import Arithmetic
 from pluribus.message import Field, Message, decode, encode
 from pluribus.method import Method, find
 from pluribus.report import check_packages
@@ -105,7 +106,8 @@ def delete_what_was_trained(folder: Path) -> None:
 
 
 def kill_a_worker(folder: Path) -> None:
-    worker = Worker(multiprocessing.get_context("spawn"), 3, [])  # which need not have imported anything to die
+    how = Start(multiprocessing.get_context("spawn"), b"", [], Arithmetic.here())
+    worker = Worker(3, how)  # which need not have imported anything to die
     os.kill(worker._process.pid or 0, signal.SIGKILL)
     worker.receive()
 

@@ -20,9 +20,19 @@ from conftest import few_digits
 
 PATIENCE = 90.0  # seconds; only a test that fails waits so long
 SETTINGS = ["--data", few_digits(), "--clients", "4", "--rounds", "100000", "--device", "cpu"]
+# the command line, in which worker processes pay at once
+PAYING = """
+import sys, torch
+from pluribus.cli import main
+from pluribus.engines import auto
+auto.LEAST_SECONDS, auto.LEAST_SAVED = 0.0, -1e9
+torch.set_num_threads(2)
+sys.exit(main(sys.argv[1:]))
+"""
 COMMANDS = {
-    "workers": ["run", "local", *SETTINGS, "--workers", "2"],
-    "jobs": ["compare", "local", "fedgh", *SETTINGS, "--jobs", "2", "--seeds", "1"],
+    "workers": ["-m", "pluribus", "run", "local", *SETTINGS, "--workers", "2"],
+    "auto": ["-c", PAYING, "run", "local", *SETTINGS],
+    "jobs": ["-m", "pluribus", "compare", "local", "fedgh", *SETTINGS, "--jobs", "2", "--seeds", "1"],
 }
 
 Moment = Callable[[int, Path], bool]
@@ -46,6 +56,9 @@ MOMENTS: dict[str, tuple[str, Moment, float]] = {
     "as the first worker starts": ("workers", written("out/config.toml", 2), 0.0),
     "as the server of workers starts": ("workers", written("out/config.toml", 3), 0.0),
     "while that imports": ("workers", written("out/config.toml", 3), 1.0),
+    "as workers start in the background": ("auto", written("out/config.toml", 2), 0.0),
+    "while their server imports": ("auto", written("out/config.toml", 3), 0.5),
+    "as clients move": ("auto", written("out/config.toml", 5), 0.0),
     "as the first job starts": ("jobs", written("out", 3), 0.0),
     "while jobs start": ("jobs", written("out", 3), 1.5),
 }
@@ -77,7 +90,7 @@ def until(done: Callable[[], bool]) -> None:
 def test_ctrl_c_while_a_command_starts(tmp_path: Path, case: str) -> None:
     command, moment, seconds = MOMENTS[case]
     process = subprocess.Popen(
-        [sys.executable, "-m", "pluribus", *COMMANDS[command], "--out", str(tmp_path / "out")],
+        [sys.executable, *COMMANDS[command], "--out", str(tmp_path / "out")],
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
         text=True,

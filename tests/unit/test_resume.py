@@ -296,7 +296,7 @@ class StopAfter:
 
 
 def test_another_number_of_threads_is_told(tmp_path: Path) -> None:
-    settings = tiny(out=tmp_path / "run", clients=2, models="mlp-64", checkpoint_every=1)
+    settings = tiny(out=tmp_path / "run", clients=2, models="mlp-64", checkpoint_every=1, workers=1)
     with pytest.raises(KeyboardInterrupt):
         pluribus.run("local", progress=False, observers=[StopAfter(1)], **settings)
     threads = torch.get_num_threads()

@@ -45,8 +45,8 @@ method or label: it sets a hyper-parameter or a training setting.
 All methods are evaluated in one --view, and only equal views are tested against each other.
 
 --out is a folder with a run folder per row and seed. The same command with the same --out continues: finished runs
-are read, stopped runs are resumed. Every run has one CPU thread unless you set --threads, so that no metric but seconds
-depends on --jobs.
+are read, stopped runs are resumed. Every run has one process and one CPU thread unless you set --workers and --threads,
+so that no metric but seconds depends on --jobs.
 
 Differences from --baseline are per client and seed. 'better' and 'worse' need both a p-value below 0.05 (sign flips
 over all pairs, corrected for several methods) and a 95 % interval without 0 (resampled seeds, then clients in them).

@@ -19,7 +19,7 @@ from pluribus.result import Result
 
 T = TypeVar("T")
 
-TINY = {"data": FEW, "clients": 4, "rounds": 2, "lr": 0.05, "device": "cpu", "threads": 1}
+TINY = {"data": FEW, "clients": 4, "rounds": 2, "lr": 0.05, "device": "cpu", "threads": 1, "workers": 1}
 TINY |= {"evaluate_every": 1, "checkpoint_every": 1}
 
 # Hyper-parameters that some methods have, and values that suit the shortest of runs.

@@ -104,13 +104,16 @@ class Dataset:
         """The plural of what a row is, in words."""
         return MANY[self.kind] if self.kind in ("image", "signal") else "rows"
 
+    def tensors(self) -> dict[str, Tensor]:
+        """Rows, targets and everything else that each row has, by the name of the field."""
+        return {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
+
     def shared(self) -> Dataset:
         """Copy the data set to memory that other processes can access."""
-        columns = {name: value for name, value in vars(self).items() if isinstance(value, Tensor)}
         try:
-            copies: dict[str, Any] = {name: _copy_to_shared(value) for name, value in columns.items()}
+            copies: dict[str, Any] = {name: copy_to_shared(value) for name, value in self.tensors().items()}
         except RuntimeError as error:
-            size = sum(value.nbytes for value in columns.values())
+            size = sum(value.nbytes for value in self.tensors().values())
             raise DeviceError(
                 f"worker processes share the data set, but shared memory (/dev/shm) has no room for its {size >> 20} "
                 f"MiB ({last_line(error)}). Make /dev/shm larger, or leave out --workers."
@@ -210,7 +213,7 @@ class Dataset:
             yield f"{name} must be in 0..{names - 1}, but ranges from {low} to {high} (row {row})"
 
 
-def _copy_to_shared(value: Tensor) -> Tensor:
+def copy_to_shared(value: Tensor) -> Tensor:
     """Copy a tensor to shared memory. Moving it there would invalidate numpy views of it."""
     if value.is_shared():  # type: ignore[no-untyped-call]
         return value

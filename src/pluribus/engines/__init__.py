@@ -6,8 +6,10 @@ The server of a simulation on a GPU runs there, too.
 from __future__ import annotations
 
 from collections.abc import Callable
+from multiprocessing import current_process
 
 from pluribus.assembly import Assembly, Parts
+from pluribus.engines.auto import Auto
 from pluribus.engines.engine import Engine
 from pluribus.engines.local import local_engine
 from pluribus.engines.workers import Workers
@@ -21,9 +23,11 @@ def engine_for(parts: Assembly, load: Load, tell: Callable[[str], None]) -> Engi
         from pluribus.engines.ray import Ray
 
         return Ray(parts, load, tell)
-    workers = min(parts.experiment.workers, parts.experiment.clients)
-    if workers > 1:
+    workers = min(parts.experiment.processes(), parts.experiment.clients)
+    if workers > 1 and parts.experiment.workers != "auto":
         return Workers(parts, load, workers)
+    if workers > 1 and not current_process().daemon:  # a process of a pool cannot start others
+        return Auto(parts, load, workers)
     return local_engine(make_host(parts, load), parts.experiment, tell)
 
 

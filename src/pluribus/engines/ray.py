@@ -52,7 +52,7 @@ class Ray(Spread):
     can_lose = True
 
     def __init__(self, parts: Assembly, load: Load, tell: Callable[[str], None]) -> None:
-        super().__init__(parts, load, min(parts.experiment.workers, parts.experiment.clients))
+        super().__init__(parts, load, min(parts.experiment.processes(), parts.experiment.clients))
         self._tell = tell
         self._started_ray = False  # whether this process started Ray
 
@@ -217,7 +217,7 @@ def _connect(experiment: Experiment) -> None:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     where: dict[str, Any] = {"address": experiment.ray_address}
     if experiment.ray_address is None:
-        cores = torch.get_num_threads() * experiment.workers
+        cores = torch.get_num_threads() * experiment.processes()
         where = {"address": "local", "num_cpus": cores, "include_dashboard": False}
     else:
         _check_reachable(experiment.ray_address)

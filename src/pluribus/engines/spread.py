@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from functools import cache, partial
 from typing import Any
 
@@ -43,8 +43,7 @@ class Spread:
         first = next(iter(todo.values()))
         if not isinstance(first, Evaluate):  # an evaluation does not change a client
             self._unsaved |= todo.keys()
-        # with the stage: exchanges of a round may differ in cost as much as types of requests
-        kind = type(first), first.stage if isinstance(first, Work) else 0
+        kind = kind_of(first)
         self._move_clients(assign(self._costs.of(kind, todo), self._owner, self._number))
         for k, outcome in self._answers(todo):
             self._costs.note(kind, k, outcome.seconds)
@@ -79,7 +78,7 @@ class Spread:
     def _send_saved(self, plan: Mapping[int, int]) -> None:
         """Prepare hosts for clients that they do not have yet, and whose state is saved."""
 
-    def _broadcast(self, command: Command) -> list[Any]:
+    def _broadcast(self, command: TakeChanged | TakeSelected) -> list[Any]:
         return self._command((number, command) for number in range(len(self._hosts)))
 
     def _move_clients(self, plan: Mapping[int, int]) -> None:
@@ -95,6 +94,11 @@ class Spread:
     def _size(self, k: int) -> Size:
         card = self._parts.cards[k]
         return Size(card.model, self._parameters(card.model) * max(1, card.samples))
+
+
+def kind_of(request: Request) -> Hashable:
+    """Requests of one kind cost a client about the same: exchanges of a round may differ as much as types."""
+    return type(request), request.stage if isinstance(request, Work) else 0
 
 
 def _parameters(parts: Assembly, model: str) -> int:

@@ -12,7 +12,7 @@ import pickle
 import signal
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing.connection import Connection
@@ -93,15 +93,23 @@ class LoadSaved(NamedTuple):
     client: int
 
 
+class Start(NamedTuple):
+    """How workers start. `host` is a packed function that makes their hosts, without the tensors in shared memory."""
+
+    context: ForkServerContext | SpawnContext
+    host: bytes
+    shared: list[Tensor]
+    arithmetic: Arithmetic
+
+
 class Worker:
     """A worker process, as its parent sees it."""
 
-    def __init__(self, context: ForkServerContext | SpawnContext, number: int, shared: list[Tensor]) -> None:
+    def __init__(self, number: int, how: Start) -> None:
         self._number = number
-        self.connection, child_end = context.Pipe()
-        self._process = context.Process(
-            target=_run_worker, args=(child_end, shared, Arithmetic.here()), name=f"{NAME} {number}", daemon=True
-        )
+        self.connection, child_end = how.context.Pipe()
+        args = child_end, how.shared, how.arithmetic
+        self._process = how.context.Process(target=_run_worker, args=args, name=f"{NAME} {number}", daemon=True)
         self._process.start()
         child_end.close()  # otherwise the pipe would stay open when the worker ends
 
@@ -144,6 +152,8 @@ class _Packer(pickle.Pickler):
     """Pickles tensors as arrays, which takes half the time."""
 
     def reducer_override(self, value: Any) -> Any:
+        if isinstance(value, torch.memory_format):  # pickle would name any module that has imported torch
+            return _memory_format, (str(value).removeprefix("torch."),)
         if type(value) is not Tensor or value.requires_grad:
             return NotImplemented
         try:
@@ -152,15 +162,22 @@ class _Packer(pickle.Pickler):
             return NotImplemented
 
 
-class _SharingPacker(_Packer):
-    """Leaves out tensors in shared memory."""
+def _memory_format(name: str) -> torch.memory_format:
+    return getattr(torch, name)  # type: ignore[no-any-return]
 
-    def __init__(self, file: BytesIO) -> None:
+
+class _SharingPacker(_Packer):
+    """Leaves out tensors in shared memory, and those that will be there."""
+
+    def __init__(self, file: BytesIO, soon: Collection[Tensor]) -> None:
         super().__init__(file)
+        self._soon = {id(value) for value in soon}
         self.shared: list[Tensor] = []
 
     def persistent_id(self, value: Any) -> int | None:
-        if not (isinstance(value, Tensor) and value.is_shared()):  # type: ignore[no-untyped-call]
+        if not isinstance(value, Tensor):
+            return None
+        if not (id(value) in self._soon or value.is_shared()):  # type: ignore[no-untyped-call]
             return None
         numbers = [number for number, known in enumerate(self.shared) if known is value]
         if not numbers:
@@ -177,10 +194,13 @@ class _SharingUnpacker(pickle.Unpickler):
         return self._shared[number]
 
 
-def pack(value: Any) -> tuple[bytes, list[Tensor]]:
-    """Pickle a value. Returns the bytes, and the shared tensors, which the bytes do not contain."""
+def pack(value: Any, soon: Collection[Tensor] = ()) -> tuple[bytes, list[Tensor]]:
+    """Pickle a value. Returns the bytes, and the tensors in shared memory, which the bytes do not contain.
+
+    Tensors of `soon` are not in shared memory yet: a worker must get copies of them that are.
+    """
     file = BytesIO()
-    packer = _SharingPacker(file)
+    packer = _SharingPacker(file, soon)
     packer.dump(value)
     return file.getvalue(), packer.shared
 

@@ -14,10 +14,11 @@ from multiprocessing.connection import wait
 from typing import Any
 
 from pluribus.engines.spread import Order, Spread
-from pluribus.engines.worker import Command, LoadSaved, Open, Outcome, Saved, Worker, pack
+from pluribus.engines.worker import Command, LoadSaved, Open, Outcome, Saved, Start, Worker, pack
 from pluribus.errors import ConflictError
 from pluribus.host import Host, Limits, Load
-from pluribus.processes import process_context, without_interrupts
+from pluribus.internal.arithmetic import Arithmetic
+from pluribus.processes import process_context, starting
 from pluribus.request import Request
 
 AHEAD = 2  # commands queued at a worker: with one it would wait for the parent, with more they would take memory
@@ -30,20 +31,13 @@ class Workers(Spread):
 
     def close(self) -> None:
         workers, self._hosts = self._hosts, []
-        for worker in workers:
-            worker.connection.close()  # tells the worker to end
-        for worker in workers:
-            worker.end()
+        _end(workers)
 
     def _start(self) -> None:
         if multiprocessing.current_process().daemon:
             raise ConflictError("a process of a pool cannot start worker processes: leave out --workers.")
-        host, shared = pack(self._host_factory())
-        context = process_context()
-        with without_interrupts():
-            for number in range(self._number):
-                self._hosts.append(Worker(context, number, shared))
-        self._broadcast(Open(host))
+        how = Start(process_context(), *pack(self._host_factory()), Arithmetic.here())
+        self._hosts = start_workers(self._number, how, self._load)
 
     def _host_factory(self) -> Callable[..., Host]:
         """A function that makes the host of a worker. Only the worker can give it `load`."""
@@ -59,6 +53,28 @@ class Workers(Spread):
 
     def _command(self, orders: Iterable[Order]) -> list[Any]:
         return [outcome.value for outcome in _Dispatch(self._hosts, orders, self._load)]
+
+
+def start_workers(number: int, how: Start, load: Load, script: bool = True) -> list[Worker]:
+    """Start worker processes that have made their hosts. `script`: whether they import the user's script before."""
+    workers: list[Worker] = []
+    try:
+        with starting(script):
+            for index in range(number):
+                workers.append(Worker(index, how))
+        for _ in _Dispatch(workers, ((index, Open(how.host)) for index in range(number)), load):
+            pass
+    except BaseException:
+        _end(workers)
+        raise
+    return workers
+
+
+def _end(workers: Sequence[Worker]) -> None:
+    for worker in workers:
+        worker.connection.close()  # tells the worker to end
+    for worker in workers:
+        worker.end()
 
 
 class _Dispatch:

@@ -30,11 +30,21 @@ class Arithmetic(NamedTuple):
         torch.set_float32_matmul_precision(self.precision)
 
 
+_outside: int | None = None  # torch's threads outside of the run that is under way
+
+
+def allowed_threads() -> int:
+    """The threads that torch may use: one per core, unless the user or the system allows fewer. A run sets its own."""
+    return torch.get_num_threads() if _outside is None else _outside
+
+
 @contextmanager
 def reproducible(threads: int | None, precision: str) -> Iterator[None]:
     """Set the number of CPU threads, and allow only deterministic kernels on a GPU. Both are restored on exit."""
+    global _outside
     cudnn = torch.backends.cudnn
-    before, flags = torch.get_num_threads(), (cudnn.deterministic, cudnn.allow_tf32)
+    before, flags, outside = torch.get_num_threads(), (cudnn.deterministic, cudnn.allow_tf32), _outside
+    _outside = allowed_threads()
     # cuBLAS reads this when it starts. With other workspaces, the order of summation depends on concurrent kernels.
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     # CUDA reads this when it starts. With the default of 8, the streams of 20 clients wait for each other.
@@ -45,5 +55,6 @@ def reproducible(threads: int | None, precision: str) -> Iterator[None]:
     try:
         yield
     finally:
+        _outside = outside
         torch.set_num_threads(before)
         cudnn.deterministic, cudnn.allow_tf32 = flags

@@ -87,7 +87,7 @@ class CommonSettings(TypedDict, total=False):
     metrics: str | Sequence[str]
     device: DeviceLike
     threads: int | None
-    workers: int
+    workers: int | Literal["auto"]
     engine: Literal["auto", "ray"]
     ray_address: str | None
     gpu_share: float

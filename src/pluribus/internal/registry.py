@@ -19,9 +19,13 @@ def check_free(kind: str, name: str, known: Any, new: Any) -> None:
     (module, qualname), here = _home(known), _home(new)
     if here == (module, qualname) or here[0] == module == "__main__":
         return
-    built_in = module.partition(".")[0] == "pluribus"
-    taken = "is built in" if built_in else f"is registered already, by {module}.{qualname}"
+    taken = "is built in" if is_built_in(known) else f"is registered already, by {module}.{qualname}"
     raise UserCodeError(f"{kind} '{name}' {taken}. Choose another name.")
+
+
+def is_built_in(registered: Any) -> bool:
+    """Whether a class or function is part of this library."""
+    return _home(registered)[0].partition(".")[0] == "pluribus"
 
 
 def _home(registered: Any) -> tuple[str, str]:

@@ -5,8 +5,17 @@ from pluribus.models import signals, texts, tables  # noqa: F401  models for oth
 from pluribus.models.groups import GROUPS, Group, assign, width_of
 from pluribus.models.own import OwnModel, own_models, take_models
 from pluribus.models.two_part import TwoPartModel
-from pluribus.models.zoo import GROUP_OF, ModelEntry, build, comes_with_library, entries, has_weights, note_on
-from pluribus.models.zoo import register_model
+from pluribus.models.zoo import (
+    GROUP_OF,
+    ModelEntry,
+    build,
+    comes_with_library,
+    entries,
+    find_own_builders,
+    has_weights,
+    note_on,
+    register_model,
+)
 
 __all__ = [
     "GROUPS",
@@ -19,6 +28,7 @@ __all__ = [
     "build",
     "comes_with_library",
     "entries",
+    "find_own_builders",
     "has_weights",
     "note_on",
     "own_models",

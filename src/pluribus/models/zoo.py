@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from typing import Any, Literal, TypeVar
@@ -15,8 +15,8 @@ from torch import nn
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
 from pluribus.inputs import KINDS, MANY, Input, Kind, as_input
 from pluribus.internal.blame import at, first_line, own_line
-from pluribus.internal.lookup import import_dotted, refuse_given
-from pluribus.internal.registry import check_free
+from pluribus.internal.lookup import import_dotted, is_given, refuse_given
+from pluribus.internal.registry import check_free, is_built_in
 from pluribus.models.hf import HF, hf_backbone
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
 from pluribus.models.pretrained import Origin, fill_weights
@@ -98,7 +98,14 @@ def entries() -> dict[str, ModelEntry]:
 def comes_with_library(model: str) -> bool:
     """Whether a name is that of a model of this library, not of a user or of another library."""
     entry = _entries.get(model)
-    return entry is not None and getattr(entry.builder, "__module__", "").startswith("pluribus.")
+    return entry is not None and is_built_in(entry.builder)
+
+
+def find_own_builders(names: Iterable[str]) -> dict[str, Any]:
+    """The builders that are the user's own code, of those models that have a registered name or a dotted path."""
+    known = [name for name in dict.fromkeys(names) if not (is_given(name) or name.startswith((TIMM, HF)))]
+    builders = {name: _find(name).builder for name in known}
+    return {name: builder for name, builder in builders.items() if not is_built_in(builder)}
 
 
 def has_weights(model: Model, weights: str | None = None) -> bool:

@@ -52,7 +52,7 @@ class BareLoop:
     def _conditions(self) -> Iterator[None]:
         """Set the run's precision, the threads of all its workers together, and separate random numbers."""
         device, threads = self._parts.device, torch.get_num_threads()
-        torch.set_num_threads(threads * self._parts.experiment.workers)
+        torch.set_num_threads(threads * self._parts.experiment.processes())
         try:
             with (
                 draws.seeded(self._parts.task.seed, "bare", device=device),

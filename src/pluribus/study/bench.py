@@ -23,6 +23,7 @@ import torch
 
 from pluribus.api import run
 from pluribus.assembly import Assembly
+from pluribus.engines.auto import Auto
 from pluribus.experiment import Experiment, at_constant_rate, experiment, repeat
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
@@ -178,8 +179,6 @@ class _Watch:
         self._federation, self._parts = federation, parts
         self._bare = BareLoop(parts) if self._wants_bare else None
         self.architectures = len(parts.cards.architectures())
-        engine, device, workers = type(federation.engine).__name__, device_name(parts.device), parts.experiment.workers
-        self.machine = Machine(engine.lower(), device, torch.get_num_threads(), workers, torch.__version__)
         self._restart_clock()
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
@@ -198,11 +197,22 @@ class _Watch:
 
     def finish(self, result: Result) -> None:
         self.host_memory = _host_memory()  # now, because the workers still run
+        engine, workers = _engine_of(self._federation)
+        device, threads = device_name(self._parts.device), torch.get_num_threads()
+        self.machine = Machine(engine, device, threads, workers, torch.__version__)
 
     def _restart_clock(self) -> None:
         if self._parts.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self._parts.device)  # without the bare loop
         self._since = now(self._parts.device)
+
+
+def _engine_of(federation: Federation) -> tuple[str, int]:
+    """The engine that the last round ran on, and its number of processes."""
+    engine = federation.engine
+    if isinstance(engine, Auto):
+        return ("workers", engine.workers) if engine.workers else ("serial", 1)
+    return type(engine).__name__.lower(), federation.parts.experiment.processes()
 
 
 def _host_memory() -> int:

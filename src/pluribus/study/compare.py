@@ -56,8 +56,9 @@ def compare(
     lacks the view is evaluated in its own. Only rows of equal views are tested against each other. `equal_steps` gives
     every row enough rounds for the number of gradient steps per client that the row with the most takes in `rounds`.
 
-    Every run has one CPU thread unless `threads` is set, so that results do not depend on `jobs`, the number of
-    parallel runs. The default is one on a GPU, otherwise one per core. `track` names the trackers of each run.
+    Every run has one process and one CPU thread unless `workers` and `threads` are set, so that results do not depend
+    on `jobs`, the number of parallel runs. The default is one on a GPU, otherwise one per core. `track` names the
+    trackers of each run.
     """
     check_guarded()
     check_counts(jobs=jobs)

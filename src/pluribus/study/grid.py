@@ -15,8 +15,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import torch
-
 from pluribus import errors
 from pluribus.data.datasets import short_name
 from pluribus.experiment import Experiment, why_not_portable
@@ -131,10 +129,9 @@ def default_jobs(grid: Sequence[Experiment]) -> int:
     described = grid[0]
     if why_not_portable(grid):
         return 1
-    on_gpu = str(described.device).startswith("cuda") or (described.device == "auto" and torch.cuda.is_available())
-    if on_gpu or described.engine == "ray":
+    if described.on_gpu() or described.engine == "ray":
         return 1
-    return max(1, (os.cpu_count() or 1) // (described.workers * (described.threads or 1)))
+    return max(1, (os.cpu_count() or 1) // (described.processes() * (described.threads or 1)))
 
 
 def _with_traceback(out: str, reason: str) -> str:

@@ -27,7 +27,7 @@ from pluribus.experiment import Experiment, check_portable
 from pluribus.federation import Federation, Observer
 from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
-from pluribus.processes import NAME, UNGUARDED, process_context, without_interrupts
+from pluribus.processes import NAME, UNGUARDED, process_context, starting
 from pluribus.result import Result
 from pluribus.storage.files import write_text
 
@@ -165,7 +165,7 @@ def _start(
     args = theirs, described, _data(described), track
     # not a daemon, because a daemon may not start worker processes
     process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
-    with without_interrupts():
+    with starting():
         process.start()
     theirs.close()  # otherwise the pipe stays open when the process ends
     return ours, process

@@ -125,7 +125,8 @@ def common_settings(config: str | Path | None) -> dict[str, Any]:
     """Default settings of all rows, from the experiment and a config file."""
     own = ("method", "hyper", "out", "seed")  # of each run
     common = {one.name: one.default for one in fields(Experiment) if one.name not in (*TRAINING, *own)}
-    return common | {"threads": 1} | {k: v for k, v in _read_config(config).items() if k not in own}
+    alone = {"threads": 1, "workers": 1}  # runs side by side fill the cores
+    return common | alone | {k: v for k, v in _read_config(config).items() if k not in own}
 
 
 def read_rows(config: str | Path | None) -> list[Row]:

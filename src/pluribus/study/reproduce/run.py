@@ -55,7 +55,7 @@ def reproduce(
     file = Path(save) if save else folder / f"{table.name}.json"
     if save:
         check_writable(file)
-    settings = {"rounds": rounds, "device": device, "threads": 1}
+    settings = {"rounds": rounds, "device": device, "threads": 1, "workers": 1}
     grid = [table.experiment(row, **settings, seed=number) for number in range(seeds or table.seeds) for row in rows]
     reach = targets(table.figures.values())
     kept = summary.read(file.parent) if file.parent.is_dir() else {}
