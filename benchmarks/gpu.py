@@ -8,8 +8,8 @@ is the time from the call of `pluribus.run` to the end of its first round. `roun
 which nothing is recorded any more. `peak_gb` is the largest memory of tensors on the GPU. Workloads whose name begins
 with `method` differ in the method alone.
 
-HtFLlib (commit of November 2026, same clients, same GPU, one sitting before this): FedGH 41.5 s a round, FedL2G-f 37.5,
-FML 42.6, FedProto 31.2, FedKD 54.1.
+HtFLlib at commit e959261, November 2026, same clients on one H200, seconds a round: FedGH 41.5, FedL2G-f 37.5, FML
+42.6, FedProto 31.2, FedKD 54.1.
 """
 
 from __future__ import annotations

@@ -194,20 +194,27 @@ def encode(message: Message, schema: Schema, who: str) -> bytes:
     return safetensors.torch.save(flat)
 
 
+def move_together(tensors: Mapping[str, Tensor], device: torch.device | str) -> dict[str, Tensor]:
+    """The tensors on another device, in one copy: a GPU makes a thread wait for every copy."""
+    kind = torch.device(device).type
+    moving = {name: value for name, value in tensors.items() if value.device.type != kind}
+    names = sorted(moving, key=lambda name: -moving[name].itemsize)  # so that each starts at a multiple of its size
+    copies: dict[str, Tensor] = {}
+    if names:
+        data = torch.cat([moving[name].detach().contiguous().flatten().view(torch.uint8) for name in names]).to(device)
+        for name, part in zip(names, torch.split(data, [moving[name].nbytes for name in names]), strict=True):
+            copies[name] = part.view(moving[name].dtype).view(moving[name].shape)
+    return {name: copies.get(name, value) for name, value in tensors.items()}
+
+
 def _on_cpu(message: Message) -> dict[str, Value]:
-    """The values of a message on the CPU. A GPU sends all of them in one copy: each one makes this thread wait."""
-    parts = {id(part): part for value in message.values() for part in _parts(value) if part.device.type != "cpu"}
-    by_size = sorted(parts.items(), key=lambda one: -one[1].itemsize)  # so that each starts at a multiple of its size
-    copies: dict[int, Tensor] = {}
-    if by_size:
-        data = torch.cat([part.contiguous().flatten().view(torch.uint8) for _, part in by_size]).cpu()
-        for (key, part), own in zip(by_size, torch.split(data, [part.nbytes for _, part in by_size]), strict=True):
-            copies[key] = own.view(part.dtype).view(part.shape)
-
-    def copy(part: Tensor) -> Tensor:
-        return copies.get(id(part), part)
-
-    return {n: Rows(*map(copy, _parts(v))) if isinstance(v, Rows) else copy(v) for n, v in message.items()}
+    """The values of a message on the CPU."""
+    parts = {f"{at} {name}": part for name, value in message.items() for at, part in enumerate(_parts(value))}
+    moved = move_together(parts, "cpu")
+    return {
+        name: Rows(moved[f"0 {name}"], moved[f"1 {name}"]) if isinstance(value, Rows) else moved[f"0 {name}"]
+        for name, value in message.items()
+    }
 
 
 def _parts(value: Value) -> tuple[Tensor, ...]:

@@ -121,7 +121,10 @@ class Task:
         """A model on the meta device: all names and shapes, no weights."""
         if model not in self._shapes:
             with torch.device("meta"):
-                self._shapes[model] = self.build(model)
+                built = self.build(model)
+            if model in self.unseen:
+                return built  # parts of it may not be looked at, and so not be copied
+            self._shapes[model] = built
         return copy.deepcopy(self._shapes[model])  # a copy takes a third of the time, and may be changed
 
     def smallest(self, models: Iterable[str]) -> str:

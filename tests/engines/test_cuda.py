@@ -19,6 +19,7 @@ from pluribus.client import Batch, Client
 from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import Augment
 from pluribus.engines.server_steps import Recorder
+from pluribus.message import Field, Message, Rows, encode, move_together
 from pluribus.method import Method, Need, methods
 from pluribus.methods.fedtgp import FedTGP
 from pluribus.result import Result
@@ -99,6 +100,43 @@ def test_captured_steps_see_augmented_images_and_public_ones_as_they_are(name):
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)
+
+
+def test_a_message_of_a_gpu_has_the_bytes_of_one_of_the_cpu():
+    values = {
+        "double": torch.randn(3, 2, dtype=torch.float64),
+        "count": torch.tensor(7, dtype=torch.int32),
+        "kernel": torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
+        "flags": torch.tensor([True, False, True]),
+        "empty": torch.zeros(0, 5),
+    }
+    means = Rows(torch.randn(4, 3), torch.tensor([True, False, True, True]))
+    schema = {name: Field(tuple(value.shape), value.dtype) for name, value in values.items()}
+    schema["means"] = Field((4, 3), form="rows")
+    there = {name: value.cuda() for name, value in values.items()} | {
+        "means": Rows(means.value.cuda(), means.held.cuda())
+    }
+    assert encode(Message(there), schema, "") == encode(Message(values | {"means": means}), schema, "")
+    back = move_together(move_together(values, "cuda"), "cpu")
+    assert all(torch.equal(back[name], value) for name, value in values.items())
+
+
+@pytest.mark.parametrize("models", ["resnet10,cnn4", "mobilenet-v2"])
+def test_clients_share_blocks_whose_copies_are_those_of_single_tensors(models):
+    """A step in packed memory leaves the bits of a step in memory of its own."""
+    settings = {"models": models, "image_size": 32, "clients": 2, "rounds": 2, "batch_size": 16}
+    packed = captured("local", **settings)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Client, "pack", lambda self: None)
+        assert_same(packed, captured("local", **settings))
+
+
+def test_forward_mode_needs_no_more_memory_where_clients_share_blocks():
+    """For each parameter that is a view, torch would allocate as much as the whole block has."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    captured("fedl2g-f", models="resnet18", image_size=32, clients=2, rounds=2, warmup=0)
+    assert torch.cuda.max_memory_allocated() < 4 * 2**30  # 62 parameters of 45 MB each would take 5.6 GB
 
 
 METHODS = list(methods())

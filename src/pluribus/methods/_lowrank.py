@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.errors import SchemaError
-from pluribus.message import Dim, Field, Message
+from pluribus.message import Dim, Field, Message, move_together
 
 Tensors = Mapping[str, Tensor]
 MOST_BY_GRAM = 1 - 1e-9  # above this share, the rounding of a Gram matrix could decide the rank
@@ -92,10 +92,11 @@ def fields(tensors: Tensors) -> dict[str, Field]:
 
 def packed(tensors: Tensors, energy: float, since: Tensors) -> dict[str, Tensor]:
     """Compress tensors: each as the factors of its change from `since` (default: zero), or whole."""
+    changes = {name: value - since[name] if name in since else value for name, value in tensors.items()}
     found: dict[str, Tensor] = {}
-    for name, value in tensors.items():
-        factors = factorize(value - since[name] if name in since else value, energy)
-        found |= {name: value} if factors is None else named(name, factors)
+    for name, change in move_together(changes, "cpu").items():
+        factors = factorize(change, energy)
+        found |= {name: tensors[name]} if factors is None else named(name, factors)
     return found
 
 
@@ -106,6 +107,7 @@ def named(name: str, factors: Factors) -> dict[str, Tensor]:
 
 def unpacked(message: Message, like: Tensors, since: Tensors) -> dict[str, Tensor]:
     """Restore, on the CPU, the tensors that `packed` compressed, up to truncation."""
+    since = move_together({name: value for name, value in since.items() if name not in message}, "cpu")
     found: dict[str, Tensor] = {}
     for name, value in like.items():
         if name in message:
@@ -114,7 +116,7 @@ def unpacked(message: Message, like: Tensors, since: Tensors) -> dict[str, Tenso
         if missing := [f"{name}.{factor}" for factor in Factors._fields if f"{name}.{factor}" not in message]:
             raise SchemaError(f"the message has neither '{name}' nor '{missing[0]}'.")
         matrix = Factors(*(message.tensor(f"{name}.{factor}") for factor in Factors._fields)).matrix()
-        start = since[name].cpu().double() if name in since else 0.0
+        start = since[name].double() if name in since else 0.0
         found[name] = (start + matrix.reshape(value.shape)).to(value.dtype)
     return found
 

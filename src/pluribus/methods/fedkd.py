@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.message import Field, Message, Wire
+from pluribus.message import Field, Message, Wire, move_together
 from pluribus.method import Sizes, Traffic, register
 from pluribus.methods import _lowrank as lowrank
 from pluribus.methods._auxiliary import Auxiliary
@@ -99,7 +99,8 @@ class FedKD(Auxiliary):
             return
         last = client.state.last
         if int(client.state.version) != int(down.tensor("version")):  # a repeated download changes nothing
-            last.load_state_dict(lowrank.unpacked(down, mentee, last.state_dict()))
+            restored = lowrank.unpacked(down, mentee, last.state_dict())
+            last.load_state_dict(move_together(restored, client.device))
             client.state.version = down.tensor("version")
         client.state.shared.load_state_dict(last.state_dict())
 
