@@ -12,6 +12,7 @@ from conftest import assemble_tiny, make_host
 from kit import same_bits
 from pluribus.host import Host
 from pluribus.internal import batches
+from pluribus.internal.snapshot import ALIGNMENT
 from pluribus.request import Work
 
 ROUNDS = 3
@@ -86,6 +87,15 @@ def test_clients_that_are_no_longer_expected_are_dropped():
     assert host._starts._ahead.keys() == {2}
     assert host.client(2).card.id == 2
     assert not host._starts._ahead
+    host.close()
+
+
+def test_drawn_weights_are_aligned_like_tensors_of_their_own():
+    """Kernels of a GPU read four numbers at once, and fail elsewhere."""
+    host = make_host(assemble_tiny("fedgh", models="cnn-16-32", clients=2))
+    host.expect([0, 1])
+    places = [value.data_ptr() for value in host._starts.model("cnn-16-32", 1, torch.device("cpu")).parameters()]
+    assert {place % ALIGNMENT for place in places} == {places[0] % ALIGNMENT}
     host.close()
 
 

@@ -74,13 +74,13 @@ def _hold(block: Tensor) -> None:
 class Snapshot:
     """Copies in one block of memory per dtype, so that a GPU copies a thousand tensors in a few calls."""
 
-    def __init__(self, tensors: Mapping[str, Tensor], pinned: bool = False) -> None:
-        """Copy tensors. `pinned`: into memory of the host from which a GPU copies fast."""
+    def __init__(self, tensors: Mapping[str, Tensor], alignment: int = 1, pinned: bool = False) -> None:
+        """Copy tensors, each to a multiple of `alignment` bytes. `pinned`: where a GPU copies from fast."""
         if isinstance(tensors, Packed):
             self._locations = tensors.locations
             self._blocks = {dtype: block.clone() for dtype, block in tensors.blocks.items()}
             return
-        self._locations = _lay_out(tensors)
+        self._locations = _lay_out(tensors, alignment)
         device = next(iter(tensors.values())).device if tensors else None
         self._blocks = {
             dtype: torch.empty(size, dtype=dtype, device=device, pin_memory=pinned)

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from pluribus.internal.snapshot import Snapshot
+from pluribus.internal.snapshot import ALIGNMENT, Snapshot
 from pluribus.models import TwoPartModel, comes_with_library
 from pluribus.models.recipe import Recipe, record_build
 from pluribus.task import Task
@@ -78,6 +78,8 @@ class Starts:
             return self._task.start(model, None if self._same else k).to(device)
         pattern = _patterns[self._key(model)].result()
         assert pattern is not None
+        if any(isinstance(layer, nn.RNNBase) for layer in pattern.empty.modules()):
+            return pattern.make(weights.views()).to(device)  # which arranges the weights of recurrent layers
         return pattern.make(weights.to(device).views())  # one copy, not one per tensor
 
     def _draw(self, model: str, k: int) -> Snapshot | None:
@@ -122,7 +124,7 @@ def _nbytes(model: nn.Module) -> int:
 
 def _keep(weights: Mapping[str, Tensor]) -> Snapshot:
     """Copy weights to memory from which a GPU copies fast, if there is one."""
-    return Snapshot(weights, pinned=torch.cuda.is_available())
+    return Snapshot(weights, ALIGNMENT, pinned=torch.cuda.is_available())
 
 
 def _has_state_alone(model: nn.Module) -> bool:
