@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -14,6 +13,7 @@ from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves
 
 from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError
@@ -227,23 +227,25 @@ def turn_into_gradients(loss: Callable[[], Tensor], variables: Mapping[str, Tens
 
     Each gradient overwrites its variable as soon as it is computed: from then on nothing needs the old value.
     """
-    unused = dict(variables)
-
-    def overwrite(name: str, variable: Tensor) -> None:
-        if variable.grad is not None:  # a linear layer has overwritten it already
-            unused.pop(name).data.copy_(variable.grad)
-            variable.grad = None
-
-    for name, variable in variables.items():
-        variable.requires_grad_()
-        variable.register_post_accumulate_grad_hook(partial(overwrite, name))  # type: ignore[no-untyped-call]
     linear = _OverwritingLinear(variables.values())
+    unused = {id(variable): variable for variable in variables.values()}
+
+    def overwrite(variable: Tensor) -> None:
+        """Called when all gradients of the variable are there."""
+        parts = [part for part in (variable.grad, linear.take_sum(variable)) if part is not None]
+        variable.grad = None
+        if parts:
+            unused.pop(id(variable)).data.copy_(parts[0] if len(parts) == 1 else parts[0] + parts[1])
+
+    for variable in variables.values():
+        variable.requires_grad_()
+        variable.register_post_accumulate_grad_hook(overwrite)  # type: ignore[no-untyped-call]
     with linear:
         value = loss()
     torch.autograd.backward(value)
-    unused = {name: variable for name, variable in unused.items() if id(variable) not in linear.overwritten}
-    for variable in unused.values():
-        variable.data.zero_()
+    for key, variable in unused.items():
+        if key not in linear.overwritten:
+            variable.data.zero_()
     for variable in variables.values():
         variable.requires_grad_(False)
 
@@ -255,24 +257,26 @@ class _OverwritingLinear(TorchFunctionMode):
     def __init__(self, variables: Iterable[Tensor]) -> None:
         super().__init__()
         self._uses = {id(variable): 0 for variable in variables}  # whose gradient is still to come
+        self._shared: set[int] = set()  # variables that something else uses, too
         self._sums: dict[int, Tensor] = {}
         self.overwritten: set[int] = set()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not F.linear or kwargs or not self._suits(*args):
-            return func(*args, **(kwargs or {}))
-        x, weight, bias = (*args, None)[:3]
-        self._uses[id(weight)] += 1
-        return _Linear.apply(x, weight, bias, self._take_gradient)  # type: ignore[no-untyped-call]
+        if func is F.linear and not kwargs and self._suits(*args):
+            x, weight, bias = (*args, None)[:3]
+            self._uses[id(weight)] += 1
+            return _Linear.apply(x, weight, bias, self._take_gradient)  # type: ignore[no-untyped-call]
+        self._shared |= {id(value) for value in tree_leaves((args, kwargs)) if id(value) in self._uses}
+        return func(*args, **(kwargs or {}))
 
     def _suits(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
         return id(weight) in self._uses and x.dim() > 1 and not torch.is_autocast_enabled(x.device.type)
 
     def _take_gradient(self, weight: Tensor, left: Tensor, right: Tensor) -> None:
-        """Add left @ right to the gradient of a weight. The last one overwrites the weight."""
+        """Add left @ right to the gradient of a weight. The last one overwrites it, if nothing else needs it."""
         key = id(weight)
         self._uses[key] -= 1
-        if self._uses[key]:
+        if self._uses[key] or key in self._shared:
             product = left @ right
             self._sums[key] = product + self._sums[key] if key in self._sums else product
             return
@@ -280,6 +284,10 @@ class _OverwritingLinear(TorchFunctionMode):
         if key in self._sums:
             weight.data.add_(self._sums.pop(key))
         self.overwritten.add(key)
+
+    def take_sum(self, variable: Tensor) -> Tensor | None:
+        """The gradients of linear layers that could not overwrite the variable."""
+        return self._sums.pop(id(variable), None)
 
 
 class _Linear(torch.autograd.Function):

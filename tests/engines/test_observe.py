@@ -55,3 +55,13 @@ def test_pure_tensor_programs_pass():
         one.descend(loss)
         x[torch.tensor([2, 1])].float()
     assert watch.reason is None
+
+
+def test_the_card_is_watched_without_watching_operations():
+    one = client()
+    with observe_step(one, operations=False) as watch:
+        torch.arange(4.0).sum().item()
+    assert watch.reason is None
+    with observe_step(one, operations=False) as watch:
+        one.card.samples  # noqa: B018
+    assert "client.card.samples" in watch.reason

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from parties import client_of, data_of, equal, flat_split, noise, server_of, signs, task_of
 from pluribus.data.federated import Data
@@ -166,6 +167,31 @@ class TestTurnIntoGradients:
         turn_into_gradients(lambda: loss(**variables), variables)
         for name, value in expected.items():
             torch.testing.assert_close(variables[name], value)
+
+    @pytest.mark.parametrize("use", ["once", "twice", "beside a product", "as an embedding", "of one row"])
+    def test_of_linear_layers(self, use):
+        """Their weights are overwritten in the backward pass, unless something else still needs them."""
+        generator = torch.Generator().manual_seed(0)
+        x, w, b = (torch.randn(size, generator=generator) for size in ((2, 4, 3), (3, 3), (3,)))
+
+        def loss(w, b):
+            if use == "as an embedding":
+                rows = F.embedding(torch.tensor([[0, 2], [1, 1]]), w)
+                return F.linear(rows, w, b).square().mean()
+            if use == "of one row":
+                return F.linear(x[0, 0], w, b).square().mean()
+            once = F.linear(x, w, b).tanh()
+            others = {"once": once, "twice": F.linear(once, w), "beside a product": once @ w}
+            return others[use].square().mean()
+
+        variables = {"w": w.clone(), "b": b.clone(), "unused": torch.ones(2)}
+        places = {name: value.data_ptr() for name, value in variables.items()}
+        expected = torch.func.grad(lambda t: loss(t["w"], t["b"]))({"w": w, "b": b})
+        turn_into_gradients(lambda: loss(variables["w"], variables["b"]), variables)
+        for name, value in expected.items():
+            torch.testing.assert_close(variables[name], value)
+        assert not variables["unused"].any()
+        assert {name: value.data_ptr() for name, value in variables.items()} == places
 
 
 class TestTally:

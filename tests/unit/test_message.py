@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from pluribus.errors import MessageError, NotFiniteError, SchemaError, UnreadableMessageError
-from pluribus.message import Dim, Field, Inbox, Message, Rows, decode, encode, schema_of, tensor_bytes
+from pluribus.message import Dim, Field, Inbox, Message, Rows, decode, encode, move_together, schema_of, tensor_bytes
 from refusals import Kind, refused
 
 examples = settings(deadline=None, max_examples=100)
@@ -339,3 +339,17 @@ class TestHostileBytes:
         data = safetensors.torch.save({"a": torch.ones(1)}, metadata={"note": "what nobody declared"})
         refuses_bytes(data, {"a": Field((1,))}, SchemaError, "undeclared '__metadata__'")
         assert sum(tensor_bytes(data).values()) == len(data)
+
+
+def test_tensors_that_move_together_keep_dtypes_and_shapes_and_the_others_stay():
+    values = {str(dtype): numbers((2, 3), dtype, 0) for dtype in DTYPES} | {
+        "one": torch.tensor(5),
+        "none": torch.ones(0, 2),
+    }
+    here = move_together(values, "cpu")
+    assert all(here[name] is value for name, value in values.items())
+    there = move_together(values, "meta")
+    assert {name: (value.dtype, value.shape) for name, value in there.items()} == {
+        name: (value.dtype, value.shape) for name, value in values.items()
+    }
+    assert {value.device.type for value in there.values()} == {"meta"}
