@@ -10,6 +10,7 @@ from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
+from itertools import islice
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
 
@@ -24,6 +25,7 @@ from pluribus.host import Host
 from pluribus.request import Answer, Request, Work
 
 MOST_LANES = 20
+AHEAD = 64  # requests that are read at once
 LARGE = (15_000_000, 35_000_000)  # weights from which a client's operations come before those of smaller ones
 R = TypeVar("R")
 
@@ -77,7 +79,7 @@ class Cuda(Serial):
         together: dict[int, Request] = {}  # small clients that wait for others to train with
         order = deque[int]()
         answers: dict[int, Answer] = {}
-        for request in list(requests):  # all of them before anyone works: a server on a busy GPU would wait for each
+        for request in _read_ahead(requests):
             k = request.client
             order.append(k)
             while (client := self.host.seat(k, beside=running.keys() | together.keys())) is None:
@@ -156,6 +158,13 @@ class Cuda(Serial):
             lane.close()
         for group in self._stacked.values():
             group.close()
+
+
+def _read_ahead(requests: Iterable[Request]) -> Iterator[Request]:
+    """Requests, of which many are read at once: a server makes their messages, and on a busy GPU waits for each."""
+    source = iter(requests)
+    while some := list(islice(source, AHEAD)):
+        yield from some
 
 
 def _collect(running: dict[int, Future[Answer]], answers: dict[int, Answer]) -> None:
