@@ -31,6 +31,7 @@ from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
+from pluribus.models.meta import without_numbers
 from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
 
@@ -367,7 +368,7 @@ def native_widths(
     """The widths of the models' own features."""
     native = set()
     for name in dict.fromkeys(models):
-        with torch.device("meta"), at(f"client {models.index(name)}"):
+        with without_numbers(), at(f"client {models.index(name)}"):
             native.add(build(own.get(name, name), shape=shape, classes=classes, split=split).width)
     return native
 

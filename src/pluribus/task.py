@@ -17,6 +17,7 @@ from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import OwnModel, TwoPartModel, build, has_weights
 from pluribus.models.layers import Layer, layers_of
+from pluribus.models.meta import without_numbers
 from pluribus.models.unseen import Unseen
 from pluribus.targets import CLASSES, Target
 
@@ -120,7 +121,7 @@ class Task:
     def shape_of(self, model: str) -> TwoPartModel:
         """A model on the meta device: all names and shapes, no weights."""
         if model not in self._shapes:
-            with torch.device("meta"):
+            with without_numbers():
                 built = self.build(model)
             if model in self.unseen:
                 return built  # parts of it may not be looked at, and so not be copied

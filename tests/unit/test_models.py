@@ -16,6 +16,7 @@ from pluribus.errors import FormatError, MismatchError, MissingSettingError, Unk
 from pluribus.inputs import as_input
 from pluribus.internal import torchvision as _torchvision
 from pluribus.models import GROUPS, assign, build, entries, register_model, width_of, zoo
+from pluribus.models.meta import without_numbers
 from pluribus.models.sizes import typical_input
 from pluribus.models.two_part import Pool
 from refusals import refused
@@ -542,3 +543,34 @@ def test_a_whole_torchvision_is_left_alone(other_torchvision):
 def test_other_troubles_of_torchvision_are_not_hidden(other_torchvision):
     with pytest.raises(RuntimeError, match="different CUDA major versions"):
         other_torchvision("raise RuntimeError('different CUDA major versions')")
+
+
+@pytest.mark.parametrize("model", ["resnet18", "mobilenet-v2", "cnn4"])
+def test_a_model_without_numbers_has_the_shapes_of_one_with_numbers(model):
+    with without_numbers():
+        empty = build(model, shape=(3, 32, 32), classes=10)
+    full = build(model, shape=(3, 32, 32), classes=10)
+    shapes = {name: (value.shape, value.dtype) for name, value in empty.state_dict().items()}
+    assert shapes == {name: (value.shape, value.dtype) for name, value in full.state_dict().items()}
+    assert all(value.is_meta for value in empty.state_dict().values())
+
+
+def test_a_tensor_with_numbers_is_filled_beside_those_without():
+    with without_numbers():
+        assert torch.zeros(2, device="cpu").fill_(3).tolist() == [3, 3]
+        assert nn.init.constant_(torch.zeros(2, device="cpu"), 4).tolist() == [4, 4]
+
+
+def test_assembling_known_networks_does_not_import_torchs_compiler():
+    script = (
+        "import sys, torch, pluribus\n"
+        "from pluribus.assembly import assemble\n"
+        "from pluribus.experiment import Experiment\n"
+        "assemble(Experiment(method='fedgh', models='htfe4', image_size=32, clients=4, device='cpu'))\n"
+        "print('torchvision' in sys.modules, 'torch._dynamo' in sys.modules)\n"
+        "from torchvision.ops import roi_align\n"
+        "from torch._dynamo.utils import is_compile_supported\n"
+        "print(sys.modules['torchvision.ops.roi_align'].is_compile_supported('cpu') == is_compile_supported('cpu'))\n"
+    )
+    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert printed.split() == ["True", "False", "True"]

@@ -22,6 +22,10 @@ OWN = ("id", "samples")  # fields of a card that differ between clients of one a
 class Observed(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Watches the operations of one thread. `reason` describes the first that cannot be recorded."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no part of this is compiled, and torch's compiler takes a second to import
+
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.reason: str | None = None

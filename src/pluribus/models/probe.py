@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -15,7 +16,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from pluribus.inputs import Input, as_input
 
 Shape = tuple[int, ...]  # of one row
-_SMALL = 10_000_000  # parameters
+_SMALL = 10**11  # parameters times pixels or time steps: a bound of the products, up to a second of one core
 
 
 def shape_text(shape: Shape) -> str:
@@ -58,17 +59,18 @@ def normalized_pixels(net: nn.Module, shape: Input | tuple[int, ...]) -> int | N
 
 def run_with_zeros(net: nn.Module, shape: Input | tuple[int, ...]) -> Any:
     """The output for two rows of zeros, with zeros as weights."""
-    # The meta device computes nothing, but its first matrix product makes torch load code for a second. On zeros, a
-    # small network takes a millisecond.
-    tensors = dict([*net.named_parameters(), *net.named_buffers()])
-    device = torch.device("cpu" if sum(tensor.numel() for tensor in tensors.values()) < _SMALL else "meta")
+    # The meta device computes nothing, but makes torch load its compiler for a second. On zeros, a small network takes
+    # a millisecond, and a ResNet-152 on 32 x 32 pixels a tenth of a second.
+    tensors, form = dict([*net.named_parameters(), *net.named_buffers()]), as_input(shape)
+    work = sum(tensor.numel() for tensor in tensors.values()) * math.prod(form.shape[1:])
+    device = torch.device("cpu" if work < _SMALL else "meta")
     # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
     stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in tensors.items()}
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
     # Two rows, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.
     with _one_thread(), _skipped_norms(net), device, torch.no_grad(), torch.random.fork_rng(devices=[]):
-        return functional_call(net, stand_ins, (as_input(shape).zeros(2, kind),))
+        return functional_call(net, stand_ins, (form.zeros(2, kind),))
 
 
 @contextmanager

@@ -108,6 +108,10 @@ def _find_random(operations: Iterable[_Operation]) -> set[int]:
 class _Notes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes every operation of this thread. `stopped`: one of them cannot be repeated."""
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # no part of this is compiled, and torch's compiler takes a second to import
+
     def __init__(self, seed: int) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._generator = torch.Generator().manual_seed(seed)

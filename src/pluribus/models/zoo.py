@@ -9,7 +9,6 @@ from functools import cache
 from typing import Any, Literal, TypeVar
 from weakref import WeakKeyDictionary
 
-import torch
 from torch import nn
 
 from pluribus.errors import MismatchError, UnknownNameError, UserCodeError, unknown
@@ -18,6 +17,7 @@ from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, is_given, refuse_given
 from pluribus.internal.registry import check_free, is_built_in
 from pluribus.models.hf import HF, hf_backbone
+from pluribus.models.meta import without_numbers
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
 from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width
@@ -175,7 +175,7 @@ def note_on(model: Model, shape: Input, classes: int, width: int | None, split: 
     entry = _find(model)
     if not (entry.own or may_classify(entry.builder, entry.name, shape, classes)):
         return ""
-    with torch.device("meta"):
+    with without_numbers():
         made = make(entry.builder, entry.name, shape, classes)
         if isinstance(made.net, TwoPartModel):
             return ""
