@@ -119,13 +119,13 @@ def read_runs(paths: Iterable[str | Path], allow: Allow = False, known: Known | 
 
 def run_folders(path: Path) -> list[Path]:
     """The folder itself if it is a run folder, otherwise all run folders below it."""
-    if not path.is_dir():
-        raise FileAccessError(f"there is no folder {path}. Give a run folder.")
-    if (path / "config.toml").exists():
-        return [path]
     try:
+        if not path.is_dir():
+            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
+        if (path / "config.toml").exists():
+            return [path]
         found = [file.parent for file in sorted(path.glob("**/config.toml"))]
-    except OSError as error:  # such as a file of a process that has ended
+    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
         raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
     if not found:
         raise FileAccessError(f"{path} contains no run: neither it nor a folder below it has a config.toml.")

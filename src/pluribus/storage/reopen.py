@@ -144,7 +144,9 @@ def _load_selected(parts: Assembly, folder: RunStore, k: int) -> AbstractContext
 
 
 @contextmanager
-def open_run(path: str | Path, allow: Allow, again: str = ADD, **objects: Any) -> Iterator[tuple[Assembly, RunFolder]]:
+def open_run(
+    path: str | Path, allow: Allow = False, again: str = ADD, **objects: Any
+) -> Iterator[tuple[Assembly, RunFolder]]:
     """Open a run folder for reading: the parts of the run, on the CPU, and the folder."""
     folder = RunFolder.open(path, read_only=True)
     try:
