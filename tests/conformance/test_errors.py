@@ -242,7 +242,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     HostLostError: (
         lambda folder: run_tiny(Losing, rounds=1, models="mlp-64", out=folder),
-        "a host was lost. Resume with: pluribus resume FOLDER",
+        "a host was lost. Resume with: pluribus resume FOLDER --allow test_errors.Losing",
     ),
     UnfinishedError: (
         compare_what_diverges,
