@@ -18,6 +18,7 @@ from pluribus.internal.keywords import Settings
 from pluribus.method import Method
 from pluribus.processes import check_guarded
 from pluribus.result import Result
+from pluribus.storage.code import Allow, how_to_resume, remember_code
 from pluribus.storage.folder import RESULT, RunFolder, check_unchanged
 from pluribus.storage.memory import MemoryRun
 from pluribus.storage.reopen import check_partition, check_settings, read_experiment
@@ -58,6 +59,7 @@ def run(
     check_guarded()
     watchers = _collect_observers(observers, track, progress)
     described = experiment(method, config, **settings)
+    remember_code(vars(described))
     if track and described.out is None:
         raise MissingSettingError("trackers write to the run folder: name one with --out.")
     with reproducible(described.threads_per_worker(), described.precision):
@@ -78,6 +80,7 @@ def resume(
     models: Any = None,
     partition: Any = None,
     public_data: Any = None,
+    allow_code: Allow = False,
     progress: bool = True,
     observers: Sequence[Observer] = (),
     track: str | Sequence[str] = (),
@@ -85,14 +88,16 @@ def resume(
     """Continue a stopped run from its last checkpoint. For a finished run, return its result.
 
     A run that was started with objects needs the same `data`, `models`, `partition` and `public_data` again.
+    `allow_code` lets the folder name your own code: all of it, or a list of dotted paths.
     """
     check_guarded()
     if (Path(path) / RESULT).exists():
-        return load_result(path)
+        return load_result(path, allow_code=allow_code)
     watchers = _collect_observers(observers, track, progress)
     with closing(RunFolder.open(path)) as folder:
         objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
-        described = read_experiment(folder, objects)
+        again = f"use pluribus resume {path} --allow-code"
+        described = read_experiment(folder, allow_code, again, objects)
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
@@ -100,8 +105,12 @@ def resume(
             return _run(parts, folder, watchers)
 
 
-def load_result(path: str | Path) -> Result:
-    """Load the result of a finished run. This needs neither its data nor the code of its method."""
+def load_result(path: str | Path, *, allow_code: Allow = False) -> Result:
+    """Load the result of a finished run. This needs neither its data nor the code of its method.
+
+    Its models need them. `allow_code` lets the folder name your own code for that: all of it, or a list of dotted
+    paths.
+    """
     folder, config = Path(path), Path(path) / "config.toml"
     if not (folder / RESULT).exists():
         raise FileAccessError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
@@ -109,7 +118,7 @@ def load_result(path: str | Path) -> Result:
         written = read_toml(config)
         hyper = written.pop("hyper", {})
         check_unchanged(folder, written | hyper, config)
-    return Result.read(folder)
+    return Result.read(folder, allow_code)
 
 
 def _note_memory(parts: Assembly) -> list[str]:
@@ -138,7 +147,8 @@ def _run(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Re
     except WorkerError as error:
         if folder.path is None:
             raise
-        raise type(error)(f"{error.sentence} Resume with: pluribus resume {folder.path}") from error
+        again = how_to_resume(folder.path, vars(parts.experiment))
+        raise type(error)(f"{error.sentence} Resume with: {again}") from error
 
 
 def _run_despite_losses(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Result:

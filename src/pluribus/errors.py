@@ -95,6 +95,10 @@ class UserCodeError(ConfigError):
     """A method, model, data function or observer of the user cannot be imported, or breaks its contract."""
 
 
+class ForeignCodeError(ConfigError):
+    """A file names code by a dotted path, which the user has not allowed."""
+
+
 class PackageError(ConfigError):
     """A required package is not installed."""
 

@@ -42,6 +42,7 @@ from pluribus.internal.metrics import LOSS
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
+from pluribus.storage.code import Allow
 from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
 
 
@@ -95,6 +96,7 @@ def predict(
     models: Any = None,
     partition: Any = None,
     public_data: Any = None,
+    allow_code: Allow = False,
     tell: Callable[[str], None] = _print_note,
 ) -> list[Prediction] | list[LabelsPrediction] | list[NumbersPrediction]:
     """Predict with a model that a run has trained: the class of each row, its labels, or numbers.
@@ -106,7 +108,8 @@ def predict(
     folders, and are resized to the shape that the model takes. Tables, texts and signals may also be files, if the run
     read its data from a file with the same columns; labels are not needed. `tell` is called with notes about the files:
     which ones were skipped, scaled or rotated. A run that was started with objects needs the same `data`, `models`,
-    `partition` and `public_data` again.
+    `partition` and `public_data` again. `allow_code` lets the folder name your own code: all of it, or a list of dotted
+    paths.
 
     >>> predict("runs/a", ["scans/", "one.png"], client=0)             # doctest: +SKIP
     [Prediction(file='scans/1.png', label='7', number=7, score=0.93), ...]
@@ -117,7 +120,7 @@ def predict(
     notes: list[str] = []
     found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _paths(rows)
     objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
-    with _open_model(Path(path), client, round, objects) as (method, trained, source):
+    with _open_model(Path(path), client, round, allow_code, objects) as (method, trained, source):
         if isinstance(found, Tensor):
             batches = _array_batches([None] * len(found), take_form(found, trained))
         elif trained.task.input.kind == "image":
@@ -287,7 +290,7 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 
 @contextmanager
 def _open_model(
-    path: Path, client: int | None, round: Round, objects: dict[str, Any]
+    path: Path, client: int | None, round: Round, allow: Allow, objects: dict[str, Any]
 ) -> Iterator[tuple[Method, Client, Source | None]]:
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
@@ -296,10 +299,10 @@ def _open_model(
             raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
         from pluribus.sites.recall import recall_client
 
-        with recall_client(path, round) as opened:
+        with recall_client(path, round, allow) as opened:
             yield *opened, None
         return
-    with open_run(path, **objects) as (parts, folder):
+    with open_run(path, allow, **objects) as (parts, folder):
         if client is None:
             raise MissingSettingError(
                 f"{path} has a model for each client: choose one with --client, 0 to {len(parts.cards) - 1}."

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     from pluribus.assembly import Assembly
     from pluribus.client import Client
     from pluribus.experiment import Experiment
+    from pluribus.storage.code import Allow
     from pluribus.storage.store import RunStore, StateStore
 
 MOST_ROWS = 20  # clients that a notebook or a sentence shows
@@ -94,9 +95,11 @@ class Result:
     """Whether result.json has the confusion matrix, as the experiment asked."""
     _live: tuple[Experiment, RunStore] | None = field(default=None, repr=False, compare=False)
     """The experiment and the state of a simulation in this process."""
+    _allow: Allow = field(default=False, repr=False, compare=False)
+    """Code that the folder may name for its models."""
 
     @classmethod
-    def read(cls, folder: Path) -> Result:
+    def read(cls, folder: Path, allow: Allow = False) -> Result:
         """Read the result of a finished run. This needs only the files in its folder."""
         saved, ledger = read_json(folder / RESULT), Ledger()
         try:
@@ -107,7 +110,7 @@ class Result:
             history = read_lines(folder / "metrics.jsonl")
             about |= {"warmup": saved.get("warmup", 0), "views": tuple(saved["summary"])}
             about |= {"classes": tuple(saved.get("classes", ())), "with_confusion": "confusion" in saved}
-            return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder)
+            return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder, _allow=allow)
         except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
             raise DamagedFileError(f"{folder / RESULT} or a file beside it is damaged ({error}).") from error
 
@@ -237,7 +240,8 @@ class Result:
         if self._live is not None:
             return assemble_again(*self._live)
         assert self.folder is not None, "a result that was read has a folder"
-        return open_run(self.folder)
+        again = f"load it with pluribus.load_result({str(self.folder)!r}, allow_code=True)"
+        return open_run(self.folder, self._allow, again)
 
     # ---- predictions -------------------------------------------------------------------------------------------------
 

@@ -30,6 +30,7 @@ from pluribus.errors import (
     DataError,
     DeviceError,
     FileAccessError,
+    ForeignCodeError,
     FormatError,
     HostLostError,
     MessageError,
@@ -57,6 +58,7 @@ from pluribus.method import Method, find
 from pluribus.report import check_packages
 from pluribus.report.watch import make_server
 from pluribus.sites.agreement import Agreement
+from pluribus.storage.code import check_code
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.toml import read_toml
 from pluribus.study.reproduce import summary
@@ -173,6 +175,11 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
         lambda folder: find("no.such.Method"),
         "method 'no.such.Method' cannot be imported: No module named 'no'.",
     ),
+    ForeignCodeError: (
+        lambda folder: check_code(folder / "config.toml", {"data": "http.server.test"}, allow=False),
+        "FOLDER/config.toml names code, data 'http.server.test', which is imported only if you allow it: if you trust "
+        "it, add --allow-code.",
+    ),
     PackageError: (
         lambda folder: check_packages("no_such_package"),
         "reports need no_such_package: pip install 'pluribus[report]'.",
@@ -235,7 +242,7 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     ),
     HostLostError: (
         lambda folder: run_tiny(Losing, rounds=1, models="mlp-64", out=folder),
-        "a host was lost. Resume with: pluribus resume FOLDER",
+        "a host was lost. Resume with: pluribus resume FOLDER --allow test_errors.Losing",
     ),
     UnfinishedError: (
         compare_what_diverges,

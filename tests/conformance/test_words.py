@@ -28,7 +28,8 @@ from refusals import refused
 ROOT = Path(pluribus.__file__).parent
 FLAG = re.compile(r"(?<![^\s(])--(?:no-)?([a-z][a-z0-9-]*)(?: ([a-z][\w-]*))?")
 FUNCTIONS = (pluribus.run, pluribus.compare, pluribus.tune, pluribus.bench, pluribus.predict, pluribus.write_report)
-ON_THE_COMMAND_LINE = {"port", "help", "config", "set"}  # of `pluribus watch`, of every command, and of `compare`
+# of `pluribus watch`, of every command, of `compare`, and of every command that opens a folder
+ON_THE_COMMAND_LINE = {"port", "help", "config", "set", "allow"}
 
 
 # ---- all sentences of the library ------------------------------------------------------------------------------------
@@ -129,6 +130,10 @@ def test_no_value_is_taken_for_a_word_of_the_sentence() -> None:
     ("written", "shown"),
     [
         ("Lower --lr.", "Lower lr=."),
+        ("if you trust it, add --allow-code.", "if you trust it, add allow_code=True."),
+        ("allow this path alone with --allow my.net.", 'allow this path alone with allow_code=["my.net"].'),
+        ("use pluribus resume runs/a --allow-code.", 'use pluribus.resume("runs/a", allow_code=True).'),
+        ("pluribus resume runs/a --allow a.b,c.d", "pluribus.resume(\"runs/a\", allow_code=['a.b', 'c.d'])"),
         ("fewer clients (--clients) or", "fewer clients (clients=) or"),
         ("--workers is for CPUs: add --device cpu.", 'workers= is for CPUs: add device="cpu".'),
         ("--test common needs test data: --test-fraction", 'test="common" needs test data: test_fraction='),

@@ -34,6 +34,7 @@ from pluribus.errors import (
     CertificateError,
     ConflictError,
     DataError,
+    ForeignCodeError,
     FormatError,
     MismatchError,
     MissingSettingError,
@@ -553,7 +554,9 @@ def test_a_site_brings_a_model_that_only_it_can_build(method: str, tmp_path: Pat
     assert [(record["present"], record["answered"]) for record in result.history[-2:]] == [(3, 3)] * 2
     assert not any(OWN.encode() in blob or b"own_net" in blob for blob in transport.blobs)
     with working_at_a_site():
-        predicted = pluribus.predict(tmp_path / "1", parts.dataset.x[:3])
+        with refused(ForeignCodeError, tmp_path / "1", OWN, "--allow-code"):
+            pluribus.predict(tmp_path / "1", parts.dataset.x[:3])
+        predicted = pluribus.predict(tmp_path / "1", parts.dataset.x[:3], allow_code=[OWN])
     assert len(predicted) == 3
 
 

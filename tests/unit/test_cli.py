@@ -424,7 +424,8 @@ def test_resume_as_text_and_as_json(terminal: Terminal) -> None:
     answer = terminal("resume", result.folder)
     assert answer.code == 0
     assert f"Saved {result.folder}" in answer.out
-    assert terminal("resume", "--help").out.startswith("usage: pluribus resume FOLDER [--track NAMES] [--json]\n")
+    usage = "usage: pluribus resume FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--json]\n"
+    assert terminal("resume", "--help").out.startswith(usage)
 
 
 def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> None:

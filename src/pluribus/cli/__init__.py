@@ -21,6 +21,7 @@ from pluribus.cli.run import bench, resume, run
 from pluribus.cli.sites import join, keys, serve
 from pluribus.cli.study import study
 from pluribus.errors import PluribusError, speaking_flags, unknown
+from pluribus.internal.lookup import import_from_working_folder
 
 USAGE = """\
 Pluribus: heterogeneous federated learning.
@@ -56,7 +57,7 @@ COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point; returns the exit status."""
     args = list(sys.argv[1:] if argv is None else argv)
-    sys.path.insert(0, "")  # the user's own method, model or data set is in the working folder
+    import_from_working_folder()  # the user's own method, model or data set
     if not args or args[0] in ("-h", "--help"):
         print(USAGE, end="")
         return 0

@@ -28,6 +28,8 @@ AGAINST = ("against", str | None, None, "Run this method first, and show both si
 TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wandb.")
 BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the run.")
 
+ALLOW_CODE = "Import the code that a folder names by dotted paths. Only for folders that you trust."
+ALLOW = "Import these dotted paths, comma-separated, if a folder names them."
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
 AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "lr_steps", "augment", "columns"), str)
@@ -162,6 +164,16 @@ def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
     import tyro
 
     return name, Annotated[kind, tyro.conf.arg(help=about)], value
+
+
+def allow_flags() -> list[Any]:
+    """The flags by which a folder may name code."""
+    return [flag("allow_code", bool, False, ALLOW_CODE), ("allow", word(str, "PATHS", ALLOW, "(default: none)"), "")]
+
+
+def allowed(given: Any) -> bool | list[str]:
+    """The code that the user allows: all, or dotted paths."""
+    return given.allow_code or [path.strip() for path in given.allow.split(",")]
 
 
 def word(kind: Any, metavar: str, about: str, hint: str) -> Any:

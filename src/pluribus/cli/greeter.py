@@ -26,6 +26,8 @@ class Greeter:
         self._chain = chain
         self.run: RunStore | None = None
         """None before the run starts."""
+        self.settings: dict[str, Any] = {}
+        """Those of the run."""
 
     def start(self, federation: Federation) -> None:
         from rich.markup import escape
@@ -34,7 +36,7 @@ class Greeter:
         from pluribus.assembly import Assembly
         from pluribus.terminal import print_partition
 
-        self.run = federation.folder
+        self.run, self.settings = federation.folder, vars(federation.parts.experiment)
         at_work.set()
         if not self._chain:
             return

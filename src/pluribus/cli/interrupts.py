@@ -55,9 +55,12 @@ def resumable(greeter: Greeter) -> Any:
     except (KeyboardInterrupt, CheckpointError) as error:
         if (run := greeter.run) is None:
             raise
+        from pluribus.storage.code import how_to_resume
+
+        again = how_to_resume(run.path, greeter.settings)
         stopped = isinstance(error, KeyboardInterrupt)
         before = "Resume with:" if stopped else f"{error} {_saved_text(run.checkpoint.latest)}"
-        raise type(error)(f"{before} pluribus resume {run.path}") from error
+        raise type(error)(f"{before} {again}") from error
 
 
 def _saved_text(latest: int | None) -> str:

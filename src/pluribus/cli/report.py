@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any, Literal
 
-from pluribus.cli.flags import flag, parse, word
+from pluribus.cli.flags import allow_flags, allowed, flag, parse, word
 from pluribus.cli.greeter import print_answer
 
 ABOUT_PREDICT = """\
@@ -50,12 +50,13 @@ def predict(args: list[str]) -> None:
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
         ("out", word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
+        *allow_flags(),
     ]
     given = parse(dataclasses.make_dataclass("Predict", flags), "pluribus predict", ABOUT_PREDICT, args)
     from pluribus.prediction import predict, to_csv
     from pluribus.terminal import print_predictions
 
-    predictions = predict(given.path, given.rows, given.client, given.round)
+    predictions = predict(given.path, given.rows, given.client, given.round, allow_code=allowed(given))
     if given.out:
         to_csv(predictions, Path(given.out))
     rows = [dataclasses.asdict(one) for one in predictions]
@@ -73,11 +74,13 @@ def report(args: list[str]) -> None:
         ("out", word(str, "FILE", "The page.", "(default: report.html)"), "report.html"),
         ("figures", word(str | None, "FOLDER", folder, "(default: none)"), None),
         flag("embeddings", Literal["tsne", "pca", "none"], "pca", features),
+        *allow_flags(),
     ]
     given = parse(dataclasses.make_dataclass("Report", flags), "pluribus report", ABOUT_REPORT, args)
     from pluribus.report import write_report
 
-    for path in write_report(given.runs, given.out, given.figures, given.embeddings):
+    how = given.out, given.figures, given.embeddings
+    for path in write_report(given.runs, *how, allow_code=allowed(given)):
         print(f"wrote {path}")
 
 
@@ -88,8 +91,9 @@ def watch(args: list[str]) -> None:
     flags: list[Any] = [
         ("run", word(tyro.conf.Positional[str], "RUN", "The folder of a run.", "(required)")),
         ("port", word(int, "INT", "Port of the page.", "(default: 0, any free one)"), 0),
+        *allow_flags(),
     ]
     given = parse(dataclasses.make_dataclass("Watch", flags), "pluribus watch", ABOUT_WATCH, args)
     from pluribus.report.watch import watch
 
-    watch(given.run, given.port, tell=lambda text: print(text, flush=True))
+    watch(given.run, given.port, tell=lambda text: print(text, flush=True), allow=allowed(given))

@@ -74,12 +74,17 @@ def resume(args: list[str]) -> None:
     from pluribus import api
 
     about = "Continue a stopped run from its last checkpoint. A finished run shows its table again."
+    about += f"\n\n  --allow-code   {flags.ALLOW_CODE}\n  --allow PATHS  {flags.ALLOW}"
     track, args = flags.take_flag(args, "--track")
-    (path,), as_json = flags.parse_words("resume", "FOLDER [--track NAMES]", about, args)
+    paths, args = flags.take_flag(args, "--allow")
+    allow = "--allow-code" in args or (paths or "")
+    args = [word for word in args if word != "--allow-code"]
+    usage = "FOLDER [--track NAMES] [--allow-code] [--allow PATHS]"
+    (path,), as_json = flags.parse_words("resume", usage, about, args)
     console = Console(stderr=as_json)
     greeter = Greeter(console)
     with resumable(greeter):
-        result = api.resume(path, progress=not as_json, observers=[greeter], track=track or ())
+        result = api.resume(path, allow_code=allow, progress=not as_json, observers=[greeter], track=track or ())
     print_results([result], as_json, console)
 
 

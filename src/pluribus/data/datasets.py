@@ -251,12 +251,21 @@ def _find(name: str | Dataset | Loader) -> Loader:
         raise MissingDataError(
             f"folder {path} does not exist: give a folder, a file, or a name from pluribus list data."
         )
-    if "." in name and all(part.isidentifier() for part in name.split(".")):
+    if is_code(name):
         loader: Loader = import_dotted(name, "data set")
         if not callable(loader):
             raise UserCodeError(f"{name} is not a function that loads a data set.")
         return loader
     raise unknown("data set", name, _entries, "pluribus list data")
+
+
+def is_code(name: str) -> bool:
+    """Whether a name is the dotted path of a function, because it is neither registered nor a file or folder."""
+    path = Path(name).expanduser()
+    known = _normalize_name(name) in _entries or name.startswith(PREFIX)
+    if known or is_sheet(path) or path.is_dir() or path.suffix == ".npz":
+        return False
+    return "." in name and all(part.isidentifier() for part in name.split("."))
 
 
 def _identity(dataset: Dataset) -> Dataset:

@@ -13,9 +13,22 @@ from pluribus.internal.blame import at
 GIVEN = "given:"  # begins the name of an object that was given in Python and that no dotted path leads to
 
 
+_from_working_folder = False
+
+
+def import_from_working_folder() -> None:
+    """From now on, dotted paths lead to modules in the working folder too, as in a script there."""
+    global _from_working_folder
+    _from_working_folder = True
+
+
 def import_dotted(path: str, kind: str) -> Any:
     """Import `package.module.name`. The error says why it cannot be imported."""
     module, _, name = path.rpartition(".")
+    if not is_dotted(path):
+        raise UnknownNameError(f"{kind} '{path}' is neither a known name nor a dotted path, package.module.name.")
+    if _from_working_folder and "" not in sys.path:  # not before: a file there could take the place of a library
+        sys.path.insert(0, "")
     try:
         with at(f"{kind} {path}"):
             return getattr(importlib.import_module(module), name)
@@ -23,6 +36,11 @@ def import_dotted(path: str, kind: str) -> Any:
         raise UserCodeError(f"{kind} '{path}' cannot be imported: {error}.") from error
     except AttributeError:
         raise UserCodeError(f"{kind} '{path}' does not exist: module '{module}' has no '{name}'.") from None
+
+
+def is_dotted(path: str) -> bool:
+    """Whether this may be the dotted path of an object in a module. Nothing else is ever imported."""
+    return "." in path and all(re.fullmatch(r"[^\W\d][\w-]*", part) for part in path.split("."))
 
 
 def dotted_path(value: object) -> str | None:

@@ -46,6 +46,8 @@ _COMMAND = re.compile(
     rf"|run \S+ (?P<settings>--help)"
     rf"|(?P<help>[a-z]+) --help"
     rf"|run --config (?P<file>\S+?){_END}"
+    rf"|resume (?P<allowing>\S+) --allow-code"
+    rf"|resume (?P<again>\S+) --allow (?P<paths>\S+?){_END}"
     rf"|resume (?P<folder>\S*[/\\]\S*?{_END}|\S+?(?=\)|$))"
     rf"|(?P<function>resume|predict|report|data check)\b"
     rf"|(?:keys|serve|join)(?: [^\s-]\S*)?(?: --{_NAME} \S+?{_END})*)"  # for real sites: commands only
@@ -88,6 +90,10 @@ def _call(command: re.Match[str]) -> str:
             return f'pluribus.run(config="{file}")'
         case "folder", folder:
             return f'pluribus.resume("{folder}")'
+        case "allowing", folder:
+            return f'pluribus.resume("{folder}", allow_code=True)'
+        case "paths", paths:
+            return f'pluribus.resume("{command["again"]}", allow_code={paths.split(",")})'
         case "function", name:
             return f"pluribus.{_FUNCTIONS.get(name, name)}()"
     return command[0]
@@ -99,6 +105,10 @@ def _argument(flag: re.Match[str]) -> str:
     name, value = flag["name"].replace("-", "_"), flag["value"]
     if name == "set" and (row := _OF_ROW.fullmatch(value or "")):
         return f'own={{"{row["row"]}": {{"{row["name"]}": {row["value"]}}}}}'
+    if name == "allow_code":
+        return "allow_code=True"
+    if name == "allow" and value:
+        return f'allow_code=["{value}"]'
     if value is None:
         return name if flag.string[flag.end() :].startswith(":") else f"{name}="
     value = "None" if value == "unset" else value if _LITERAL.fullmatch(value) else f'"{value}"'

@@ -199,7 +199,7 @@ def _find(model: Model) -> ModelEntry:
         return _timm_entry(model)
     if model.startswith(HF):
         return _hf_entry(model)
-    if "." in model:
+    if is_code(model):
         builder = import_dotted(model, "model")
         if not callable(builder):
             raise UserCodeError(f"model '{model}' is not a function that returns a module.")
@@ -207,6 +207,11 @@ def _find(model: Model) -> ModelEntry:
     if model not in _entries:
         raise unknown("model", model, _entries, LIST_COMMAND)
     return _entries[model]
+
+
+def is_code(name: str) -> bool:
+    """Whether the name of a model is the dotted path of a builder."""
+    return "." in name and not is_given(name) and not name.startswith((TIMM, HF))
 
 
 @cache

@@ -19,6 +19,7 @@ from pluribus.errors import MissingSettingError, PackageError
 if TYPE_CHECKING:
     from pluribus.report.embeddings import How
     from pluribus.result import Result
+    from pluribus.storage.code import Allow
 
 
 def write_report(
@@ -26,10 +27,13 @@ def write_report(
     out: str | Path = "report.html",
     figures: str | Path | None = None,
     embeddings: How = "pca",
+    *,
+    allow_code: Allow = False,
 ) -> list[Path]:
     """Write a page about some runs, and the figures as files if a folder is given. Return the paths of all files.
 
-    `runs` are run folders, folders that contain run folders, or results of runs that have a folder.
+    `runs` are run folders, folders that contain run folders, or results of runs that have a folder. `allow_code` lets
+    them name your own code, which features and numbers of parameters need: all of it, or a list of dotted paths.
 
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
@@ -42,8 +46,8 @@ def write_report(
     from pluribus.storage.files import write_text
 
     several = [runs] if isinstance(runs, str | Path | Result) else runs
-    read = read_runs([_find_folder(one) if isinstance(one, Result) else one for one in several])
-    shown = sections(read, *embed(read, embeddings))
+    read = read_runs([_find_folder(one) if isinstance(one, Result) else one for one in several], allow_code)
+    shown = sections(read, *embed(read, embeddings, allow_code))
     write_text(Path(out), page(read, shown))
     if figures is None:
         return [Path(out)]

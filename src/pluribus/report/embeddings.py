@@ -15,6 +15,7 @@ from pluribus.data.federated import Data
 from pluribus.errors import CheckpointError, NoModelError, PluribusError
 from pluribus.host import Host, make_host
 from pluribus.report.numbers import Run
+from pluribus.storage.code import Allow
 from pluribus.storage.reopen import open_run
 
 How = Literal["tsne", "pca", "none"]
@@ -36,21 +37,21 @@ class Embedding:
     where: list[str]  # for each point, the test set and the client whose model computed it
 
 
-def embed(runs: Sequence[Run], how: How) -> tuple[list[Embedding], str]:
+def embed(runs: Sequence[Run], how: How, allow: Allow = False) -> tuple[list[Embedding], str]:
     """Compute the features of every run with a checkpoint. Return them, and why other runs have none."""
     if how == "none":
         return [], "Features are switched off. --embeddings pca or tsne shows them."
     found, reasons = list[Embedding](), list[str]()
     for run in runs:
         try:
-            found += _embed_run(run, how)
+            found += _embed_run(run, how, allow)
         except PluribusError as error:
             reasons.append(f"No features of {run.name}: {error.sentence}")
     return found, " ".join(reasons)
 
 
-def _embed_run(run: Run, how: How) -> Iterator[Embedding]:
-    with open_run(run.path) as (parts, folder):
+def _embed_run(run: Run, how: How, allow: Allow) -> Iterator[Embedding]:
+    with open_run(run.path, allow) as (parts, folder):
         latest = folder.checkpoint.latest
         if latest is None:
             raise NoModelError(f"{run.path} holds no trained model: no round was saved, or its state was deleted.")

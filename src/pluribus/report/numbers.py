@@ -26,6 +26,7 @@ from pluribus.experiment import Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.models import assign
+from pluribus.storage.code import Allow, check_code, find_code
 from pluribus.storage.files import read_json, to_json
 
 DAMAGE = (AttributeError, IndexError, KeyError, OverflowError, TypeError, ValueError)  # of reading a damaged file
@@ -107,22 +108,25 @@ def metrics_text(runs: Iterable[Run]) -> str:
     return " or ".join(dict.fromkeys(run.metric.text for run in runs))
 
 
-def read_runs(paths: Iterable[str | Path], known: Known | None = None) -> list[Run]:
+def read_runs(paths: Iterable[str | Path], allow: Allow = False, known: Known | None = None) -> list[Run]:
     """Read the runs in some folders and below them, and give each a distinct name."""
     known = {} if known is None else known
     folders = dict.fromkeys(folder for path in paths for folder in run_folders(Path(path)))
     if not folders:
         raise MissingSettingError("give at least one run folder, or a folder that contains run folders.")
-    return _name_runs([_read(folder, known) for folder in folders])
+    return _name_runs([_read(folder, allow, known) for folder in folders])
 
 
 def run_folders(path: Path) -> list[Path]:
     """The folder itself if it is a run folder, otherwise all run folders below it."""
-    if not path.is_dir():
-        raise FileAccessError(f"there is no folder {path}. Give a run folder.")
-    if (path / "config.toml").exists():
-        return [path]
-    found = [file.parent for file in sorted(path.glob("**/config.toml"))]
+    try:
+        if not path.is_dir():
+            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
+        if (path / "config.toml").exists():
+            return [path]
+        found = [file.parent for file in sorted(path.glob("**/config.toml"))]
+    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
+        raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
     if not found:
         raise FileAccessError(f"{path} contains no run: neither it nor a folder below it has a config.toml.")
     return found
@@ -177,7 +181,7 @@ class _Folder:
         return otherwise
 
 
-def _read(path: Path, known: Known) -> Run:
+def _read(path: Path, allow: Allow, known: Known) -> Run:
     described = Experiment(**from_toml(path / "config.toml") | {"out": str(path)})
     folder, finished, history = _Folder(path), (path / "result.json").exists(), list[dict[str, Any]]()
     folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
@@ -188,7 +192,7 @@ def _read(path: Path, known: Known) -> Run:
     folder.lines("traffic.jsonl", _Ledger(traffic).take)
     unknown: Held = [], str(path)
     counts, digest = folder.read("partition.json", lambda: _partition(path / "partition.json"), unknown)
-    facts = _facts(described, folder, known)
+    facts = _facts(described, folder, allow, known)
     return Run(
         path=path,
         experiment=described,
@@ -204,7 +208,7 @@ def _read(path: Path, known: Known) -> Run:
         parameters=facts.parameters,
         metric=headline_in(history) if history else METRICS[facts.metric],
         config=(path / "config.toml").read_text(encoding="utf-8"),
-        commands=_commands(path, described, bool(counts), finished),
+        commands=_commands(path, described, allow, bool(counts), finished),
         warnings=folder.read("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
         confusion=folder.read("result.json", lambda: _confusion(path / "result.json"), []) if finished else [],
         problems=tuple(folder.problems),
@@ -278,21 +282,27 @@ def in_use(path: Path) -> bool:
     return False
 
 
-def _commands(path: Path, described: Experiment, simulated: bool, finished: bool) -> tuple[str, ...]:
+def _commands(path: Path, described: Experiment, allow: Allow, simulated: bool, finished: bool) -> tuple[str, ...]:
     if not simulated:
         return (f"pluribus serve {shlex.quote(described.method)} --config federation.toml",)
-    words = [] if finished else [["pluribus", "resume", str(path)]]
+    words = [] if finished else [["pluribus", "resume", str(path), *_permission(described)]]
     words.append(["pluribus", "run", "--config", str(path / "config.toml")])
-    with contextlib.suppress(PluribusError):  # a method of the user that cannot be imported here
+    with contextlib.suppress(PluribusError):  # a method of the user that cannot or must not be imported here
+        check_code(path / "config.toml", vars(described), allow)
         words.append(["pluribus", "run", described.method, *flags(described)])
     return tuple(shlex.join(command) for command in words)
 
 
-def _facts(described: Experiment, folder: _Folder, known: Known) -> Facts:
+def _permission(described: Experiment) -> list[str]:
+    return ["--allow-code"] if any(find_code(vars(described))) else []
+
+
+def _facts(described: Experiment, folder: _Folder, allow: Allow, known: Known) -> Facts:
     """Find the facts of an experiment, once for all seeds: a model has the same size for each."""
     key = to_json({name: str(value) for name, value in vars(described).items() if name not in ("seed", "out")})
     if key not in known:
         try:
+            check_code(folder.path / "config.toml", vars(described), allow)
             known[key] = _find_facts(described)
         except PluribusError as error:
             missing = "class names and numbers of parameters are missing"

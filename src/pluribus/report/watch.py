@@ -12,16 +12,17 @@ from typing import Any
 
 from pluribus.errors import DeviceError, PluribusError, RangeError
 from pluribus.report import check_packages
+from pluribus.storage.code import Allow
 from pluribus.storage.files import to_json
 
 LOOPBACK = "127.0.0.1"
 WHY_NO_FEATURES = "Features are not shown during a run. pluribus report shows them when it has finished."
 
 
-def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print) -> None:
+def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print, allow: Allow = False) -> None:
     """Serve the page until Ctrl-C. Port 0: choose a free port."""
     check_packages("jinja2", "plotly")
-    with make_server(Path(run), port) as server:
+    with make_server(Path(run), port, allow) as server:
         tell(f"{address(server)}   Ctrl-C stops it")
         try:
             server.serve_forever()
@@ -34,9 +35,9 @@ def address(server: Watching) -> str:
     return f"http://{LOOPBACK}:{server.server_port}/"
 
 
-def make_server(run: Path, port: int = 0) -> Watching:
+def make_server(run: Path, port: int = 0, allow: Allow = False) -> Watching:
     """Create a server that listens. `serve_forever` starts to answer."""
-    pages = Pages(run)
+    pages = Pages(run, allow)
     pages.page()  # so that a mistake shows now, not in the browser
     try:
         return Watching(pages, port)
@@ -50,8 +51,8 @@ def make_server(run: Path, port: int = 0) -> Watching:
 class Pages:
     """The page and its data, updated when the files of the run change."""
 
-    def __init__(self, run: Path) -> None:
-        self._run = run
+    def __init__(self, run: Path, allow: Allow = False) -> None:
+        self._run, self._allow = run, allow
         self._known: Any = {}
         self._cached: tuple[Any, str] | None = None
         self._lock = Lock()
@@ -76,7 +77,7 @@ class Pages:
         from pluribus.report.numbers import read_runs
         from pluribus.report.plots import sections
 
-        runs = read_runs([self._run], self._known)
+        runs = read_runs([self._run], self._allow, self._known)
         return runs, sections(runs, why_not=WHY_NO_FEATURES)
 
     def _stamp(self) -> Any:

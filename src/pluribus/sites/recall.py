@@ -24,13 +24,15 @@ from pluribus.sites.agreement import Agreement, make_card
 from pluribus.sites.holdings import OWN
 from pluribus.sites.responder import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.storage.checkpoint import put_back
+from pluribus.storage.code import Allow, check_code
 from pluribus.storage.reopen import Round
 
 
 @contextmanager
-def recall_client(folder: Path, round: Round = "selected") -> Iterator[tuple[Method, Client]]:
+def recall_client(folder: Path, round: Round = "selected", allow: Allow = False) -> Iterator[tuple[Method, Client]]:
     """Load the method of a site, and its client with the model of the headline metric. Of several runs, the newest."""
     saved = _load(_newest_run(folder), round)
+    check_code(folder, {"models": saved.model, "hyper": saved.agreement.hyper}, allow)
     host = saved.host()
     # a file of the last training has optimizers too
     measured = {name: value for name, value in saved.tensors.items() if not name.startswith((OPTIMIZERS, MOMENTA))}

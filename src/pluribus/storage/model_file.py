@@ -17,6 +17,7 @@ from pluribus.errors import DamagedFileError, MismatchError, UnknownNameError, U
 from pluribus.inputs import Input
 from pluribus.models import OwnModel, TwoPartModel, build
 from pluribus.models.prompts import Prompting, prompting_of
+from pluribus.storage.code import ADD, Allow, check_code
 from pluribus.storage.files import write_tensors
 
 
@@ -79,9 +80,11 @@ def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPa
     write_tensors(path, tensors, facts.to_metadata())
 
 
-def read_model(path: Path, own: Any = None) -> nn.Module:
-    """Read a model, in eval mode."""
+def read_model(path: Path, own: Any = None, allow: Allow = False) -> nn.Module:
+    """Read a model, in eval mode. Its builder, if the file names one by a dotted path, needs permission."""
     facts, tensors = _read(path)
+    if own is None:
+        check_code(path, {"models": facts.model}, allow, f"{ADD}, or give its builder: load_model(path, model=...)")
     try:
         model = facts.build(own)
     except (UnknownNameError, UserCodeError) as error:

@@ -35,6 +35,7 @@ from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.lookup import is_given
 from pluribus.server_half import ServerHalf
 from pluribus.storage.checkpoint import READINGS, put_back
+from pluribus.storage.code import ADD, Allow, check_code
 from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.model_file import read_model
 from pluribus.storage.store import RunStore
@@ -53,24 +54,26 @@ def load_model(
     models: Any = None,
     partition: Any = None,
     public_data: Any = None,
+    allow_code: Allow = False,
 ) -> nn.Module:
     """Load a trained model in eval mode.
 
     `path` is a file that `Result.save_model` wrote, or the folder of a run. In a folder, `client` chooses the model: by
     default the one whose metrics the run reports, or with `round="last"` that of the last checkpoint. `model` is the
     builder or module of the model in a file, if its name cannot be looked up. The folder of a run that was started with
-    objects needs the same `data`, `models`, `partition` and `public_data` again.
+    objects needs the same `data`, `models`, `partition` and `public_data` again. `allow_code` lets the file or folder
+    name your own code: all of it, or a list of dotted paths.
     """
     if Path(path).is_file():
         if client is not None or round != "selected":
             raise ConflictError(f"{path} is a file with one model: leave out client= and round=.")
-        return read_model(Path(path), model)
+        return read_model(Path(path), model, allow_code)
     if not Path(path).is_dir():
         raise FileAccessError(f"there is no file or folder {path}: give the file of a model, or the folder of a run.")
     if model is not None:
         raise ConflictError(f"{path} is a folder, which says how its models are built: leave out model=.")
     objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
-    with open_run(path, **objects) as (parts, folder):
+    with open_run(path, allow_code, **objects) as (parts, folder):
         if client is None:
             clients = f"0 to {len(parts.cards) - 1}"
             raise MissingSettingError(f"{path} has a model for each client: choose one with client=, {clients}.")
@@ -141,11 +144,13 @@ def _load_selected(parts: Assembly, folder: RunStore, k: int) -> AbstractContext
 
 
 @contextmanager
-def open_run(path: str | Path, **objects: Any) -> Iterator[tuple[Assembly, RunFolder]]:
+def open_run(
+    path: str | Path, allow: Allow = False, again: str = ADD, **objects: Any
+) -> Iterator[tuple[Assembly, RunFolder]]:
     """Open a run folder for reading: the parts of the run, on the CPU, and the folder."""
     folder = RunFolder.open(path, read_only=True)
     try:
-        described = replace(read_experiment(folder, objects), device="cpu")
+        described = replace(read_experiment(folder, allow, again, objects), device="cpu")
         check_settings(folder, described)
         with reproducible(described.threads_per_worker(), described.precision):
             parts = assemble(described)
@@ -169,10 +174,17 @@ def check_client(path: str | Path, parts: Assembly, client: int) -> None:
         raise RangeError(f"{path} has no client {client}: its clients are 0 to {len(parts.cards) - 1}.")
 
 
-def read_experiment(folder: RunFolder, objects: Mapping[str, Any] = MappingProxyType({})) -> Experiment:
-    """The experiment of a run folder. `objects` has the objects that the run was started with, and None for others."""
-    written = from_toml(folder.path / "config.toml") | {"out": str(folder.path)}
-    written |= {name: value for name, value in objects.items() if value is not None}
+def read_experiment(
+    folder: RunFolder, allow: Allow, again: str = ADD, objects: Mapping[str, Any] = MappingProxyType({})
+) -> Experiment:
+    """The experiment of a run folder. `objects` has the objects that the run was started with, and None for others.
+
+    Code that the folder names needs permission, of which `again` says how to give it.
+    """
+    file, given = folder.path / "config.toml", {name: value for name, value in objects.items() if value is not None}
+    written = from_toml(file) | {"out": str(folder.path)}
+    check_code(file, {name: value for name, value in written.items() if name not in given}, allow, again)
+    written |= given
     if written.get("data") == SITES:
         raise OtherRunError(
             f"{folder.path} is a federation of real sites, which keep their data and models. Resume it with pluribus "

@@ -29,6 +29,7 @@ from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
 from pluribus.processes import NAME, UNGUARDED, process_context, starting
 from pluribus.result import Result
+from pluribus.storage.code import remember_code
 from pluribus.storage.files import write_text
 
 SENTENCE = (
@@ -73,6 +74,7 @@ def run_or_resume(
 ) -> Result:
     """Run an experiment, or resume it if its folder holds a run."""
     if (Path(described.out or "") / "config.toml").exists():
+        remember_code(vars(described))
         again = described.objects()
         return resume(described.out or "", progress=progress, observers=observers, track=track, **again)
     return run(described, progress=progress, observers=observers, track=track)
