@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from pluribus.errors import NotFiniteError, SchemaError, UnreadableMessageError
 
+LARGEST = 2.0**63  # of a number that can be computed with: in 32 bits, squares of larger ones soon are infinite
+
 
 @dataclass(frozen=True)
 class Dim:

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
@@ -13,6 +13,7 @@ from pluribus.internal.blame import at
 from pluribus.internal.steps import ServerRunner
 from pluribus.message import Message, decode, encode
 from pluribus.method import Method, Wires
+from pluribus.safe_merge import SafeMerge
 from pluribus.server import Server
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Cards, Task
@@ -65,9 +66,18 @@ class ServerHalf:
         """Decode a client's upload of this exchange."""
         return decode(up, self.wires(k)[stage].up, f"round {self.server.t}, client {k}")
 
-    def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> None:
-        """Pass the uploads of an exchange to the method. There is at least one."""
+    def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> dict[int, str]:
+        """Pass the uploads of an exchange to the method. There is at least one.
+
+        Returns the clients whose upload had to be left out, with the reason: it would have spoiled the server.
+        """
         merge = self.method.functions(stage).merge
-        if merge is not None:
-            with at("server"):
-                merge(self.server, uploads)
+        if merge is None:
+            return {}
+        after = (stage + 1) % len(self.method.exchanges)
+        return SafeMerge(self.server, merge, lambda clients: self.try_downloads(after, clients))(uploads)
+
+    def try_downloads(self, stage: int, clients: Iterable[int]) -> None:
+        """Raise the error that a message to one of these clients would meet."""
+        for k in clients:
+            self.download(stage, k)

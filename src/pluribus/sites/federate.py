@@ -198,7 +198,7 @@ def make_federation(
         absences.add,
     )
     made = Federation(parts, folder, observers, engine)
-    made.names = names
+    made.names, made.report, made.call = names, absences.add, lambda k: f"site {names[k]}"
     made.warnings = absences.notes + made.warnings
     absences.notes = made.warnings  # the engine adds to this list during the run
     return made
