@@ -15,7 +15,7 @@ from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for, server_runner_for
 from pluribus.engines.engine import Engine
-from pluribus.errors import FormatError, UserCodeError
+from pluribus.errors import DamagedFileError, FormatError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
@@ -117,6 +117,10 @@ class Federation:
         if checkpoint.latest is None:
             return
         self.half.put_back(checkpoint.server(), checkpoint.enrolled())
+        if not self.half.can_go_on(checkpoint.latest):
+            raise DamagedFileError(
+                f"the saved state of the server after round {checkpoint.latest} is not finite. {checkpoint.way_back()}"
+            )
         self.selections.restore(self.history, self.method.views[0])
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(

@@ -5,15 +5,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from pluribus.errors import NotFiniteError
 from pluribus.internal.blame import at
+from pluribus.internal.safe_merge import SafeMerge, sizes_of
 from pluribus.internal.steps import ServerRunner
 from pluribus.message import Message, decode, encode
 from pluribus.method import Method, Wires
-from pluribus.safe_merge import SafeMerge
 from pluribus.server import Server
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Cards, Task
@@ -41,6 +43,17 @@ class ServerHalf:
     def state(self) -> dict[str, Tensor]:
         """The live tensors that the server keeps between rounds, by name."""
         return self.server.state.state_dict()
+
+    def can_go_on(self, t: int) -> bool:
+        """Whether the state of round t can be sent to clients. Saved states of older versions may be infinite."""
+        if all(math.isfinite(size) for size in sizes_of(self.state()).values()):
+            return True
+        self.begin(t)
+        try:
+            self.try_downloads(0, self.cards)
+        except NotFiniteError:
+            return False
+        return True
 
     def begin(self, t: int) -> None:
         self.server.begin(t, self.method.schedule(t, self.task.rounds))

@@ -14,10 +14,10 @@ from conftest import new_folder
 from pluribus.conformance.cases import Case
 from pluribus.conformance.hands import present
 from pluribus.host import make_host
+from pluribus.internal.safe_merge import sizes_of
 from pluribus.message import LARGEST, Message, Rows, Value
 from pluribus.method import PeerMethod, methods
 from pluribus.request import Enrol, Reply, Work
-from pluribus.safe_merge import sizes_of
 from pluribus.server_half import ServerHalf
 
 NAMES = [name for name, cls in methods().items() if not issubclass(cls, PeerMethod)]

@@ -12,8 +12,8 @@ import torch
 from conftest import assemble_tiny
 from pluribus.errors import NotFiniteError
 from pluribus.internal.blame import blame_of
+from pluribus.internal.safe_merge import SafeMerge, sizes_of
 from pluribus.message import Message
-from pluribus.safe_merge import SafeMerge, sizes_of
 from pluribus.server import Server
 
 MOST = torch.finfo(torch.float32).max
@@ -127,11 +127,6 @@ def test_downloads_are_tried_if_the_state_is_large() -> None:
 
 
 def test_sizes_are_of_floating_point_numbers() -> None:
-    tensors = {
-        "a": torch.tensor([1.0, -3.0]),
-        "b": torch.tensor([7]),
-        "c": torch.zeros(0),
-        "d": torch.tensor(torch.nan),
-    }
+    tensors = {"a": torch.tensor([1.0, -3.0]), "b": torch.tensor([7]), "c": torch.zeros(0)}
     assert sizes_of(tensors) == {"a": 3}
     assert math.isnan(sizes_of({"d": torch.tensor([1.0, torch.nan])})["d"])

@@ -20,7 +20,7 @@ from pluribus.internal.snapshot import copy_all
 from pluribus.message import LARGEST, Message, Rows
 from pluribus.server import Server
 
-SUSPECT = 2.0**30  # honest models have no larger numbers: only then are downloads tried, and clients blamed for errors
+SUSPECT = 2.0**30  # of a number: only if some are larger are downloads tried, and clients blamed for errors
 
 Merge = Callable[[Server, Mapping[int, Message]], None]
 Uploads = Mapping[int, Message]
@@ -113,7 +113,7 @@ def _candidates(uploads: Uploads, is_error: bool) -> Iterator[Uploads]:
 
     An error is blamed only on uploads with numbers that no honest client has.
     """
-    sizes = {k: _size(upload) for k, upload in uploads.items()}
+    sizes = {k: max(sizes_in(upload).values(), default=0.0) for k, upload in uploads.items()}
     usual = median(map(_log, sizes.values()))
     order = sorted(uploads, key=lambda k: -abs(_log(sizes[k]) - usual))
     if is_error:
@@ -124,9 +124,9 @@ def _candidates(uploads: Uploads, is_error: bool) -> Iterator[Uploads]:
             yield {k: upload for k, upload in uploads.items() if k not in some}
 
 
-def _size(upload: Message) -> float:
-    tensors = {name: value.value if isinstance(value, Rows) else value for name, value in upload.items()}
-    return max(sizes_of(tensors).values(), default=0.0)
+def sizes_in(message: Message) -> dict[str, float]:
+    """The largest magnitude in each field of floating-point numbers."""
+    return sizes_of({name: value.value if isinstance(value, Rows) else value for name, value in message.items()})
 
 
 def _log(size: float) -> float:
