@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
+import safetensors.torch
 import torch
 from torch import Tensor
 
 from conftest import new_folder
 from pluribus.conformance.cases import Case
 from pluribus.conformance.hands import present
+from pluribus.errors import SchemaError
 from pluribus.host import make_host
 from pluribus.internal.safe_merge import sizes_of
-from pluribus.message import LARGEST, Message, Rows, Value
+from pluribus.message import LARGEST, Message, Rows, Schema, Value, decode, encode
 from pluribus.method import PeerMethod, methods
 from pluribus.request import Enrol, Reply, Work
 from pluribus.server_half import ServerHalf
+from refusals import refused
 
 NAMES = [name for name, cls in methods().items() if not issubclass(cls, PeerMethod)]
 HUGE = {"the largest float": torch.finfo(torch.float32).max, "1e30": 1e30}
@@ -34,8 +37,8 @@ class Rounds:
     uploads: Mapping[int, Message] = field(default_factory=dict)
 
 
-def rounds_of(name: str) -> Iterator[Rounds]:
-    """Stop before every merge of two rounds, with the uploads of honest clients."""
+def rounds_of(name: str, enrolment: Callable[[Schema, bytes], bytes] = lambda schema, up: up) -> Iterator[Rounds]:
+    """Stop before every merge of two rounds, with the uploads of honest clients. The last one may lie at enrolment."""
     parts = Case(name, Path(new_folder())).parts()
     host, half = make_host(parts, lambda k: None), ServerHalf(parts.method, parts.task, parts.cards)
 
@@ -49,7 +52,8 @@ def rounds_of(name: str) -> Iterator[Rounds]:
         half.begin(t)
         clients = present(parts, t)
         for k in [k for k in clients if parts.method.enrols and k not in half.enrolled]:
-            half.enrol(k, answer(Enrol(k)) or b"")
+            up = answer(Enrol(k)) or b""
+            half.enrol(k, up if k < max(clients) else enrolment(half.wires(k)[0].once, up))
         for stage in range(len(parts.method.exchanges)):
             sent = {k: answer(Work(k, t, stage, half.download(stage, k))) for k in clients}
             uploads = {k: half.read(stage, k, up) for k, up in sent.items() if up is not None}
@@ -104,3 +108,36 @@ def test_no_message_spoils_the_server(name: str) -> None:
             assert merged(now, liar, lie).keys() == {liar}, what
         for what, lie in lies_of(now.uploads[liar], TINY):
             assert merged(now, liar, lie) == {}, what
+
+
+ENROLS = [name for name, cls in methods().items() if cls.enrols]
+
+
+@pytest.mark.parametrize("name", ENROLS)
+@pytest.mark.parametrize("number", [0, 1, 2**31 - 1])
+def test_no_enrolment_spoils_the_server(name: str, number: int) -> None:
+    def lie(schema: Schema, up: bytes) -> bytes:
+        fields = decode(up, schema, "enrolment").items()
+        return encode(Message({field: filled(value, number) for field, value in fields}), schema, "enrolment")
+
+    for now in rounds_of(name, lie):
+        assert merged(now, max(now.uploads), now.uploads[max(now.uploads)]) == {}
+
+
+def test_counts_at_enrolment_are_not_negative() -> None:
+    def lie(schema: Schema, up: bytes) -> bytes:
+        counts = decode(up, schema, "enrolment").tensor("counts")
+        return safetensors.torch.save({"counts": counts.fill_(-1)})
+
+    with refused(SchemaError, "enrolment of client 3", "'counts'", -1):
+        next(rounds_of("fedgen", lie))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_merge_leaves_the_uploads_as_they_are(name: str) -> None:
+    """Otherwise it could not be done again."""
+    for now in rounds_of(name):
+        before = {k: Message(upload) for k, upload in now.uploads.items()}
+        merged(now, min(now.uploads), now.uploads[min(now.uploads)])
+        for k, upload in now.uploads.items():
+            assert all(torch.equal(_data(upload[field]), _data(before[k][field])) for field in upload), (k, name)

@@ -491,6 +491,16 @@ def test_a_site_whose_numbers_spoil_the_server_is_missing(tmp_path: Path, monkey
     assert read_lines(made.folder.path / "missing.jsonl") == result.warnings  # type: ignore[operator]
 
 
+def test_a_field_above_the_largest_norm_is_refused(tmp_path: Path) -> None:
+    parts, _, given = agreed("fedgh", **RUNS["fedgh"])
+    lying = LyingOnce({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "work", "means", 1000.0)
+    made, _ = started("fedgh", tmp_path, lying)
+    made.engine.largest_norm = 500.0  # type: ignore[attr-defined]
+    result = made.run()
+    assert [record["answered"] for record in result.history] == [2, 3, 3]
+    assert_facts(result.warnings[0], "site south", "round 0", "'means'", "largest_norm", 500)
+
+
 ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}
 
 
