@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from typing import Any, Protocol
 
@@ -15,7 +15,7 @@ from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for, server_runner_for
 from pluribus.engines.engine import Engine
-from pluribus.errors import FormatError, UserCodeError
+from pluribus.errors import DamagedFileError, FormatError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
@@ -86,6 +86,10 @@ class Federation:
         self.history: list[dict[str, Any]] = []
         self.warnings = list(parts.warnings)
         self.names: Mapping[int, str] = parts.holders
+        self.call: Callable[[int], str] = lambda k: f"client {k}"
+        """How sentences call a client."""
+        self.report: Callable[[str], None] = self.warn
+        """Takes a sentence about a client that is missing in a round."""
         self.half = ServerHalf(parts.method, parts.task, parts.cards, server_runner_for(parts, self.warn))
         self.server = self.half.server
         if engine is None:
@@ -95,6 +99,7 @@ class Federation:
         self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps per client in this round
+        self._left_out: dict[str, str] = {}  # clients whose upload would have spoiled the server in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
         self._save_cost = 0.0
         self._restore()
@@ -112,6 +117,10 @@ class Federation:
         if checkpoint.latest is None:
             return
         self.half.put_back(checkpoint.server(), checkpoint.enrolled())
+        if not self.half.can_go_on(checkpoint.latest):
+            raise DamagedFileError(
+                f"the saved state of the server after round {checkpoint.latest} is not finite. {checkpoint.way_back()}"
+            )
         self.selections.restore(self.history, self.method.views[0])
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
@@ -148,7 +157,7 @@ class Federation:
                 getattr(observer, hook)(*about)
 
     def _round(self, t: int) -> dict[str, Any]:
-        self.clock, self._steps = Clock(), Counter()
+        self.clock, self._steps, self._left_out = Clock(), Counter(), {}
         before = dict(self.ledger.total)
         self.half.begin(t)
         present, late = self.sample_clients(t)
@@ -166,6 +175,7 @@ class Federation:
             "spans": self.clock.spans(),
             "present": len(present),
             "answered": len(answered),
+            **({"left_out": self._left_out} if self._left_out else {}),
             "loss": self._mean_loss(t, losses),
             "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
@@ -222,9 +232,17 @@ class Federation:
                         uploads[k] = upload
             if uploads:
                 with self.clock("server"):
-                    self.half.aggregate(stage, uploads)
+                    left_out = self.half.aggregate(stage, uploads)
+                self._leave_out(t, left_out)
+                answered = [k for k in answered if k not in left_out]
             present = answered
         return losses, present
+
+    def _leave_out(self, t: int, clients: Mapping[int, str]) -> None:
+        """Report clients that are missing in a round because of what they sent, with the reasons."""
+        for k, reason in clients.items():
+            self._left_out[str(k)] = reason
+            self.report(f"{self.call(k)} is missing in round {t}: {reason}")
 
     def _peer_exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
         assert isinstance(self.method, PeerMethod)

@@ -19,6 +19,8 @@ from torch import Tensor, nn
 
 from pluribus.errors import NotFiniteError, SchemaError, UnreadableMessageError
 
+LARGEST = 2.0**40  # of a number in a message: training with larger ones overflows, and honest clients have none
+
 
 @dataclass(frozen=True)
 class Dim:
@@ -35,6 +37,7 @@ class Field:
     `form="rows"`: class-keyed vectors, shape (classes, ...); only held rows and their class numbers are sent.
     `kept=False`: `Method.receive` uses it and nothing reads it afterwards, so `client.got` has no copy of it.
     `optional=True`: a message may leave it out; such a field is not kept.
+    `least` and `most`: bounds of its numbers, such as 0 for counts. A message with others is refused.
     """
 
     shape: tuple[int | Dim, ...]
@@ -42,6 +45,8 @@ class Field:
     form: Literal["tensor", "rows"] = "tensor"
     kept: bool = True
     optional: bool = False
+    least: float | None = None
+    most: float | None = None
 
 
 Schema = Mapping[str, Field]
@@ -285,6 +290,7 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
             raise SchemaError(f"{who}: '{name}' has shape {shape}, declared as {_shape_text(declared.shape)}.")
         if (value.is_floating_point() or value.is_complex()) and not bool(torch.isfinite(value).all()):
             raise NotFiniteError(f"{who}: '{name}' holds NaN or infinity.")
+        _check_bounds(value, declared, f"{who}: '{name}'")
     for name, declared in schema.items():
         if declared.form == "rows":
             ids, classes = flat[name + IDS].tolist(), _classes(declared)
@@ -294,12 +300,19 @@ def _check(flat: Mapping[str, Tensor], schema: Schema, who: str) -> None:
                 raise SchemaError(f"{who}: '{name}' names a class twice.")
 
 
+def _check_bounds(value: Tensor, declared: Field, what: str) -> None:
+    if declared.least is not None and value.numel() and (least := value.min().item()) < declared.least:
+        raise SchemaError(f"{what} holds {least}, and {declared.least} is the least that it may hold.")
+    if declared.most is not None and value.numel() and (most := value.max().item()) > declared.most:
+        raise SchemaError(f"{what} holds {most}, and {declared.most} is the most that it may hold.")
+
+
 def _sent_fields(schema: Schema) -> dict[str, Field]:
     flat: dict[str, Field] = {}
     for name, declared in schema.items():
         if declared.form == "rows":
             held = Dim(f"{name} rows", _classes(declared))
-            flat[name] = Field((held, *declared.shape[1:]), declared.dtype)
+            flat[name] = Field((held, *declared.shape[1:]), declared.dtype, least=declared.least, most=declared.most)
             flat[name + IDS] = Field((held,), torch.int32)
         else:
             flat[name] = declared

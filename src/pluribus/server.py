@@ -32,7 +32,7 @@ class Server:
         self.state = State()
         self.given: Mapping[str, Tensor] = {}
         """The tensors that a call of `fit` gives to its loss, by name."""
-        self._fits = 0  # in this round
+        self.fits = 0  # calls of `fit` in this round
         self._optimizers: dict[str, Optimizer] = {}
         self.t = -1
         self.now: Mapping[str, float] = {}
@@ -40,7 +40,7 @@ class Server:
         """Plain values that the method reports about the round. They go into its record and are cleared every round."""
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
-        self.t, self.now, self.notes, self._fits = t, now, {}, 0
+        self.t, self.now, self.notes, self.fits = t, now, {}, 0
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator of the server's random numbers, keyed by round and `key`."""
@@ -94,10 +94,10 @@ class Server:
         if not sizes:
             return torch.tensor(torch.nan)
         order = torch.cat([self._order(len(x), shuffle, epoch) for epoch in range(epochs)])
-        self._fits += 1
+        self.fits += 1
         tensors = {name: value.contiguous() for name, value in (given or {}).items()}
         fit = ServerFit(Descent(loss, opts), x.contiguous(), y.contiguous(), order, sizes, tensors)
-        with draws.seeded(self.task.seed, "server", self.t, "fit", self._fits, device=self.device):
+        with draws.seeded(self.task.seed, "server", self.t, "fit", self.fits, device=self.device):
             return self.runner.fit(self, fit)
 
     def _order(self, rows: int, shuffle: draws.Key | None, epoch: int) -> Tensor:

@@ -5,11 +5,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 
 from torch import Tensor
 
+from pluribus.errors import NotFiniteError
 from pluribus.internal.blame import at
+from pluribus.internal.safe_merge import SafeMerge, sizes_of
 from pluribus.internal.steps import ServerRunner
 from pluribus.message import Message, decode, encode
 from pluribus.method import Method, Wires
@@ -41,6 +44,17 @@ class ServerHalf:
         """The live tensors that the server keeps between rounds, by name."""
         return self.server.state.state_dict()
 
+    def can_go_on(self, t: int) -> bool:
+        """Whether the state of round t can be sent to clients. Saved states of older versions may be infinite."""
+        if all(math.isfinite(size) for size in sizes_of(self.state()).values()):
+            return True
+        self.begin(t)
+        try:
+            self.try_downloads(0, self.cards)
+        except NotFiniteError:
+            return False
+        return True
+
     def begin(self, t: int) -> None:
         self.server.begin(t, self.method.schedule(t, self.task.rounds))
 
@@ -65,9 +79,18 @@ class ServerHalf:
         """Decode a client's upload of this exchange."""
         return decode(up, self.wires(k)[stage].up, f"round {self.server.t}, client {k}")
 
-    def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> None:
-        """Pass the uploads of an exchange to the method. There is at least one."""
+    def aggregate(self, stage: int, uploads: Mapping[int, Message]) -> dict[int, str]:
+        """Pass the uploads of an exchange to the method. There is at least one.
+
+        Returns the clients whose upload had to be left out, with the reason: it would have spoiled the server.
+        """
         merge = self.method.functions(stage).merge
-        if merge is not None:
-            with at("server"):
-                merge(self.server, uploads)
+        if merge is None:
+            return {}
+        after = (stage + 1) % len(self.method.exchanges)
+        return SafeMerge(self.server, merge, lambda clients: self.try_downloads(after, clients))(uploads)
+
+    def try_downloads(self, stage: int, clients: Iterable[int]) -> None:
+        """Raise the error that a message to one of these clients would meet."""
+        for k in clients:
+            self.download(stage, k)

@@ -273,3 +273,29 @@ def test_whatever_is_killed_the_numbers_are_the_same(killed: Future[Story]) -> N
     for k in PAIR:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}
     assert differing(kept(simulated), found) == []
+
+
+# ---- a well-formed lie -----------------------------------------------------------------------------------------------
+
+
+def test_the_largest_float_does_not_end_a_federation(tmp_path: Path, killed: Future[Story]) -> None:
+    """South lies in round 1. The server is killed afterwards, and starts again from what it saved."""
+    killed.result()
+    network = network_of(tmp_path, PAIR, FEW)
+    told, most = Story(network), torch.finfo(torch.float32).max
+    lie = changed(lambda sent: sent["means"].fill_(most))
+    with closing(network):
+        command = ("serve", "fedgh", "--config", network.folder / "federation.toml")
+        network.pluribus("server", *command)
+        network.until(lambda: "listening on" in network.said("server"))
+        north = network.join("north")
+        with Puppet(network, "south", {1: lie}):
+            network.until(told.ended(1))
+            network.kill("server")
+            server = network.pluribus("server", *command)
+            assert [process.wait(PATIENCE) for process in (server, north)] == [0, 0]
+    assert [record["answered"] for record in network.rounds()] == [2, 1, 2]
+    assert_facts(told.missing("south")[1], "'means'", "3.4e+38")
+    assert "3.4e+38" in network.said("server")
+    saved = Checkpoint(network.folder / "federation" / "state").server()
+    assert all(value.isfinite().all() for value in saved.values())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
@@ -58,12 +59,14 @@ from pluribus.sites.remote import Missing, Transport
 from pluribus.sites.responder import Responder, SiteResources
 from pluribus.sites.trainer import RequestHandler, load_resources
 from pluribus.storage.checkpoint import Checkpoint
+from pluribus.storage.files import read_lines
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Card
 from refusals import Kind, assert_facts, refused
 
 SETTINGS: dict[str, Any] = {"data": few_digits(160), "clients": 3, "rounds": 3, "models": "small", "threads": 1}
 NAMES = {0: "north", 1: "south", 2: "west"}
+MOST = torch.finfo(torch.float32).max
 
 
 def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | None]:
@@ -415,6 +418,7 @@ LIES: dict[str, tuple[Any, ...]] = {
     "cut off": (lambda answer: answer[:-7], "length"),
     "not ours": (lambda answer: b"GET / HTTP/1.1", "Pluribus", "version"),
     "NaN": (lambda answer: _with(answer, lambda t: t["means"].fill_(torch.nan)), "'means'", "NaN"),
+    "the largest float": (lambda answer: _with(answer, lambda t: t["means"].fill_(MOST)), "'means'", "3.4e+38"),
     "a wrong shape": (
         lambda answer: _with(answer, lambda t: t.update(means=t["means"][:, :3].contiguous())),
         "'means'",
@@ -433,6 +437,68 @@ def test_a_site_that_lies_is_a_site_that_did_not_answer(name: str, tmp_path: Pat
     assert [(record["present"], record["answered"]) for record in result.history] == [(3, 3), (3, 2), (3, 3)]
     (told,) = result.warnings
     assert_facts(told, "site south", "round 1", *facts)
+
+
+class LyingOnce(Direct):
+    """The site south changes the tensors of its first answers to one verb."""
+
+    def __init__(self, responders: Mapping[int, Responder], verb: str, name: str, number: float) -> None:
+        super().__init__(responders)
+        self._verb, self._name, self._number, self._left = verb, name, number, 1
+
+    def carry(self, k: int, blob: bytes) -> bytes | Missing:
+        answer = super().carry(k, blob)
+        assert isinstance(answer, bytes)
+        if (k, unseal(blob).head["verb"]) != (1, self._verb) or not self._left:
+            return answer
+        self._left -= 1
+        return _with(answer, lambda tensors: tensors[self._name].fill_(self._number))
+
+
+@pytest.mark.parametrize(
+    ("method", "verb", "field", "number", "when"),
+    [
+        ("fedgen", "enrol", "counts", -1, "at enrolment"),
+        ("fedgen", "work", "head.weight", MOST, "round 0"),
+        ("fedh2l", "teach", "posterior", MOST, "round 0"),
+        ("fedh2l", "teach", "posterior", 1e15, "round 0"),
+        ("fedh2l", "teach", "accuracy", 1e15, "round 0"),
+    ],
+)
+def test_a_lie_is_told_and_all_others_go_on(
+    method: str, verb: str, field: str, number: float, when: str, tmp_path: Path
+) -> None:
+    parts, _, given = agreed(method, **RUNS[method])
+    lying = LyingOnce({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, verb, field, number)
+    made, transport = started(method, tmp_path, lying)
+    result = made.run()
+    assert [record["answered"] for record in result.history] == [2, 3, 3]
+    assert_facts(result.warnings[0], "site south", when)
+    assert read_lines(made.folder.path / "missing.jsonl") == result.warnings  # type: ignore[operator]
+    assert all(value.isfinite().all() for value in states(transport).values())
+
+
+def test_a_site_whose_numbers_spoil_the_server_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here its message is not refused. The server finds out that it cannot go on with it."""
+    monkeypatch.setattr(remote, "LARGEST", math.inf)
+    parts, _, given = agreed("fedgh", **RUNS["fedgh"])
+    lying = LyingOnce({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "work", "means", MOST)
+    made, _ = started("fedgh", tmp_path, lying)
+    result = made.run()
+    assert [record["answered"] for record in result.history] == [2, 3, 3]
+    assert list(result.history[0]["left_out"]) == ["1"]
+    assert_facts(result.warnings[0], "site south", "missing", "round 0", "of the server", "NaN")
+    assert read_lines(made.folder.path / "missing.jsonl") == result.warnings  # type: ignore[operator]
+
+
+def test_a_field_above_the_largest_norm_is_refused(tmp_path: Path) -> None:
+    parts, _, given = agreed("fedgh", **RUNS["fedgh"])
+    lying = LyingOnce({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "work", "means", 1000.0)
+    made, _ = started("fedgh", tmp_path, lying)
+    made.engine.largest_norm = 500.0  # type: ignore[attr-defined]
+    result = made.run()
+    assert [record["answered"] for record in result.history] == [2, 3, 3]
+    assert_facts(result.warnings[0], "site south", "round 0", "'means'", "largest_norm", 500)
 
 
 ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}

@@ -10,6 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors import safe_open
+from safetensors.torch import save_file
 
 import pluribus
 from conftest import assemble_tiny, make_host, run_tiny
@@ -184,9 +185,33 @@ def test_a_truncated_file_is_named_and_the_run_goes_on_without_it() -> None:
         assert all(torch.equal(mine[name], other[name]) for name in other)
 
 
-def test_a_file_of_another_program_is_no_commit(tmp_path: Path) -> None:
-    from safetensors.torch import save_file
+def spoil(path: Path) -> None:
+    """Make the saved server infinite, as lies did before merges were checked."""
+    with safe_open(path, framework="pt") as file:
+        facts, tensors = file.metadata(), {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    spoiled = {n: torch.full_like(v, torch.inf) if n.startswith("server/head") else v for n, v in tensors.items()}
+    assert any(name.startswith("server/head") for name in spoiled)
+    save_file(spoiled, path, facts)
 
+
+def test_a_server_that_was_saved_infinite_is_told_with_the_way_back() -> None:
+    settings = {"rounds": 3, "checkpoint_every": 1}
+    whole, spoiled = run_tiny("fedgh", **settings), run_tiny("fedgh", **settings)
+    (spoiled.folder / "result.json").unlink()
+    newest, before = (file_of(spoiled.folder / "state", t) for t in (2, 1))
+    spoil(newest)
+    with refused(DamagedFileError, "after round 2", "not finite", newest, "after round 1"):
+        pluribus.resume(spoiled.folder, progress=False)
+    kept = before.read_bytes()
+    spoil(before)
+    with refused(DamagedFileError, "after round 2", "new run"):
+        pluribus.resume(spoiled.folder, progress=False)
+    before.write_bytes(kept)
+    newest.unlink()
+    assert pluribus.resume(spoiled.folder, progress=False).summary == whole.summary
+
+
+def test_a_file_of_another_program_is_no_commit(tmp_path: Path) -> None:
     save_file({"weight": torch.zeros(1)}, file_of(tmp_path, 4), {"format": "pt"})
     with refused(DamagedFileError, file_of(tmp_path, 4)):
         Checkpoint(tmp_path)

@@ -244,6 +244,20 @@ class TestRefusals:
         refuses(Message({"r": Rows(value, torch.tensor([True, False]))}), schema, NotFiniteError, "'r'")
         encode(Message({"r": Rows(value, torch.tensor([False, True]))}), schema, "me")
 
+    @pytest.mark.parametrize("number", [-1, 10, -(2**31), 2**31 - 1])
+    def test_numbers_beyond_their_bounds(self, number):
+        schema = {"a": Field((2,), torch.int32, least=0, most=9), "n": Field((Dim("n", 3),), least=0)}
+        tensors = {"a": torch.tensor([0, 9], dtype=torch.int32), "n": torch.zeros(0)}
+        encode(Message(tensors), schema, "me")
+        wrong = torch.tensor([0, number], dtype=torch.int32)
+        self.both(tensors | {"a": wrong}, schema, SchemaError, "'a'", number)
+
+    def test_held_rows_beyond_their_bounds(self):
+        schema = {"r": Field((2, 1), form="rows", most=1)}
+        value = torch.tensor([[2.0], [1.0]])
+        refuses(Message({"r": Rows(value, torch.tensor([True, False]))}), schema, SchemaError, "'r'", 2.0)
+        encode(Message({"r": Rows(value, torch.tensor([False, True]))}), schema, "me")
+
     def test_rows_where_a_tensor_is_declared_and_the_other_way_round(self):
         rows = Message({"a": Rows(torch.ones(2, 1), torch.tensor([True, True]))})
         refuses(rows, {"a": Field((2, 1))}, SchemaError, "undeclared 'a.ids'")

@@ -32,7 +32,7 @@ class FedProto(Prototypes):
 
     def schema(self, task: Task, card: Card) -> Wire:
         wire = super().schema(task, card)
-        counts = {"counts": Field((task.classes,), torch.int32)} if self.weighting == "samples" else {}
+        counts = {"counts": Field((task.classes,), torch.int32, least=0)} if self.weighting == "samples" else {}
         return Wire(down=wire.down, up={**wire.up, **counts})
 
     def prepare(self, client: Client) -> None:

@@ -163,6 +163,7 @@ def make_federation(
     folder: RunFolder,
     seconds: float,
     observers: Sequence[Observer] = (),
+    largest_norm: float | None = None,
 ) -> Federation:
     """Make the round loop over these sites, from the first round or the last checkpoint."""
     method, task = agreement.build_method(None), agreement.task(unseen=unseen_models(facts))
@@ -196,9 +197,10 @@ def make_federation(
         transport,
         seconds,
         absences.add,
+        largest_norm,
     )
     made = Federation(parts, folder, observers, engine)
-    made.names = names
+    made.names, made.report, made.call = names, absences.add, lambda k: f"site {names[k]}"
     made.warnings = absences.notes + made.warnings
     absences.notes = made.warnings  # the engine adds to this list during the run
     return made

@@ -14,7 +14,8 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 from pluribus.errors import MessageError, SchemaError
 from pluribus.host import Selected, Tensors
 from pluribus.internal.metrics import METRICS, keys_of, range_of
-from pluribus.message import decode
+from pluribus.internal.safe_merge import sizes_in
+from pluribus.message import LARGEST, Rows, Schema, Value, decode
 from pluribus.method import Wires
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, sanitize
@@ -48,6 +49,8 @@ class Remote:
     transport: Transport
     seconds: float
     tell: Callable[[str], None]
+    largest_norm: float | None = None
+    """Of a field in a message. None: any."""
     room: ClassVar[float] = math.inf
     can_lose: ClassVar[bool] = False
 
@@ -113,17 +116,33 @@ class Remote:
         k = request.client
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
-            decode(up, self.wires(k)[0].once, "its enrolment")
+            self._check_message(up, self.wires(k)[0].once, "its enrolment")
             steps = _read_steps(answer.head.get("steps"))
             self._enrolled.add(k)
             return Reply(up, None, steps=steps)
         stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
-            decode(sent, self.wires(k)[stage].up, "its message")
+            self._check_message(sent, self.wires(k)[stage].up, "its message")
         loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
         compute, communication = (min(max(0.0, one or 0.0), self.seconds) for one in times)
         return Reply(sent, loss, compute, communication, _read_steps(answer.head.get("steps")))
+
+    def _check_message(self, data: bytes, schema: Schema, who: str) -> None:
+        """Refuse a message that does not match its schema, or with numbers that nobody can compute with.
+
+        The server would leave such a site out by itself. But other sites that get its message, as peers do, would not.
+        """
+        message = decode(data, schema, who)
+        for name, size in sizes_in(message).items():
+            if size > LARGEST:
+                raise SchemaError(f"{who}: '{name}' holds {size:.2g}, and {LARGEST:.2g} is the most that it may hold.")
+            if self.largest_norm is not None and (norm := _norm(message[name])) > self.largest_norm:
+                raise SchemaError(f"{who}: '{name}' has norm {norm:.3g}, and 'largest_norm' is {self.largest_norm:g}.")
+
+
+def _norm(value: Value) -> float:
+    return float((value.value if isinstance(value, Rows) else value).double().norm())
 
 
 def _read_metrics(sent: Any, views: tuple[str, ...], names: Sequence[str]) -> dict[str, dict[str, float | None]]:

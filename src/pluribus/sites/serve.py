@@ -54,7 +54,10 @@ def serve(
             agreement, facts = saved or _agree(
                 path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
-            result = make_federation(described, agreement, names, facts, link, folder, file.deadline, observers).run()
+            made = make_federation(
+                described, agreement, names, facts, link, folder, file.deadline, observers, file.largest_norm
+            )
+            result = made.run()
             dismiss(agreement, names, link)
             return result
 

@@ -146,6 +146,18 @@ class Checkpoint:
         assert self.latest is not None
         return _tensors(self._path(self.latest), "server/")
 
+    def way_back(self) -> str:
+        """How to go on if the server cannot be used as it was saved last. The files of the commit before are here."""
+        assert self.latest is not None
+        rounds = sorted(int(path.stem.removeprefix("round-")) for path in self._folder.glob("round-*.safetensors"))
+        usable = [t for t in rounds[:-1][-1:] if self._is_finite(t)]
+        if not usable:
+            return "Start a new run: no earlier round can be resumed."
+        return f"Delete {self._path(self.latest)} and start again: the run continues after round {usable[0]}."
+
+    def _is_finite(self, t: int) -> bool:
+        return all(bool(value.isfinite().all()) for value in _tensors(self._path(t), "server/").values())
+
     def client(self, k: int) -> Tensors | None:
         """A client's state at the latest commit; None if it never took part."""
         return _tensors(self._path(self._newest[k]), f"client/{k}/") if k in self._newest else None

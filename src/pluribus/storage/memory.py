@@ -32,6 +32,9 @@ class MemoryState:
     def server(self) -> Tensors:
         return self._server
 
+    def way_back(self) -> str:
+        return "Start a new run: a run in memory keeps no earlier round."
+
     def client(self, k: int) -> Tensors | None:
         return self._clients.get(k)
 

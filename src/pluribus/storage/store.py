@@ -24,6 +24,9 @@ class StateStore(Protocol):
     def commit(self, t: int, server: Tensors, clients: dict[int, Tensors], enrolled: dict[int, bytes]) -> None:
         """Save round t. A resumed run continues after it."""
 
+    def way_back(self) -> str:
+        """What a person can do if the server cannot be used as it was saved last."""
+
     def server(self) -> Tensors: ...
 
     def client(self, k: int) -> Tensors | None:
