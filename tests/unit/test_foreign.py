@@ -19,7 +19,7 @@ import torch
 import pluribus
 from conftest import new_folder, run_tiny
 from kit import StopAfter, StoppedError
-from pluribus.errors import FileAccessError, ForeignCodeError, UnknownNameError, UserCodeError
+from pluribus.errors import FileAccessError, ForeignCodeError, UserCodeError
 from pluribus.report import write_report
 from pluribus.report.numbers import run_folders
 from pluribus.report.watch import make_server
@@ -266,7 +266,7 @@ def test_watch_imports_nothing(foreign: Foreign) -> None:
 
 @pytest.mark.parametrize("name", [".", "..", ".x", "x.", "a..b", "./x"])
 def test_a_name_of_dots_is_no_dotted_path(terminal: Terminal, name: str) -> None:
-    terminal.refused("bench", name).check(UnknownNameError, name)
+    terminal.refused("bench", name).check(UserCodeError, name)
 
 
 def test_a_folder_that_cannot_be_searched_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,7 +26,7 @@ def import_dotted(path: str, kind: str) -> Any:
     """Import `package.module.name`. The error says why it cannot be imported."""
     module, _, name = path.rpartition(".")
     if not is_dotted(path):
-        raise UnknownNameError(f"{kind} '{path}' is neither a known name nor a dotted path, package.module.name.")
+        raise UserCodeError(f"{kind} '{path}' is neither a known name nor a dotted path, package.module.name.")
     if _from_working_folder and "" not in sys.path:  # not before: a file there could take the place of a library
         sys.path.insert(0, "")
     try:
