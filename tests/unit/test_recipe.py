@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from pluribus.inputs import as_input
+from pluribus.models import entries
 from pluribus.models.recipe import record_build
+from pluribus.models.sizes import typical_input
 from pluribus.task import Task
 
 WITH_RECIPE = ("mlp-64", "cnn4", "fedgh-cnn3", "resnet4", "resnet18", "resnet50", "mobilenet-v2")
@@ -29,6 +31,21 @@ def test_a_recipe_draws_the_bits_of_the_constructor(model):
     for k in (1, 2):
         drawn = recipe.draw(task.seed_of(*task.start_key(model, k)))
         assert same(drawn, task.start(model, k).state_dict())
+
+
+LARGE = ("alexnet", "vgg11", "resnet101", "resnet152", "vit-")  # their builders are those of smaller ones
+
+
+@pytest.mark.parametrize("model", [name for name in entries() if not name.startswith(LARGE)])
+def test_what_has_a_recipe_is_drawn_as_it_is_built(model):
+    """All networks of the library, of every kind."""
+    form = typical_input(model)
+    task = Task(classes=10, input=form, width=None, projector="pool", clients=4, rounds=1, seed=3)
+    task.shape_of(model)
+    found = record_build(lambda: task.construct(model), task.seed_of("client", 0))
+    if found is not None:
+        assert same(found[1].draw(task.seed_of("client", 1)), task.start(model, 1).state_dict())
+    assert (found is not None) or model not in WITH_RECIPE
 
 
 def test_threads_draw_without_the_global_generator():
