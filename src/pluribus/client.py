@@ -24,6 +24,7 @@ from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
 from pluribus.models.depthwise import keep_planar
 from pluribus.models.dropout import replace_dropout, set_dropout_keys
+from pluribus.models.layers import recurrent
 from pluribus.optim import Life, Opt, Optimizer, Rule
 from pluribus.targets import Reduction
 from pluribus.task import Card, Task
@@ -169,7 +170,7 @@ class Client:
         Called once, after `equip` and before any step is recorded: addresses change. Recurrent layers already have a
         block for their weights, and keep it.
         """
-        if any(isinstance(layer, nn.RNNBase) for module in (self.model, self.state) for layer in module.modules()):
+        if recurrent(self.model) or recurrent(self.state):
             return
         kept = self._named_tensors()
         predicting = sum(not name.startswith(OPTIMIZERS) for name in kept)

@@ -19,6 +19,7 @@ from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError
 from pluribus.internal.steps import Map
 from pluribus.message import Message, Rows
+from pluribus.models.layers import recurrent as recurrent
 from pluribus.server import Server
 
 Weighting = Literal["samples", "uniform"]
@@ -161,11 +162,6 @@ def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
     """The inverse of `flatten`."""
     parts = torch.split(vector, [p.numel() for p in parameters.values()])
     return {name: part.view_as(p) for part, (name, p) in zip(parts, parameters.items(), strict=True)}
-
-
-def recurrent(model: nn.Module) -> bool:
-    """Whether a model has layers that torch runs as one fused kernel over a whole sequence."""
-    return any(isinstance(module, nn.RNNBase) for module in model.modules())
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from pluribus.internal.snapshot import ALIGNMENT, Snapshot
 from pluribus.models import TwoPartModel, comes_with_library
+from pluribus.models.layers import recurrent
 from pluribus.models.recipe import Recipe, record_build
 from pluribus.task import Task
 
@@ -78,7 +79,7 @@ class Starts:
             return self._task.start(model, None if self._same else k).to(device)
         pattern = _patterns[self._key(model)].result()
         assert pattern is not None
-        if any(isinstance(layer, nn.RNNBase) for layer in pattern.empty.modules()):
+        if recurrent(pattern.empty):
             return pattern.make(weights.views()).to(device)  # which arranges the weights of recurrent layers
         return pattern.make(weights.to(device).views())  # one copy, not one per tensor
 

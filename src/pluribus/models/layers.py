@@ -64,3 +64,8 @@ def _layer(name: str, module: nn.Module, kind: Kind, output: bool) -> Layer:
     groups = module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) and kind == "conv" else 1
     shape = tuple(bias.shape) if isinstance(bias, torch.Tensor) else None
     return Layer(name, kind, tuple(weight.shape), shape, output, groups)
+
+
+def recurrent(model: nn.Module) -> bool:
+    """Whether a model has layers that torch runs as one fused kernel over a whole sequence."""
+    return any(isinstance(module, nn.RNNBase) for module in model.modules())
