@@ -14,7 +14,7 @@ import torch
 from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for, server_runner_for
-from pluribus.engines.engine import Engine
+from pluribus.engines.engine import MOST_PENDING, Engine
 from pluribus.errors import DamagedFileError, FormatError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
@@ -31,7 +31,6 @@ from pluribus.server_half import ServerHalf
 from pluribus.storage.selection import Selections
 from pluribus.storage.store import RunStore
 
-MOST_PENDING = 256  # most clients with unsaved state in memory
 CHECKPOINT_SHARE = 0.05  # most of the run time that automatic checkpoints may take
 
 
@@ -320,7 +319,7 @@ class Federation:
 
     def _save(self, t: int, last: bool) -> None:
         """Write a checkpoint if one is due."""
-        if not (last or self._is_save_due(t) or self.engine.pending() > MOST_PENDING):
+        if not (last or self._is_save_due(t) or self.engine.is_full()):
             return
         started = time.perf_counter()
         self.folder.sync_lines()
@@ -332,9 +331,11 @@ class Federation:
     def _is_save_due(self, t: int) -> bool:
         """Whether it is time to save. A run in memory would lose its checkpoints with everything else, so it has none
         unless parts of it can be lost alone."""
+        lasting = self.folder.path is not None or self.engine.can_lose
+        if lasting and self.engine.pending() > MOST_PENDING:
+            return True
         if every := self.parts.experiment.checkpoint_every:
             return (t + 1) % every == 0
-        lasting = self.folder.path is not None or self.engine.can_lose
         return lasting and self._unsaved >= self._save_cost * (1 / CHECKPOINT_SHARE - 1)
 
     def result(self) -> Result:

@@ -43,7 +43,9 @@ Selected = tuple[int, Tensors]  # a round, the tensors that a client was evaluat
 MOST_CLIENTS = 256
 MOST_BYTES = 8 * 2**30
 GPU_SHARE = 0.4  # of a GPU's memory
-SELECTED_SHARE = 1 / 8  # of that memory: for copies of selected models that wait to be saved
+# As much memory again is for copies: of clients that left their places, and of selected models that wait to be saved.
+AWAY_SHARE = 5 / 8
+SELECTED_SHARE = 3 / 8
 # Memory of a client that trains: a multiple of its weights (gradients, activations, recorded steps), and a constant.
 TRAINING_FACTOR = 4
 TRAINING_BYTES = 16 * 2**20
@@ -70,7 +72,7 @@ class Limits(NamedTuple):
         most_bytes = MOST_BYTES
         if device.type != "cpu":
             most_bytes = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
-        return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, most_bytes // hosts)
+        return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, int(AWAY_SHARE * most_bytes) // hosts)
 
 
 class Away(NamedTuple):
@@ -379,13 +381,16 @@ class Host:
     def pending(self) -> int:
         return len(self._changed)  # clients with unsaved state
 
+    def is_full(self) -> bool:
+        """Whether copies that cannot be deleted before they are saved take more memory than all copies may."""
+        return sum(away.saved.nbytes for k, away in self._away.items() if k in self._changed) > self._limits.away
+
     def close(self) -> None:
         self._starts.close()
 
 
 def _footprint(task: Task, model: str) -> int:
-    weights: int = sum(value.nbytes for value in task.shape_of(model).state_dict().values())
-    return TRAINING_FACTOR * weights + TRAINING_BYTES
+    return TRAINING_FACTOR * task.nbytes(model) + TRAINING_BYTES
 
 
 def _away(client: Client) -> Away:

@@ -120,17 +120,25 @@ class Task:
 
     def shape_of(self, model: str) -> TwoPartModel:
         """A model on the meta device: all names and shapes, no weights."""
+        if model in self.unseen:
+            with without_numbers():
+                return self.construct(model)  # parts of it may not be looked at, and so not be copied
+        return copy.deepcopy(self._shape(model))  # a copy takes a third of the time, and may be changed
+
+    def _shape(self, model: str) -> TwoPartModel:
+        """The model that `shape_of` copies."""
         if model not in self._shapes:
             with without_numbers():
-                built = self.build(model)
-            if model in self.unseen:
-                return built  # parts of it may not be looked at, and so not be copied
-            self._shapes[model] = built
-        return copy.deepcopy(self._shapes[model])  # a copy takes a third of the time, and may be changed
+                self._shapes[model] = self.build(model)
+        return self._shapes[model]
+
+    def nbytes(self, model: str) -> int:
+        """Size of the weights and buffers of a model in bytes."""
+        return sum(value.nbytes for value in self._shape(model).state_dict().values())
 
     def smallest(self, models: Iterable[str]) -> str:
         """The model with the fewest parameters for this task; the first one if several are equal."""
-        return min(models, key=lambda model: sum(p.numel() for p in self.shape_of(model).parameters()))
+        return min(models, key=lambda model: sum(p.numel() for p in self._shape(model).parameters()))
 
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""
@@ -202,7 +210,7 @@ class Cards(Mapping[int, Card]):
         if model not in self._facts:
             built = self._task.shape_of(model)
             self._facts[model] = built.width, tuple(tuple(p.shape) for p in built.head.parameters())
-            self._bytes[model] = sum(value.nbytes for value in built.state_dict().values())
+            self._bytes[model] = self._task.nbytes(model)
         return self._facts[model]
 
     def nbytes(self, client: int) -> int:

@@ -18,6 +18,7 @@ from kit import StopAfter, StoppedError, assert_same
 from pluribus.client import Batch, Client
 from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import Augment
+from pluribus.engines.capture import Captured
 from pluribus.engines.server_steps import Recorder
 from pluribus.message import Field, Message, Rows, encode, move_together
 from pluribus.method import Method, Need, methods
@@ -347,6 +348,22 @@ def test_stacked_clients_train_as_alone(name, more):
     for k in range(9):
         for part, value in one.client(k).items():
             torch.testing.assert_close(other.client(k)[part], value, rtol=1e-3, atol=1e-4)
+
+
+def test_what_ran_as_written_for_one_client_is_recorded_at_once_for_others(monkeypatch):
+    """Six clients of two architectures, with equal numbers of rows, try out a step once per architecture."""
+    tried = []
+
+    def count(self, client, *rest, as_written=Captured._step_as_written):
+        tried.append(client.card.model)
+        return as_written(self, client, *rest)
+
+    monkeypatch.setattr(Captured, "_step_as_written", count)
+    data = {"data": (torch.rand(360, 1, 8, 8), torch.arange(360) % 10), "partition": torch.arange(360) % 6}
+    settings = {"models": ["cnn-16-32", "mlp-64"], "batch_size": 9, "test_fraction": 0.25, "val_fraction": 0.0}
+    result = pluribus.run("local", **data, **settings, device="cuda", rounds=2, stack=False, progress=False)
+    assert reasons(result) == []
+    assert sorted(tried) == ["cnn-16-32", "mlp-64"]
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,14 @@ import pytest
 import torch
 from torch import nn
 
+import pluribus
 from conftest import assemble_tiny, make_host
 from kit import same_bits
 from pluribus.host import Host
 from pluribus.internal import batches
 from pluribus.internal.snapshot import ALIGNMENT
 from pluribus.request import Work
+from pluribus.storage.memory import MemoryState
 
 ROUNDS = 3
 
@@ -174,3 +176,27 @@ def test_a_batch_is_large_enough_for_the_model_that_travels_too(beside, smallest
     assert min(sizes) >= smallest
     assert (min(sizes) < 8) == (smallest == 2)
     assert len(looked) == 2 * 2  # two architectures, and what is beside them
+
+
+def test_a_run_in_memory_saves_only_when_its_copies_take_too_much_memory(monkeypatch):
+    """A checkpoint in memory would only be another copy."""
+    saved = []
+
+    def note(self, t, *state, commit=MemoryState.commit):
+        saved.append(t)
+        commit(self, t, *state)
+
+    def run() -> pluribus.Result:
+        saved.clear()
+        return pluribus.run("fedgh", clients=6, rounds=4, workers=1, progress=False)
+
+    monkeypatch.setattr(MemoryState, "commit", note)
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    monkeypatch.setattr("pluribus.federation.MOST_PENDING", 3)
+    roomy = run()
+    assert saved == [3]
+    monkeypatch.setattr("pluribus.host.AWAY_SHARE", 0)
+    cramped = run()
+    assert saved == [0, 1, 2, 3]
+    for name, value in roomy.model(5).state_dict().items():
+        assert torch.equal(cramped.model(5).state_dict()[name], value)

@@ -186,12 +186,12 @@ def test_limits_hold_for_all_workers_together(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("pluribus.host.MOST_BYTES", 1000)
     cpu = torch.device("cpu")
     assert [tuple(Limits.of(cpu, sites)) for sites in (1, 3, 10)] == [
-        (7, 1000, 1000),
-        (2, 333, 333),
-        (1, 100, 100),
+        (7, 1000, 625),
+        (2, 333, 208),
+        (1, 100, 62),
     ]
     host = Workers(assemble_tiny(), lambda k: None, 3)._host_factory()(load=lambda k: None)
-    assert host._limits == Limits(2, 333, 333)
+    assert host._limits == Limits(2, 333, 208)
 
 
 def test_workers_are_for_cpus(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,8 +1,9 @@
 """Steps that are recorded once and replayed. With small batches, a GPU waits for Python unless a step is one call.
 
 A step is a pure tensor program. The first batch of a size runs as written, the second is recorded as a CUDA graph on
-fixed buffers, and all later ones are replays. A recording belongs to a slot in memory, not to a client: the client in
-the slot brings its weights, its state and its rows.
+fixed buffers, and all later ones are replays. What ran as written for one client of an architecture is recorded at once
+for the others. A recording belongs to a slot in memory, not to a client: the client in the slot brings its weights, its
+state and its rows.
 
 One thread of the process runs steps as written and records them, on the streams of all slots. cuDNN plans each
 convolution once per thread, and planning takes time: so each is planned once, not once per client.
@@ -60,13 +61,20 @@ def _alone(work: Callable[[], R]) -> R:
     return _recording.submit(on_stream).result()
 
 
+class Known:
+    """What all slots of an engine know about the steps of architectures."""
+
+    def __init__(self) -> None:
+        self.reasons: dict[Any, str | None] = {}  # why steps that were observed cannot be recorded; None: they can
+        self.tried: set[Any] = set()  # sizes of them that ran as written, and can be recorded
+
+
 class Captured:
     """The runner of one slot in the memory of a GPU."""
 
-    def __init__(self, device: torch.device, lane: Any, tell: Tell, observed: set[Any]) -> None:
-        """`observed`: architectures and steps whose operations were observed. All slots of an engine share it."""
+    def __init__(self, device: torch.device, lane: Any, tell: Tell, known: Known) -> None:
         self.lane = lane  # where it records and replays
-        self._observed = observed
+        self._known = known
         self._device = device
         self._tell = tell
         self._eager = Eager()
@@ -103,20 +111,22 @@ class Captured:
     def _try_out(self, client: Client, fit: Fit, visits: Sequence[Visit]) -> tuple[int, int]:
         """Run the first batch of a new step as written, and observe it. If it draws random numbers, run all batches.
 
-        Returns the number of batches done, and of their samples with a loss.
+        If another client of the architecture has done so without objection, run none. Returns the number of batches
+        done, and of their samples with a loss.
         """
         name = name_of_step(fit.step)
         self._seen.add(name)
-        source = self._source(fit.data.store, max(fit.sizes))
-        self._find_step(client, fit, len(visits[0].rows), source)  # marks the size as seen
+        key = self._key_of_step(client, fit, len(visits[0].rows), self._source(fit.data.store, max(fit.sizes)))
+        self._seen.add(key)
+        if (client.card.model, key) in self._known.tried:
+            return 0, 0
         generator = torch.cuda.default_generators[self._device.index or 0]
         with draws.seeded(*fit.key, device=self._device):
             before = generator.get_offset()
             with self._observe(client, name) as watch:
                 samples = self._step_as_written(client, fit, visits[0])
             if generator.get_offset() == before:
-                if watch.reason:
-                    self._refuse(name, watch.reason)
+                self._judge(client, key, watch)
                 return 1, samples
             self._random.add(name)
             self._refuse(name, "it draws random numbers on the GPU")
@@ -124,10 +134,15 @@ class Captured:
 
     def _observe(self, client: Client, name: Any) -> AbstractContextManager[Observed]:
         """Observe a step. Its operations are the same for all clients of an architecture."""
-        key = client.card.model, name
-        new = key not in self._observed
-        self._observed.add(key)
-        return observe_step(client, operations=new)
+        return observe_step(client, operations=(client.card.model, name) not in self._known.reasons)
+
+    def _judge(self, client: Client, key: Any, watch: Observed) -> None:
+        """Decide by what was observed whether a step is recorded, here and for other clients of the architecture."""
+        name, model = key[0], client.card.model
+        if reason := self._known.reasons.setdefault((model, name), watch.reason) or watch.reason:
+            self._refuse(name, reason)
+        else:
+            self._known.tried.add((model, key))
 
     def _step_as_written(self, client: Client, fit: Fit, visit: Visit) -> int:
         assert visit.positions is not None
@@ -151,16 +166,20 @@ class Captured:
         staging: Staging = self.lane.staging
         return staging
 
-    def _find_step(self, client: Client, fit: Fit, n: int, source: Store) -> Recording | None:
+    def _key_of_step(self, client: Client, fit: Fit, n: int, source: Store) -> Any:
+        """Steps with equal keys have the same operations on tensors of the same shapes."""
         inbox = () if client.inbox is None else tuple((k, tuple(v.shape)) for k, v in client.inbox.got.items())
+        names = None if fit.augment is None else fit.augment.names
+        return name_of_step(fit.step), n, client.model.training, inbox, names, fit.data.scale is None, _size(source)
+
+    def _find_step(self, client: Client, fit: Fit, n: int, source: Store) -> Recording | None:
         names = None if fit.augment is None else fit.augment.names  # None: the step sees unchanged images
 
         def step(rows: Tensor, positions: Tensor, keys: Tensor, scale: Scale | None) -> int:
             augment = None if names is None else Augment(names, keys)
             return self._step(client, fit.step, Batch(*source.take(rows, augment, scale), positions, n))
 
-        key = name_of_step(fit.step), n, client.model.training, inbox, names, fit.data.scale is None, _size(source)
-        return self._find_recording(key, client, n, step, fit.data.scale)
+        return self._find_recording(self._key_of_step(client, fit, n, source), client, n, step, fit.data.scale)
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
         """Compute `rows` of every sample of a set, in order. The client is in eval mode."""
@@ -178,34 +197,34 @@ class Captured:
                 recording = self._find_recording(key, client, n, forward, data.scale)
                 if recording is None:
                     written = partial(forward, visit.rows, None, None, data.scale)
-                    parts.append(_alone(partial(self._sweep_as_written, client, name_of_step(rows), written)))
+                    parts.append(_alone(partial(self._sweep_as_written, client, key, written)))
                 else:
                     recording.fill(client, data.scale)
                     recording.play(visit)
                     parts.append(recording.result.clone())
         return torch.cat(parts)
 
-    def _sweep_as_written(self, client: Client, name: Any, forward: Callable[[], Tensor]) -> Tensor:
+    def _sweep_as_written(self, client: Client, key: Any, forward: Callable[[], Tensor]) -> Tensor:
+        name = key[0]
         with client.autocast():
             if name in self._seen:
                 return forward()
             self._seen.add(name)
             with self._observe(client, name) as watch:
                 result = forward()
-        if watch.reason:
-            self._refuse(name, watch.reason)
+        self._judge(client, key, watch)
         return result
 
     def _find_recording(
         self, key: Any, client: Client, n: int, record: Callable[..., Any], scale: Scale | None
     ) -> Recording | None:
-        """Return the recording for this client, and record it at the second call. None: run as written."""
+        """Return the recording for this client. Record it, unless nobody ran it yet. None: run as written."""
         if key[0] in self._refused:
             return None
         for recording in self._recordings.get(key, []):
             if recording.fits(client):
                 return recording
-        if key not in self._seen:
+        if key not in self._seen and (client.card.model, key) not in self._known.tried:
             self._seen.add(key)
             return None
         if isinstance(key[0], str):

@@ -11,13 +11,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 
 from pluribus.client import Client
-from pluribus.engines.capture import Captured
+from pluribus.engines.capture import Captured, Known
 from pluribus.engines.serial import Serial
 from pluribus.engines.stacked import Group, is_stackable, split_groups
 from pluribus.engines.staging import Staging
@@ -66,7 +66,7 @@ class Cuda(Serial):
         self._capture = capture
         self._stack = stack and capture
         self._lanes: list[Lane] = []
-        self._observed: set[Any] = set()
+        self._known = Known()
         self._lane_of: WeakKeyDictionary[Client, Lane] = WeakKeyDictionary()
         self._stacked = defaultdict[str, Group](partial(Group, tell))  # by architecture
 
@@ -108,7 +108,7 @@ class Cuda(Serial):
         lane.load += weights
         self._lane_of[client] = lane
         if self._capture:
-            client.runner = Captured(client.device, lane, self._tell, self._observed)
+            client.runner = Captured(client.device, lane, self._tell, self._known)
 
     def _find_lane(self, device: torch.device, weights: int) -> Lane:
         """A new lane, or the one with the least load, of the priority of such clients if there is one.

@@ -8,6 +8,8 @@ from typing import Protocol
 from pluribus.host import Selected, Tensors
 from pluribus.request import Answer, Request
 
+MOST_PENDING = 256  # most clients with unsaved state that a crash may lose, or that processes keep
+
 
 class Engine(Protocol):
     """Runs clients, and keeps their state until it is saved."""
@@ -38,6 +40,9 @@ class Engine(Protocol):
 
     def pending(self) -> int:
         """Number of clients with unsaved state."""
+
+    def is_full(self) -> bool:
+        """Whether unsaved state takes so much memory that it must be saved now."""
 
     def close(self) -> None:
         """End processes and threads."""

@@ -33,5 +33,8 @@ class Serial:
     def pending(self) -> int:
         return self.host.pending()
 
+    def is_full(self) -> bool:
+        return self.host.is_full()
+
     def close(self) -> None:
         self.host.close()

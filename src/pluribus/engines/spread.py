@@ -8,6 +8,7 @@ from typing import Any
 
 from pluribus.assembly import Assembly
 from pluribus.engines.assignment import Costs, Size, assign
+from pluribus.engines.engine import MOST_PENDING
 from pluribus.engines.worker import Adopt, Command, Outcome, Release, TakeChanged, TakeSelected
 from pluribus.host import Load, Selected, Tensors, most_selected
 from pluribus.request import Answer, Evaluate, Request, Work
@@ -62,6 +63,9 @@ class Spread:
 
     def pending(self) -> int:
         return len(self._unsaved)  # counted here, because every round asks
+
+    def is_full(self) -> bool:
+        return self.pending() > MOST_PENDING
 
     def _start(self) -> None:
         """Start the processes."""

@@ -56,7 +56,7 @@ class Starts:
         """Draw the weights of these clients ahead, as far as memory allows. Others that were drawn are dropped."""
         for k in [k for k in self._ahead if k not in clients]:
             self._ahead.pop(k).cancel()
-        sizes = {model: _nbytes(self._task.shape_of(model)) for model in {*clients.values()}}
+        sizes = {model: self._task.nbytes(model) for model in {*clients.values()}}
         taken = 0
         for k, model in clients.items():
             taken += sizes[model]
@@ -117,10 +117,6 @@ class Starts:
     def close(self) -> None:
         if self._threads is not None:
             self._threads.shutdown(cancel_futures=True)
-
-
-def _nbytes(model: nn.Module) -> int:
-    return sum(value.nbytes for value in model.state_dict().values())
 
 
 def _keep(weights: Mapping[str, Tensor]) -> Snapshot:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
@@ -61,16 +61,26 @@ def run_with_zeros(net: nn.Module, shape: Input | tuple[int, ...]) -> Any:
     """The output for two rows of zeros, with zeros as weights."""
     # The meta device computes nothing, but makes torch load its compiler for a second. On zeros, a small network takes
     # a millisecond, and a ResNet-152 on 32 x 32 pixels a tenth of a second.
-    tensors, form = dict([*net.named_parameters(), *net.named_buffers()]), as_input(shape)
-    work = sum(tensor.numel() for tensor in tensors.values()) * math.prod(form.shape[1:])
+    weights, buffers, form = dict(net.named_parameters()), dict(net.named_buffers()), as_input(shape)
+    work = sum(tensor.numel() for tensor in (*weights.values(), *buffers.values())) * math.prod(form.shape[1:])
     device = torch.device("cpu" if work < _SMALL else "meta")
     # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
-    stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in tensors.items()}
+    stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in buffers.items()}
+    stand_ins |= _zeros(weights, device)
     kind = next((tensor.dtype for tensor in stand_ins.values() if tensor.is_floating_point()), torch.float32)
     # Two rows, because batch normalization in train mode refuses one. A forked generator, because this pass must not
     # change the weights that are drawn next.
     with _one_thread(), _skipped_norms(net), device, torch.no_grad(), torch.random.fork_rng(devices=[]):
         return functional_call(net, stand_ins, (form.zeros(2, kind),))
+
+
+def _zeros(weights: Mapping[str, Tensor], device: torch.device) -> dict[str, Tensor]:
+    """Zeros of these shapes, all in the same memory: new memory of the size of a model takes time to fill."""
+    largest: dict[torch.dtype, int] = {}
+    for one in weights.values():
+        largest[one.dtype] = max(largest.get(one.dtype, 0), one.numel())
+    blocks = {dtype: torch.zeros(size, dtype=dtype, device=device) for dtype, size in largest.items()}
+    return {name: blocks[one.dtype][: one.numel()].view(one.shape) for name, one in weights.items()}
 
 
 @contextmanager

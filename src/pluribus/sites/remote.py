@@ -84,6 +84,9 @@ class Remote:
     def pending(self) -> int:
         return 0
 
+    def is_full(self) -> bool:
+        return False
+
     def close(self) -> None:
         pass
 
