@@ -6,8 +6,8 @@ All workloads are timed in this one process. The first ones: HtFE8, 20 clients o
 32 x 32, batch size 10, learning rate 0.01, one local epoch, evaluation of all clients in every view after every round,
 in memory. `first_s` is the time from the call of `pluribus.run` to the end of its first round. `round_s` is the median
 over the rounds in which nothing is recorded any more. `run_s` is the time of the whole run of `rounds`, with what is
-saved at its end. `peak_gb` is the largest memory of tensors on the GPU. Workloads whose name begins with `method` differ
-in the method alone.
+saved at its end. `peak_gb` is the largest memory of tensors on the GPU. Workloads whose name begins with `method`
+differ in the method alone.
 
 HtFLlib at commit e959261, November 2026, same clients on one H200, seconds a round: FedGH 41.5, FedL2G-f 37.5, FML
 42.6, FedProto 31.2, FedKD 54.1.
@@ -114,7 +114,9 @@ def main() -> None:
     for workload in chosen:
         row = measure(*workload)
         facts["rows"].append(row)
-        text = "{workload:42} first {first_s:5.1f} s  round {round_s:6.3f} s  run {run_s:5.1f} s  peak {peak_gb:5.1f} GB"
+        text = (
+            "{workload:40} first {first_s:4.1f} s  round {round_s:6.3f} s  run {run_s:5.1f} s  peak {peak_gb:4.1f} GB"
+        )
         print(text.format(**row), file=sys.stderr, flush=True)
     if "--json" in sys.argv:
         print(json.dumps(facts))

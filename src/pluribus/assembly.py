@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
+from threading import Thread
 from types import MappingProxyType
 from typing import Any
 
@@ -191,7 +193,16 @@ def _device(experiment: Experiment) -> torch.device:
         raise DeviceError("torch finds no GPU: use --device cpu.")
     if device.type == "cuda" and _asks_for_processes(experiment):
         raise ConflictError("--workers is for CPUs; a GPU has one process: add --device cpu, or leave out --workers.")
+    if device.type == "cuda":
+        Thread(target=_start_gpu, args=(device,), daemon=True).start()
     return device
+
+
+def _start_gpu(device: torch.device) -> None:
+    """Use a GPU for the first time, which takes half a second. Meanwhile another thread loads data and builds models,
+    and tells of any error when it uses the GPU itself."""
+    with suppress(RuntimeError):
+        torch.zeros(1, device=device)
 
 
 def _asks_for_processes(experiment: Experiment) -> bool:

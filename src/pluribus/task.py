@@ -132,6 +132,11 @@ class Task:
                 self._shapes[model] = self.build(model)
         return self._shapes[model]
 
+    def head_of(self, model: str) -> tuple[int, tuple[tuple[int, ...], ...]]:
+        """Feature width of a model, and the shapes of its head's weights."""
+        built = self._shape(model)
+        return built.width, tuple(tuple(p.shape) for p in built.head.parameters())
+
     def nbytes(self, model: str) -> int:
         """Size of the weights and buffers of a model in bytes."""
         return sum(value.nbytes for value in self._shape(model).state_dict().values())
@@ -208,8 +213,7 @@ class Cards(Mapping[int, Card]):
     def facts(self, model: str) -> tuple[int, tuple[tuple[int, ...], ...]]:
         """Feature width and head shapes of an architecture, computed on the meta device."""
         if model not in self._facts:
-            built = self._task.shape_of(model)
-            self._facts[model] = built.width, tuple(tuple(p.shape) for p in built.head.parameters())
+            self._facts[model] = self._task.head_of(model)
             self._bytes[model] = self._task.nbytes(model)
         return self._facts[model]
 

@@ -21,7 +21,8 @@ from pluribus.models.layers import recurrent
 from pluribus.models.recipe import Recipe, record_build
 from pluribus.task import Task
 
-MOST_THREADS = 12
+MOST_THREADS = 12  # to draw weights
+BUILDING_THREADS = 2  # to run constructors: more of them would only wait for each other, and the first client for all
 MOST_BYTES = 4 * 2**30  # of weights that wait for their clients
 
 
@@ -50,7 +51,7 @@ class Starts:
     def __init__(self, task: Task, same_init: bool) -> None:
         self._task, self._same = task, same_init
         self._ahead: dict[int, Future[Snapshot | None]] = {}
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads: list[ThreadPoolExecutor] = []
 
     def expect(self, clients: Mapping[int, str]) -> None:
         """Draw the weights of these clients ahead, as far as memory allows. Others that were drawn are dropped."""
@@ -63,9 +64,9 @@ class Starts:
             if taken > MOST_BYTES:
                 return
             if (found := _patterns.get(self._key(model))) is None or found.cancelled():
-                _patterns[self._key(model)] = self._pool().submit(self._find_pattern, model, k)
+                _patterns[self._key(model)] = self._pools()[0].submit(self._find_pattern, model, k)
             if k not in self._ahead:
-                self._ahead[k] = self._pool().submit(self._draw, model, k)
+                self._ahead[k] = self._pools()[1].submit(self._draw, model, k)
 
     def weights(self, model: str, k: int) -> Snapshot | None:
         """The weights of a client's initial model. None: only its constructor can draw them."""
@@ -108,15 +109,17 @@ class Starts:
     def _seed(self, model: str, k: int) -> int:
         return self._task.seed_of(*self._task.start_key(model, None if self._same else k))
 
-    def _pool(self) -> ThreadPoolExecutor:
-        if self._threads is None:
-            number = min(MOST_THREADS, max(1, (os.cpu_count() or 1) - 2))
-            self._threads = ThreadPoolExecutor(number, "draws", torch.set_num_threads, (1,))
+    def _pools(self) -> list[ThreadPoolExecutor]:
+        """Threads that build models, and threads that draw weights."""
+        if not self._threads:
+            cores = max(1, (os.cpu_count() or 1) - 2)
+            for most in (BUILDING_THREADS, MOST_THREADS):
+                self._threads.append(ThreadPoolExecutor(min(most, cores), "draws", torch.set_num_threads, (1,)))
         return self._threads
 
     def close(self) -> None:
-        if self._threads is not None:
-            self._threads.shutdown(cancel_futures=True)
+        for threads in self._threads:
+            threads.shutdown(cancel_futures=True)
 
 
 def _keep(weights: Mapping[str, Tensor]) -> Snapshot:
