@@ -158,6 +158,8 @@ class Cuda(Serial):
             lane.close()
         for group in self._stacked.values():
             group.close()
+        # cuBLAS keeps a workspace for every pair of a thread and a stream, and the next run brings new threads
+        torch._C._cuda_clearCublasWorkspaces()
 
 
 def _read_ahead(requests: Iterable[Request]) -> Iterator[Request]:
