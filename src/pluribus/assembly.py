@@ -31,6 +31,7 @@ from pluribus.experiment import Experiment, check_portable
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
+from pluribus.internal.robustness import check_robustness
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.models.meta import without_numbers
@@ -129,12 +130,27 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
     warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
+    warnings += check_robustness(experiment, method, task, cards)
+    if one.attack == "label-flip":
+        _flip_labels(experiment, data, disjoint)
     bfloat16, names = one.precision == "bfloat16", parse_augmentations(one.augment)
     check_augmentations(names, dataset.kind)
     local = Local(
         rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names, one.class_weights
     )
     return Assembly(experiment, method, task, cards, data, warnings, dataset, manifest, local, device)
+
+
+def _flip_labels(experiment: Experiment, data: Federated, disjoint: bool) -> None:
+    """Let attackers train on wrong labels. Rows are stored once, so no honest client may hold one of theirs."""
+    attack = experiment.lies()
+    assert attack is not None
+    if not disjoint:
+        raise ConflictError(
+            f"--attack label-flip needs clients that share no rows, but partition "
+            f"'{name_partition(experiment.partition)}' gives rows to several: use another --partition or --attack."
+        )
+    data.flip_labels(attack.clients)
 
 
 def load_data(experiment: Experiment) -> Dataset:

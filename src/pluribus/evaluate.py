@@ -268,10 +268,23 @@ def selection_text(validation: Iterable[float | None]) -> str:
     return "in the last round, without validation data" if known == {False} else "selected on validation"
 
 
-def headline(metric: Metric, views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]]) -> str:
+def evaluated_clients(histories: Iterable[Sequence[Mapping[str, Any]]]) -> str:
+    """Whose metrics some runs have, in words: attackers are not evaluated.
+
+    >>> evaluated_clients([[{"round": 0}]]), evaluated_clients([[{"round": 0, "attackers": [3]}]])
+    ('clients', 'honest clients')
+    """
+    attacked = {"attackers" in record for history in histories for record in history[:1]}
+    if attacked == {True, False}:
+        return "clients (honest ones in runs under attack)"
+    return "honest clients" if attacked == {True} else "clients"
+
+
+def headline(metric: Metric, views: Mapping[str, str], chosen: Iterable[Mapping[int, Chosen]], whose: str) -> str:
     """Describes the numbers of a table, by the view of each method and the metrics that each method selected."""
     selection = selection_text(one.selected["val"] for rows in chosen for one in rows.values())
-    return f"test {metric.text}, {selection}, {views_text(views)}"
+    honest = "" if whose == "clients" else f" of {whose}"
+    return f"test {metric.text}{honest}, {selection}, {views_text(views)}"
 
 
 # ---- rows of tables --------------------------------------------------------------------------------------------------

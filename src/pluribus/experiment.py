@@ -25,9 +25,13 @@ from pluribus.data.host_store import Where
 from pluribus.data.partitions import NATURAL, OwnPartition, name_partition, take_partition
 from pluribus.data.reading import Reading, parse_columns, write_columns
 from pluribus.data.scaling import parse_normalize
-from pluribus.errors import ConflictError, FormatError, UserCodeError
+from pluribus.errors import ConflictError, FormatError, RangeError, UserCodeError
 from pluribus.internal.arithmetic import allowed_threads
+from pluribus.internal.attacks import ATTACKERS, STRENGTH, STRONG, Attack, choose_attackers
+from pluribus.internal.attacks import Kind as AttackKind
 from pluribus.internal.blame import first_line
+from pluribus.internal.defenses import SHARE, SHARED, Defense
+from pluribus.internal.defenses import Name as DefenseName
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
@@ -153,6 +157,17 @@ class Experiment:
     straggler_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
     """Chance that a sampled client trains, but answers too late to count."""
 
+    attack: AttackKind = setting("none", group="robustness", simulated=True)
+    """What attackers do: train on flipped labels, or send a falsified message. Figures are of honest clients alone."""
+    attackers: float | None = setting(None, group="robustness", at_least=0, below=math.inf, simulated=True)
+    """Share of clients that attack, or their number if it is 1 or more. Default: 0.2."""
+    attack_strength: float | None = setting(None, group="robustness", above=0, below=math.inf, simulated=True)
+    """Factor of the attack scale; deviation of the attack noise, in root mean squares of the field. Default: 10."""
+    defense: DefenseName = setting("none", group="robustness")
+    """How messages are merged if some may be lies: number by number (median, trimmed-mean), clipped, or chosen."""
+    defense_share: float | None = setting(None, group="robustness", above=0, below=0.5)
+    """Share of liars that trimmed-mean and krum expect among the messages that they compare. Default: 0.2."""
+
     evaluate: Literal["auto", "all", "participants"] = setting("auto", group="evaluation")
     """Clients to evaluate: all, or those that took part. auto: all, up to 200 clients."""
     evaluate_every: int = setting(1, group="evaluation", at_least=1)
@@ -219,6 +234,33 @@ class Experiment:
             raise ConflictError("--public-data replaces --public-fraction: use one of them.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
+
+        self._check_robustness()
+
+    def _check_robustness(self) -> None:
+        """Refuse settings of attacks and defenses that would do nothing, and attackers that leave nobody honest."""
+        if self.attack == "none" and self.attackers is not None:
+            raise ConflictError("--attackers needs --attack.")
+        if self.attack not in STRONG and self.attack_strength is not None:
+            raise ConflictError(f"--attack-strength is for --attack {' or '.join(STRONG)}.")
+        if self.defense not in SHARED and self.defense_share is not None:
+            raise ConflictError(f"--defense-share is for --defense {' or '.join(SHARED)}.")
+        wanted = self.attackers
+        if wanted is not None and (wanted == 0 or (wanted > 1 and wanted != int(wanted))):
+            raise RangeError(f"--attackers must be a share between 0 and 1, or a whole number, not {wanted:g}.")
+        if (attack := self.lies()) is not None and len(attack.clients) >= self.clients:
+            raise ConflictError(f"--attackers {wanted or ATTACKERS:g} leaves none of {self.clients} clients honest.")
+
+    def lies(self) -> Attack | None:
+        """The simulated attack. None: all clients are honest."""
+        if self.attack == "none":
+            return None
+        clients = choose_attackers(self.clients, self.attackers or ATTACKERS, self.seed)
+        return Attack(self.attack, self.attack_strength or STRENGTH, clients, self.seed)
+
+    def guard(self) -> Defense:
+        """How messages are defended before they are merged."""
+        return Defense(self.defense, self.defense_share or SHARE)
 
     def reading(self) -> Reading:
         """How files with columns are read."""

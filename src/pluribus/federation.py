@@ -15,7 +15,7 @@ from pluribus.assembly import Assembly, Parts
 from pluribus.draws import python_rng
 from pluribus.engines import engine_for, server_runner_for
 from pluribus.engines.engine import MOST_PENDING, Engine
-from pluribus.errors import DamagedFileError, FormatError, UserCodeError
+from pluribus.errors import DamagedFileError, FormatError, NotFiniteError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
@@ -89,7 +89,8 @@ class Federation:
         """How sentences call a client."""
         self.report: Callable[[str], None] = self.warn
         """Takes a sentence about a client that is missing in a round."""
-        self.half = ServerHalf(parts.method, parts.task, parts.cards, server_runner_for(parts, self.warn))
+        runner, defense = server_runner_for(parts, self.warn), parts.experiment.guard()
+        self.half = ServerHalf(parts.method, parts.task, parts.cards, runner, defense)
         self.server = self.half.server
         if engine is None:
             assert isinstance(parts, Assembly), "only a simulation has the clients' parts"
@@ -98,6 +99,7 @@ class Federation:
         self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps per client in this round
+        self._attack = parts.experiment.lies()
         self._left_out: dict[str, str] = {}  # clients whose upload would have spoiled the server in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
         self._save_cost = 0.0
@@ -172,10 +174,11 @@ class Federation:
             **({} if headline == ACCURACY else {"metric": headline}),
             "seconds": self.clock.seconds(),
             "spans": self.clock.spans(),
+            **({"attackers": sorted(self._attack.clients)} if self._attack is not None else {}),
             "present": len(present),
             "answered": len(answered),
             **({"left_out": self._left_out} if self._left_out else {}),
-            "loss": self._mean_loss(t, losses),
+            "loss": self._mean_loss(t, {k: loss for k, loss in losses.items() if not self._is_attacker(k)}),
             "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
             "mean": self._over_clients(figures),
@@ -221,31 +224,47 @@ class Federation:
             for k, reply in self._replies(requests):
                 self._book(t, stage, k, "down", sent.pop(k))  # not when it is sent: an engine may read requests ahead
                 losses[k] = reply.loss if reply.loss is not None else losses.get(k)
+                self._leave_out(t, reply.left_out)
                 if k not in late:
                     answered.append(k)
                 if isinstance(reply.up, bytes):
-                    with self.clock("communication"):
-                        upload = self.half.read(stage, k, reply.up)
+                    upload = self._read(stage, k, reply.up)
                     self._book(t, stage, k, "up", reply.up)
-                    if k not in late:
+                    if k not in late and upload is not None:
                         uploads[k] = upload
             if uploads:
                 with self.clock("server"):
                     left_out = self.half.aggregate(stage, uploads)
                 self._leave_out(t, left_out)
-                answered = [k for k in answered if k not in left_out]
-            present = answered
+            present = [k for k in answered if str(k) not in self._left_out]
         return losses, present
+
+    def _read(self, stage: int, k: int, up: bytes) -> Message | None:
+        """The upload of a client. None: it is the invalid message of a simulated attacker, which is left out."""
+        with self.clock("communication"):
+            try:
+                return self.half.read(stage, k, up)
+            except NotFiniteError as error:
+                if not self._is_attacker(k):
+                    raise
+                self._left_out[str(k)] = error.sentence
+                return None
+
+    def _is_attacker(self, k: int) -> bool:
+        return self._attack is not None and k in self._attack.clients
 
     def _leave_out(self, t: int, clients: Mapping[int, str]) -> None:
         """Report clients that are missing in a round because of what they sent, with the reasons."""
         for k, reason in clients.items():
             self._left_out[str(k)] = reason
-            self.report(f"{self.call(k)} is missing in round {t}: {reason}")
+            if not self._is_attacker(k):
+                self.report(f"{self.call(k)} is missing in round {t}: {reason}")
 
     def _peer_exchanges(self, t: int, present: list[int], late: set[int]) -> tuple[dict[int, float | None], list[int]]:
         assert isinstance(self.method, PeerMethod)
         replies = dict(self._replies(Teach(k, t) for k in present))
+        for reply in replies.values():
+            self._leave_out(t, reply.left_out)
         losses = {k: reply.loss for k, reply in replies.items()}
         sent = {k: reply.up for k, reply in replies.items() if reply.up is not None}
         for k, data in sent.items():
@@ -256,9 +275,10 @@ class Federation:
         for student, inbox in inboxes.items():
             for data in inbox.values():
                 self.ledger.add(t, 1, student, "down", data)
-        for _ in self._replies(Learn(k, t, inbox) for k, inbox in inboxes.items() if inbox):
-            pass
-        return losses, list(answered)
+        for student, reply in self._replies(Learn(k, t, inbox) for k, inbox in inboxes.items() if inbox):
+            found = {j: why for j, why in reply.left_out.items() if str(j) not in self._left_out}
+            self._leave_out(t, {j: f"{self.call(student)} cannot learn from it: {why}" for j, why in found.items()})
+        return losses, [k for k in answered if str(k) not in self._left_out]
 
     def _replies(self, requests: Iterable[Request]) -> Iterator[tuple[int, Reply]]:
         """Let clients work. The elapsed time is divided by the times that they report."""
@@ -290,7 +310,8 @@ class Federation:
         receives = self.method.views != ("after",)  # other views get the newest download
         found: dict[int, dict[str, Metrics]] = {}
         sent: dict[int, bytes | None] = {}
-        for some in self.selections.groups(range(experiment.clients) if everyone else present):
+        chosen = [k for k in (range(experiment.clients) if everyone else present) if not self._is_attacker(k)]
+        for some in self.selections.groups(chosen):
             downs = (self._download(0, k, sent) if receives else None for k in some)
             requests = (Evaluate(k, t, down, self.selections.best(k)) for k, down in zip(some, downs, strict=True))
             for k, answer in self.engine.each(requests):

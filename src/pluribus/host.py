@@ -21,13 +21,17 @@ from torch import Tensor
 from pluribus.assembly import Assembly
 from pluribus.client import MOMENTA, Client, Local, Sets
 from pluribus.data.federated import ClientSets
+from pluribus.errors import NotFiniteError
 from pluribus.evaluate import Metrics, measure_rows, rule_of, selects
+from pluribus.internal.attacks import Attack, recall, remember, replay_bytes
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
+from pluribus.internal.defenses import UNDEFENDED, Defense
 from pluribus.internal.metrics import METRICS
+from pluribus.internal.safe_lesson import SafeLesson
 from pluribus.internal.snapshot import Snapshot, copy_all
 from pluribus.internal.starts import Starts
-from pluribus.message import Inbox, Message, Wire, decode, encode
+from pluribus.message import Inbox, Message, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
@@ -96,6 +100,8 @@ class Host:
     load: Load
     same_init: bool = False
     limits: InitVar[Limits | None] = None
+    attack: Attack | None = None
+    defense: Defense = UNDEFENDED
 
     def __post_init__(self, limits: Limits | None) -> None:
         self._live: OrderedDict[int, Client] = OrderedDict()
@@ -138,39 +144,83 @@ class Host:
         t, k = request.t, request.client
         started = time.perf_counter()
         client, wire = self._begin(t, request.stage, k), self.wires(k)[request.stage]
+        down = None
         if request.down is not None:
-            self._receive(client, decode(request.down, wire.down, f"round {t}, download of client {k}"))
+            down = decode(request.down, wire.down, f"round {t}, download of client {k}")
+            self._receive(client, down)
         received = time.perf_counter()
         message = self.method.functions(request.stage).work(client)
-        return self._reply(client, message, wire, t, (started, received))
+        return self._reply(client, message, request, (started, received), down)
 
     def _teach(self, request: Teach) -> Reply:
         assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
-        client, wire = self._begin(request.t, 0, request.client), self.wires(request.client)[0]
-        return self._reply(client, self.method.teach(client), wire, request.t, (started, started))
+        client = self._begin(request.t, 0, request.client)
+        return self._reply(client, self.method.teach(client), request, (started, started))
 
     def _learn(self, request: Learn) -> Reply:
-        assert isinstance(self.method, PeerMethod)
         started = time.perf_counter()
         client = self._begin(request.t, 1, request.client)
-        sent = request.messages()
-        messages = {j: decode(data, self.wires(j)[0].up, f"round {request.t}, client {j}") for j, data in sent.items()}
-        client.inbox = Inbox.of(messages, self.device)
+        messages: dict[int, Message] = {}
+        left_out: dict[int, str] = {}
+        for j, data in request.messages().items():
+            try:
+                messages[j] = decode(data, self.wires(j)[0].up, f"round {request.t}, client {j}")
+            except NotFiniteError as error:
+                left_out[j] = error.sentence
         received = time.perf_counter()
-        self.method.learn(client, client.inbox)
-        return self._reply(client, None, self.wires(request.client)[0], request.t, (started, received))
+        left_out |= SafeLesson(client, partial(self._take_lesson, client, request.t))(messages)
+        reply = self._reply(client, None, request, (started, received))
+        return replace(reply, left_out=left_out) if left_out else reply
 
-    def _reply(self, client: Client, message: Message | None, wire: Wire, t: int, since: tuple[float, float]) -> Reply:
+    def _take_lesson(self, client: Client, t: int, messages: Mapping[int, Message]) -> None:
+        """Let a student learn from these messages, as if it had never learned from others in this round."""
+        assert isinstance(self.method, PeerMethod)
+        self._begin(t, 1, client.card.id)
+        trusted = self.defense.of_messages(messages)
+        if trusted:
+            client.inbox = Inbox.of(trusted, self.device)
+            self.method.learn(client, client.inbox)
+
+    def _reply(
+        self,
+        client: Client,
+        message: Message | None,
+        request: Work | Teach | Learn,
+        since: tuple[float, float],
+        down: Message | None = None,
+    ) -> Reply:
         loss = client.loss()  # waits for the GPU, so that its work is not counted as communication
         worked = time.perf_counter()
         started, received = since
-        up = None
+        up, stage = None, request.stage if isinstance(request, Work) else 0
+        left_out: dict[int, str] = {}
+        schema = self.wires(client.card.id)[stage].up
         # A method without uploads sends nothing, not an empty message. Encoding refuses fields that it did not declare.
-        if message is not None and (message or wire.up):
-            up = encode(message, wire.up, f"round {t}, client {client.card.id}")
+        if message is not None and (message or schema):
+            try:
+                up = self._encode(client, message, down, (request.t, stage))
+            except NotFiniteError as error:
+                if self.attack is None:
+                    raise
+                left_out[client.card.id] = error.sentence  # under attack, honest clients may diverge
         communication = received - started + time.perf_counter() - worked
-        return Reply(up, loss, worked - received, communication, client.steps)
+        return Reply(up, loss, worked - received, communication, client.steps, left_out)
+
+    def _encode(self, client: Client, message: Message, down: Message | None, when: tuple[int, int]) -> bytes:
+        """Serialize what a client sends in a round and exchange. Attackers send something else."""
+        (t, stage), k = when, client.card.id
+        schema, who = self.wires(k)[stage].up, f"round {t}, client {k}"
+        up = encode(message, schema, who)
+        if self.attack is None or not self.attack.lies(k):
+            return up
+        if self.attack.replays:
+            first = recall(client.state.replayed[str(stage)])
+            if first is None:
+                remember(client.state.replayed[str(stage)], up)
+            return first or up
+        lie = self.attack.falsify(decode(up, schema, who), schema, down, k, *when)
+        return encode(lie, schema, who, checked=self.attack.kind != "nan")
 
     def _evaluate(self, request: Evaluate) -> Measured:
         """Evaluate all views without a change to the client. If its validation data prefers this round to the best one
@@ -298,6 +348,8 @@ class Host:
             model = self._starts.model(card.model, k, self.device)
             client = Client(card, self.task, model, sets, self.local, self.device, public=public, exams=exams)
             self.method.prepare(client)
+            if self.attack is not None and self.attack.replays:  # all clients: they take each other's places in memory
+                client.state.replayed = self._allocate_replay(k)
             client.state.fix()
             down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
             client.equip(self.method.optimizers(client), down, self._least_rows(client))
@@ -308,6 +360,12 @@ class Host:
             elif (saved := self.load(k)) is not None:
                 put_back(client.tensors(), saved, f"client {k}")
             return client
+
+    def _allocate_replay(self, k: int) -> Tensors:
+        """Space for the first message of each exchange. Its size depends on the architecture alone."""
+        sizes = {"batch": self.local.batch}
+        most = {str(at): replay_bytes(one.up, self.task.classes, sizes) for at, one in enumerate(self.wires(k))}
+        return {name: torch.zeros(size, dtype=torch.uint8) for name, size in most.items()}
 
     def _sets(self, k: int) -> Sets:
         return Sets(self.data.sets(k), self.data.public_for(k), self.data.exams_for(k))
@@ -404,5 +462,20 @@ def most_selected(device: torch.device) -> int:
 
 def make_host(parts: Assembly, load: Load, limits: Limits | None = None) -> Host:
     """A host for all clients of a simulated federation."""
-    where = parts.data, parts.local, parts.device, load
-    return Host(parts.method, parts.task, parts.cards, *where, parts.experiment.same_init, limits)
+    return host_factory(parts, limits)(load)
+
+
+def host_factory(parts: Assembly, limits: Limits | None = None) -> Callable[[Load], Host]:
+    """A function that makes such a host, in this process or in another one."""
+    where, one = (parts.data, parts.local, parts.device), parts.experiment
+    return partial(
+        Host,
+        parts.method,
+        parts.task,
+        parts.cards,
+        *where,
+        same_init=one.same_init,
+        limits=limits,
+        attack=one.lies(),
+        defense=one.guard(),
+    )

@@ -21,6 +21,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import ConflictError, MismatchError, UserCodeError, unknown
 from pluribus.inputs import KINDS, MANY, Kind
 from pluribus.internal.blame import at
+from pluribus.internal.defenses import DEFENSES
 from pluribus.internal.fields import check_fields
 from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
@@ -98,6 +99,11 @@ class Method:
     views: ClassVar[tuple[str, ...]] = ("after",)
     """The models that are evaluated, the headline first: `after` local training, `before` it (with the newest download
     received), or a name of the method's own that `adapt` handles."""
+    defenses: ClassVar[tuple[str, ...]] = DEFENSES
+    """The defenses against lying clients that suit what is sent. `median` and `trimmed-mean` give all clients the same
+    numbers, so they do not suit a server that needs to tell clients apart, and `krum` compares whole messages."""
+    defends_itself: ClassVar[bool] = False
+    """Whether the method calls `server.defend`, because its uploads can only be compared once they are unpacked."""
     defaults: ClassVar[Mapping[str, Any]] = MappingProxyType({})
     """Defaults of settings that suit the method. They never change the user's data: a default in the group `data`, such
     as `image_size`, `clients` or `test_fraction`, holds only if the user names no `data`. There are two exceptions,
@@ -332,6 +338,11 @@ def _check_attributes(cls: type[Method]) -> None:
             f"a tuple with some of {', '.join(TARGETS)}",
         ),
         "enrols": (isinstance(cls.enrols, bool), "True or False"),
+        "defenses": (
+            _holds(cls.defenses, tuple, str) and {*cls.defenses} <= {*DEFENSES},
+            f"a tuple with some of {', '.join(DEFENSES)}",
+        ),
+        "defends_itself": (isinstance(cls.defends_itself, bool), "True or False"),
         "defaults": (isinstance(cls.defaults, Mapping), "a dict of settings"),
         "needs": (_holds(cls.needs, Set, Need), "a set of needs, such as frozenset({Need.SAME_WIDTH})"),
         "views": (cls.views and _holds(cls.views, tuple, str), "a tuple of names, such as ('after',)"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pluribus.evaluate import Metrics, Selection
 from pluribus.message import Parcel
@@ -71,6 +71,7 @@ class Reply:
     compute: float = 0.0  # seconds of work
     communication: float = 0.0  # seconds of decoding and encoding messages
     steps: int = 0  # of gradients
+    left_out: Mapping[int, str] = field(default_factory=dict)  # who sent what nobody can use, and why
 
 
 @dataclass(frozen=True, slots=True)

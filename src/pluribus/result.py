@@ -23,6 +23,7 @@ from pluribus.evaluate import (
     class_rows,
     confusion,
     confusion_rows,
+    evaluated_clients,
     headline_in,
     selection_text,
     summarize,
@@ -155,7 +156,11 @@ class Result:
         return self._describe(self._headline.text)
 
     def _describe(self, metric: str) -> str:
-        return f"test {metric}, mean over clients, {self.selection}, {view_text(self.views[0])}"
+        return f"test {metric}, mean over {self._whose}, {self.selection}, {view_text(self.views[0])}"
+
+    @property
+    def _whose(self) -> str:
+        return evaluated_clients([self.history])
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -363,7 +368,7 @@ class Result:
         if ax is None:
             axes.locator_params(axis="x", integer=True)
         axes.set_xlabel("rounds")
-        axes.set_ylabel(f"{self._headline.text}, mean over clients, {view_text(view)}")
+        axes.set_ylabel(f"{self._headline.text}, mean over {self._whose}, {view_text(view)}")
         axes.legend()
         return axes
 

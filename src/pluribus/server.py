@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pluribus import draws
 from pluribus.draws import Made
 from pluribus.internal.batches import batch_sizes
+from pluribus.internal.defenses import UNDEFENDED, Defense
 from pluribus.internal.state import State
 from pluribus.internal.steps import Descent, EagerServer, ServerFit, ServerLoss, ServerRunner
 from pluribus.optim import Opt, Optimizer, Rule
@@ -24,9 +25,12 @@ class Server:
     `device` is where modules with an optimizer are: the GPU of a simulation, if it has one. Messages are on the CPU.
     """
 
-    def __init__(self, task: Task, cards: Cards, runner: ServerRunner | None = None) -> None:
+    def __init__(
+        self, task: Task, cards: Cards, runner: ServerRunner | None = None, defense: Defense = UNDEFENDED
+    ) -> None:
         self.task = task
         self.cards = cards
+        self.defense = defense
         self.runner = runner or EagerServer()
         self.device = self.runner.device
         self.state = State()
@@ -50,6 +54,16 @@ class Server:
         """Return `build()`, initialized with the numbers of `draw(key)` instead of torch's global ones."""
         with draws.seeded(self.task.seed, "server", self.t, key):
             return build()
+
+    def defend(
+        self, parts: Mapping[int, Mapping[str, Tensor]], start: Mapping[str, Tensor]
+    ) -> dict[int, Mapping[str, Tensor]]:
+        """Tensors of clients as the experiment's defense lets a server merge them; without a defense, as they are.
+
+        Uploads are defended before they are passed to a method. A method that has to unpack them first calls this, and
+        sets `defends_itself`. `start` has the tensors that clients started from.
+        """
+        return self.defense.of_tensors(parts, dict.fromkeys(parts, start))
 
     def optimize(self, name: str, of: nn.Module, rule: Rule) -> None:
         """Give a module of the state an optimizer, in `setup`, and move it to `server.device`.

@@ -5,16 +5,17 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from functools import partial
 
 from torch import Tensor
 
 from pluribus.errors import NotFiniteError
 from pluribus.internal.blame import at
-from pluribus.internal.safe_merge import SafeMerge, sizes_of
+from pluribus.internal.defenses import UNDEFENDED, Defense
+from pluribus.internal.safe_merge import Merge, SafeMerge, sizes_in, sizes_of
 from pluribus.internal.steps import ServerRunner
-from pluribus.message import Message, decode, encode
+from pluribus.message import LARGEST, Message, decode, encode
 from pluribus.method import Method, Wires
 from pluribus.server import Server
 from pluribus.storage.checkpoint import put_back
@@ -24,10 +25,17 @@ from pluribus.task import Cards, Task
 class ServerHalf:
     """Hosts the server of one federation. By default it computes on the CPU, as its method is written."""
 
-    def __init__(self, method: Method, task: Task, cards: Cards, runner: ServerRunner | None = None) -> None:
+    def __init__(
+        self,
+        method: Method,
+        task: Task,
+        cards: Cards,
+        runner: ServerRunner | None = None,
+        defense: Defense = UNDEFENDED,
+    ) -> None:
         self.method, self.task, self.cards = method, task, cards
         self.wires = Wires(method, task, cards)
-        self.server = Server(task, cards, runner)
+        self.server = Server(task, cards, runner, defense)
         self.enrolled: dict[int, bytes] = {}
         cards.enrolled.clear()  # clients that enrolled after the last checkpoint do so again
         with at("server"):
@@ -45,15 +53,27 @@ class ServerHalf:
         return self.server.state.state_dict()
 
     def can_go_on(self, t: int) -> bool:
-        """Whether the state of round t can be sent to clients. Saved states of older versions may be infinite."""
-        if all(math.isfinite(size) for size in sizes_of(self.state()).values()):
+        """Whether the state of round t can be sent to clients, in every exchange. Saved states of older versions may be
+        infinite, or hold numbers that no client can compute with."""
+        if all(size <= LARGEST for size in sizes_of(self.state()).values()):
             return True
         self.begin(t)
         try:
-            self.try_downloads(0, self.cards)
-        except NotFiniteError:
+            return all(
+                size <= LARGEST
+                for stage in range(len(self.method.exchanges))
+                for k in self.cards
+                for size in self._sizes_sent(stage, k)
+            )
+        except (ArithmeticError, RuntimeError, ValueError, NotFiniteError):  # as in a merge
             return False
-        return True
+
+    def _sizes_sent(self, stage: int, k: int) -> Collection[float]:
+        """The largest magnitude in each field of the message to a client."""
+        data = self.download(stage, k)
+        if data is None:
+            return ()
+        return sizes_in(decode(data, self.wires(k)[stage].down, f"download of client {k}")).values()
 
     def begin(self, t: int) -> None:
         self.server.begin(t, self.method.schedule(t, self.task.rounds))
@@ -88,7 +108,16 @@ class ServerHalf:
         if merge is None:
             return {}
         after = (stage + 1) % len(self.method.exchanges)
-        return SafeMerge(self.server, merge, lambda clients: self.try_downloads(after, clients))(uploads)
+        defended = merge if self.method.defends_itself else partial(self._merge_defended, merge, stage)
+        return SafeMerge(self.server, defended, lambda clients: self.try_downloads(after, clients))(uploads)
+
+    def _merge_defended(self, merge: Merge, stage: int, server: Server, uploads: Mapping[int, Message]) -> None:
+        """Merge uploads as the defense lets them through. Clipping bounds the distance to what the server sent."""
+        down = self.method.functions(stage).down
+        about: dict[int, dict[str, Tensor]] = {}
+        if server.defense.name == "clip" and down is not None:
+            about = {k: sent.part() for k in uploads if (sent := down(server, k)) is not None}
+        merge(server, server.defense.of_messages(uploads, about))
 
     def try_downloads(self, stage: int, clients: Iterable[int]) -> None:
         """Raise the error that a message to one of these clients would meet."""

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from pluribus.errors import to_words
-from pluribus.evaluate import headline, headline_in
+from pluribus.evaluate import evaluated_clients, headline, headline_in
 from pluribus.internal.views import AFTER, View, choose_view
 
 if TYPE_CHECKING:
@@ -186,7 +186,8 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
         for label, cost in _costs(results):
             table.add_row(label, *empty, *cost)
     console.print(table)
-    about = headline(metric, {of.method: seen for of, seen in zip(results, views, strict=True)}, chosen)
+    whose = evaluated_clients(of.history for of in results)
+    about = headline(metric, {of.method: seen for of, seen in zip(results, views, strict=True)}, chosen, whose)
     about += "" if alike else ". The views differ, so this does not compare the methods"
     about += "" if len(measured) == 1 else ". The metrics differ, so this does not compare the methods"
     about += ". Gradient steps per client differ by more than a tenth" if _steps_differ(results) else ""

@@ -50,6 +50,12 @@ def test_the_same_bits_as_one_after_the_other(name: str) -> None:
     assert_same(serial(name), run(name, engine="ray", workers=2))
 
 
+@pytest.mark.parametrize(("name", "attack"), [("a prototype method", "replay"), ("peers", "nan")])
+def test_attackers_send_the_same_lies(name: str, attack: str) -> None:
+    lies = {"attack": attack, "attackers": 1}
+    assert_same(run(name, **lies, workers=1), run(name, **lies, engine="ray", workers=2))
+
+
 def test_clients_move_with_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each time another plan: everyone to the other actor. And a stopped run goes on with new ones."""
     plans: list[dict[int, int]] = []

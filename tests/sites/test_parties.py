@@ -501,6 +501,50 @@ def test_a_field_above_the_largest_norm_is_refused(tmp_path: Path) -> None:
     assert_facts(result.warnings[0], "site south", "round 0", "'means'", "largest_norm", 500)
 
 
+class LyingLate(LyingOnce):
+    """The site south tells its lie in a later round."""
+
+    def carry(self, k: int, blob: bytes) -> bytes | Missing:
+        if unseal(blob).head.get("t") != 4:
+            return Direct.carry(self, k, blob)
+        return super().carry(k, blob)
+
+
+def test_largest_norms_are_learned_from_the_first_rounds(tmp_path: Path) -> None:
+    """After three rounds, ten times the usual norm is too much. A server that is started again knows the norms."""
+    parts, agreement, given = agreed("fedgh", **RUNS["fedgh"], rounds=5)
+    lying = LyingLate({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "work", "means", 1000.0)
+    described = experiment("fedgh", data=SITES, clients=3, rounds=5, checkpoint_every=1)
+    facts = greet(agreement, NAMES, lying, seconds=0)
+    whole = complete_agreement(agreement, facts, NAMES)
+    folder = RunFolder.create(str(tmp_path / "run"))
+    how = described, whole, NAMES, facts, lying, folder, 1.0
+    with pytest.raises(StoppedError):
+        make_federation(*how, observers=[StopAfter(3)], largest_norm="learned").run()
+    result = make_federation(*how, largest_norm="learned").run()
+    assert [record["answered"] for record in result.history] == [3, 3, 3, 3, 2]
+    assert_facts(result.warnings[0], "site south", "round 4", "'means'", "first rounds")
+    assert read_lines(folder.path / "missing.jsonl") == result.warnings
+
+
+def test_a_defense_needs_a_server(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedh2l", **RUNS["fedh2l"])
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    described = experiment("fedh2l", data=SITES, clients=3, defense="clip")
+    with refused(MismatchError, "fedh2l", "'defense'"):
+        federated(described, agreement, NAMES, transport, RunFolder.create(str(tmp_path / "run")), 1.0)
+
+
+def test_the_server_defends_real_sites(tmp_path: Path) -> None:
+    """One of three sites sends large numbers, and the median takes no notice of them."""
+    parts, agreement, given = agreed("fedgh", **RUNS["fedgh"])
+    lying = LyingOnce({k: responder_of(parts, given, k, tmp_path) for k in NAMES}, "work", "means", 1000.0)
+    described = experiment("fedgh", data=SITES, clients=3, rounds=3, checkpoint_every=1, defense="median")
+    made = federated(described, agreement, NAMES, lying, RunFolder.create(str(tmp_path / "run")), 1.0)
+    made.run()
+    assert all(float(value.abs().max()) < 10 for value in made.half.state().values())
+
+
 ROW: dict[str, Any] = {"val": 0.5, "test": 0.5, "test_loss": 1.0}
 
 

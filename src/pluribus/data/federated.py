@@ -300,6 +300,15 @@ class Federated:
         own = {name: Data(self.store, rows.to(device), scale) for name, rows in self.rows(client).items()}
         return own | ({"public": replace(self.public[client], scale=scale)} if self._foreign else {})
 
+    def flip_labels(self, clients: Iterable[int]) -> None:
+        """Give these clients wrong labels to train on: class c becomes the class of C - 1 - c, a label its opposite."""
+        y = self.store.y.clone()
+        last = len(self.dataset.classes) - 1 if self.dataset.target == "classes" else 1
+        for k in clients:
+            rows = self.rows(k)["train"].to(y.device)
+            y[rows] = last - y[rows]
+        self.store.y = y
+
     def _find_scale(self, client: int) -> Scale | None:
         """How the client's rows are normalized, on the device."""
         if self._fixed is None and not self._normalize.by_client:

@@ -9,14 +9,13 @@ from __future__ import annotations
 import multiprocessing
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
 from multiprocessing.connection import wait
 from typing import Any
 
 from pluribus.engines.spread import Order, Spread
 from pluribus.engines.worker import Command, LoadSaved, Open, Outcome, Saved, Start, Worker, pack
 from pluribus.errors import ConflictError
-from pluribus.host import Host, Limits, Load
+from pluribus.host import Host, Limits, Load, host_factory
 from pluribus.internal.arithmetic import Arithmetic
 from pluribus.processes import process_context, starting
 from pluribus.request import Request
@@ -41,10 +40,7 @@ class Workers(Spread):
 
     def _host_factory(self) -> Callable[..., Host]:
         """A function that makes the host of a worker. Only the worker can give it `load`."""
-        parts, limits = self._parts, Limits.of(self._parts.device, self._number)
-        where = parts.data, parts.local, parts.device
-        same_init = parts.experiment.same_init
-        return partial(Host, parts.method, parts.task, parts.cards, *where, same_init=same_init, limits=limits)
+        return host_factory(self._parts, Limits.of(self._parts.device, self._number))
 
     def _answers(self, todo: dict[int, Request]) -> Iterator[tuple[int, Outcome]]:
         clients = list(todo)

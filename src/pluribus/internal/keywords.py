@@ -82,6 +82,11 @@ class CommonSettings(TypedDict, total=False):
     participation: float
     drop_rate: float
     straggler_rate: float
+    attack: Literal["none", "label-flip", "sign-flip", "noise", "scale", "nan", "replay"]
+    attackers: float | None
+    attack_strength: float | None
+    defense: Literal["none", "median", "trimmed-mean", "clip", "krum"]
+    defense_share: float | None
     evaluate: Literal["auto", "all", "participants"]
     evaluate_every: int
     metrics: str | Sequence[str]

@@ -46,17 +46,11 @@ class SafeMerge:
 
         What no client explains is the method's own doing: its error is raised, and what it keeps is kept.
         """
-        trouble = self._attempt(uploads)
-        if trouble is None:
-            return {}
-        for rest in _candidates(uploads, trouble.is_error):
-            self._put_back()
-            if self._attempt(rest) is None:
-                return {k: f"its message {trouble.reason}." for k in uploads if k not in rest}
-        self._put_back()
+        return leave_out(uploads, self._attempt, self._put_back, self._merge_anyway)
+
+    def _merge_anyway(self, uploads: Uploads) -> None:
         self._call(uploads)
         self._try_downloads(uploads)
-        return {}
 
     def _attempt(self, uploads: Uploads) -> Trouble | None:
         """Merge these uploads. None: the server can go on."""
@@ -66,9 +60,8 @@ class SafeMerge:
             return Trouble(f"makes the server fail ({first_line(error)})", is_error=True)
         sizes = sizes_of(self._state())
         for name, size in sizes.items():
-            if not size <= LARGEST and self._was_usable(name):
-                what = f"as large as {size:.2g}" if math.isfinite(size) else "infinite or NaN"
-                return Trouble(f"makes '{name}' of the server {what}", is_error=False)
+            if not size <= LARGEST and is_usable(self._before.get(name)):
+                return Trouble(f"makes '{name}' of the server {describe_size(size)}", is_error=False)
         return self._download_trouble(uploads) if any(size > SUSPECT for size in sizes.values()) else None
 
     def _call(self, uploads: Uploads) -> None:
@@ -83,16 +76,45 @@ class SafeMerge:
             return Trouble(f"makes the server's next message impossible ({first_line(error)})", is_error=False)
         return None
 
-    def _was_usable(self, name: str) -> bool:
-        """Whether a tensor of the state was so before: a method may keep infinity in one."""
-        return name not in self._before or all(size <= LARGEST for size in sizes_of({"": self._before[name]}).values())
-
     def _put_back(self) -> None:
         copy_all(self._state(), self._before)
         self._server.notes, self._server.fits = dict(self._notes), self._fits
 
     def _state(self) -> dict[str, Tensor]:
         return self._server.state.state_dict()
+
+
+def leave_out(
+    messages: Uploads,
+    attempt: Callable[[Uploads], Trouble | None],
+    put_back: Callable[[], None],
+    anyway: Callable[[Uploads], None],
+) -> dict[int, str]:
+    """Try all messages, then without those that may be lies, until nothing is spoiled.
+
+    Returns the clients that were left out, with the reason. If no client explains the trouble, all messages are used
+    anyway.
+    """
+    trouble = attempt(messages)
+    if trouble is None:
+        return {}
+    for rest in _candidates(messages, trouble.is_error):
+        put_back()
+        if attempt(rest) is None:
+            return {k: f"its message {trouble.reason}." for k in messages if k not in rest}
+    put_back()
+    anyway(messages)
+    return {}
+
+
+def is_usable(before: Tensor | None) -> bool:
+    """Whether a tensor was usable before a merge: a method may keep infinity in one."""
+    return before is None or all(size <= LARGEST for size in sizes_of({"": before}).values())
+
+
+def describe_size(size: float) -> str:
+    """A size that nobody can compute with, in words."""
+    return f"as large as {size:.2g}" if math.isfinite(size) else "infinite or NaN"
 
 
 def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:

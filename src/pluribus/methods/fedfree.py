@@ -32,6 +32,7 @@ class FedFree(Method):
     down = "one layer of the global model, if its entropy is higher"
     exchanges = (Exchange(None, "local_update", "aggregate"), Exchange("targeted_layer", "keep", None))
     views = ("after", "before")  # before: with the downloaded layer in place
+    defenses = ()  # clients send different layers
     defaults = MappingProxyType({"image_size": 16})  # the global CNN needs at least 16 x 16 pixels
 
     top_k: int = setting(2, at_least=1, symbol="k")

@@ -35,6 +35,7 @@ class FedH2L(PeerMethod):
     down = "the same of every teacher"
     targets = TARGETS
     needs = frozenset({Need.PUBLIC_DATA})
+    defenses = ("clip",)  # teachers speak about different rows
     defaults = SETTINGS
 
     labels: Literal["all", "own", "none"] = "all"

@@ -49,6 +49,7 @@ class FedKD(Auxiliary):
     up = "the mentee, in low-rank factors"
     down = "the mean mentee, in low-rank factors"
     targets = TARGETS
+    defends_itself = True  # factors of matrices are no coordinates
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     mentee_lr: float | None = setting(None, above=0)
@@ -144,8 +145,9 @@ class FedKD(Auxiliary):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         state, mentee = server.state, server.state.shared.state_dict()
         since = mentee if self.what == "updates" else {}
-        reported = {k: lowrank.unpacked(upload, mentee, since) for k, upload in uploads.items()}
-        mean = weighted_mean(reported, client_weights(server, uploads, self.weighting))
+        sent_by = {k: lowrank.unpacked(upload, mentee, since) for k, upload in uploads.items()}
+        reported = server.defend(sent_by, mentee)
+        mean = weighted_mean(reported, client_weights(server, reported, self.weighting))
         sent = Message(lowrank.packed(mean, server.now["energy"], since))
         state.sent.put(sent.part())
         state.shared.load_state_dict(lowrank.unpacked(sent, mentee, since))  # the same as on clients

@@ -31,6 +31,7 @@ class PFedLA(Method):
     down = "the client's own mix of all models"
     needs = frozenset({Need.SAME_MODEL})
     views = ("before", "after")  # pFedLA trains the mix
+    defenses = ("clip", "krum")  # the server mixes the models of single clients
     defaults = MappingProxyType({"models": "cnn-16"})
 
     hyper_lr: float = setting(5e-3, above=0, symbol="eta_h")

@@ -34,6 +34,7 @@ class PFedPG(Method):
     takes = ("image",)
     needs = frozenset({Need.SAME_MODEL, Need.PRETRAINED})
     views = ("after", "before")
+    defenses = ("clip", "krum")  # the server learns the prompts of each client
     defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "batch_size": 16, "momentum": 0.9})
 
     prompts: int = setting(10, at_least=1, symbol="n")

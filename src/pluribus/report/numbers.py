@@ -220,6 +220,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "round": int(line["round"]),
         "metric": headline_of(line).name,
+        **({"attackers": [int(k) for k in line["attackers"]]} if "attackers" in line else {}),
         "seconds": float(line["seconds"]),
         "bytes": {way: int(line["bytes"][way]) for way in ("up", "down")},
         "loss": _number(line["loss"]),

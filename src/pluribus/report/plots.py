@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from pluribus.evaluate import evaluated_clients
 from pluribus.internal.views import view_text
 from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, metrics_text, selection_of
@@ -93,9 +94,10 @@ def headline(runs: Sequence[Run]) -> Section:
     shown += [] if few else [("worst client", "rounds", ("worst",))]
     plots = [_curves(runs, *one) for one in shown]
     views = " and ".join(dict.fromkeys(view_text(run.view) for run in runs))
-    lines = "Lines are the mean over clients."
+    whose = evaluated_clients(run.history for run in runs if run.history)
+    lines = f"Lines are the mean over {whose}."
     if few:
-        lines = "Solid lines are the mean over clients, dotted lines are the worst client of each round."
+        lines = f"Solid lines are the mean over {whose}, dotted lines are the worst client of each round."
     click = "Click a name below the plot to hide or show its line."
     metric = metrics_text(runs)
     says = f"Test {metric} {views}, each client on its own test data. {lines} {click}"

@@ -41,8 +41,8 @@ class FederationFile:
     """Seconds to wait for all sites before the first round."""
     largest_message: int = setting(256, at_least=1)
     """MB that a site may send at once."""
-    largest_norm: float | None = setting(None, above=0)
-    """Largest norm of a field in a message of a site, such as 1000. Without it, only impossible numbers are refused."""
+    largest_norm: float | Literal["learned"] | None = setting(None, above=0)
+    """Largest norm of a field in a message of a site, such as 1000. learned: from the first rounds. Default: any."""
     out: Path = Path("federation")
     """Run folder. An existing run is resumed."""
 

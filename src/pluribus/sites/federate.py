@@ -8,20 +8,22 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pluribus.assembly import Parts, common_width, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
-from pluribus.method import Need, Wires, check_needs, describe_completed, hyperparameters
+from pluribus.internal.robustness import check_robustness
+from pluribus.method import Method, Need, PeerMethod, Wires, check_needs, describe_completed, hyperparameters
 from pluribus.models.unseen import Unseen
 from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
 from pluribus.sites.envelope import seal, unseal
+from pluribus.sites.norms import LearnedNorms
 from pluribus.sites.remote import Missing, Remote, Transport
 from pluribus.storage.files import append_lines, read_lines
 from pluribus.storage.folder import RunFolder
-from pluribus.task import Cards
+from pluribus.task import Cards, Task
 
 PATIENCE = 20.0  # seconds until missing sites are asked again
 MOST_ROWS = 2**40  # of a set
@@ -163,7 +165,7 @@ def make_federation(
     folder: RunFolder,
     seconds: float,
     observers: Sequence[Observer] = (),
-    largest_norm: float | None = None,
+    largest_norm: float | Literal["learned"] | None = None,
 ) -> Federation:
     """Make the round loop over these sites, from the first round or the last checkpoint."""
     method, task = agreement.build_method(None), agreement.task(unseen=unseen_models(facts))
@@ -183,6 +185,7 @@ def make_federation(
     check_needs(method, task, cards, agreement.rule)
     known = [model for model in cards.architectures() if model not in task.unseen]
     notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
+    notes += _check_defense(experiment, method, task, cards)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")
     wires = Wires(method, task, cards)
@@ -197,13 +200,22 @@ def make_federation(
         transport,
         seconds,
         absences.add,
-        largest_norm,
+        None if largest_norm == "learned" else largest_norm,
+        LearnedNorms(folder.path / "norms.json", task.warmup) if largest_norm == "learned" else None,
     )
     made = Federation(parts, folder, observers, engine)
     made.names, made.report, made.call = names, absences.add, lambda k: f"site {names[k]}"
     made.warnings = absences.notes + made.warnings
     absences.notes = made.warnings  # the engine adds to this list during the run
     return made
+
+
+def _check_defense(experiment: Experiment, method: Method, task: Task, cards: Cards) -> list[str]:
+    if experiment.defense != "none" and isinstance(method, PeerMethod):
+        raise MismatchError(
+            f"{experiment.method} has no server that could defend sites from each other: leave out 'defense'."
+        )
+    return check_robustness(experiment, method, task, cards)
 
 
 def _name_or_facts(site: SiteFacts) -> str | dict[str, Any]:

@@ -20,6 +20,7 @@ from pluribus.method import Wires
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
+from pluribus.sites.norms import LearnedNorms
 
 MOST_STEPS = 2**31  # of a site in one exchange
 
@@ -51,6 +52,8 @@ class Remote:
     tell: Callable[[str], None]
     largest_norm: float | None = None
     """Of a field in a message. None: any."""
+    norms: LearnedNorms | None = None
+    """Bounds of norms that are learned from the first rounds. None: none are."""
     room: ClassVar[float] = math.inf
     can_lose: ClassVar[bool] = False
 
@@ -119,29 +122,38 @@ class Remote:
         k = request.client
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
-            self._check_message(up, self.wires(k)[0].once, "its enrolment")
+            self._check_message(up, self.wires(k)[0].once, "its enrolment")  # once, so no bound can be learned
             steps = _read_steps(answer.head.get("steps"))
             self._enrolled.add(k)
             return Reply(up, None, steps=steps)
         stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
-            self._check_message(sent, self.wires(k)[stage].up, "its message")
+            norms = self._check_message(sent, self.wires(k)[stage].up, "its message")
+            if self.norms is not None:
+                self.norms.check(request.t, stage, k, norms)
         loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
         compute, communication = (min(max(0.0, one or 0.0), self.seconds) for one in times)
-        return Reply(sent, loss, compute, communication, _read_steps(answer.head.get("steps")))
+        steps, left_out = _read_steps(answer.head.get("steps")), _read_left_out(answer.head.get("left_out"), request)
+        return Reply(sent, loss, compute, communication, steps, left_out)
 
-    def _check_message(self, data: bytes, schema: Schema, who: str) -> None:
-        """Refuse a message that does not match its schema, or with numbers that nobody can compute with.
+    def _check_message(self, data: bytes, schema: Schema, who: str) -> dict[str, float]:
+        """Refuse a message that does not match its schema, or with numbers that nobody can compute with. Returns the
+        norms of its fields.
 
         The server would leave such a site out by itself. But other sites that get its message, as peers do, would not.
         """
         message = decode(data, schema, who)
+        norms: dict[str, float] = {}
         for name, size in sizes_in(message).items():
             if size > LARGEST:
                 raise SchemaError(f"{who}: '{name}' holds {size:.2g}, and {LARGEST:.2g} is the most that it may hold.")
-            if self.largest_norm is not None and (norm := _norm(message[name])) > self.largest_norm:
-                raise SchemaError(f"{who}: '{name}' has norm {norm:.3g}, and 'largest_norm' is {self.largest_norm:g}.")
+            norms[name] = _norm(message[name])
+            if self.largest_norm is not None and norms[name] > self.largest_norm:
+                raise SchemaError(
+                    f"{who}: '{name}' has norm {norms[name]:.3g}, and 'largest_norm' is {self.largest_norm:g}."
+                )
+        return norms
 
 
 def _norm(value: Value) -> float:
@@ -166,6 +178,16 @@ def _read_view(sent: Any, names: Sequence[str]) -> dict[str, float | None]:
         if value is not None and not least <= value <= most:
             raise SchemaError(f"its metric '{name}' cannot be {value}.")
     return metrics
+
+
+def _read_left_out(sent: Any, request: Request) -> dict[int, str]:
+    """Check what a student says about teachers that it could not learn from."""
+    if sent is None:
+        return {}
+    teachers = {str(j): j for j in request.inbox} if isinstance(request, Learn) else {}
+    if not isinstance(sent, dict) or not sent.keys() <= teachers.keys():
+        raise SchemaError("its reasons against teachers cannot be read.")
+    return {teachers[name]: sanitize(reason) for name, reason in sent.items()}
 
 
 def _read_steps(sent: Any) -> int:

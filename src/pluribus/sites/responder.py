@@ -406,4 +406,5 @@ def _read_number(head: Mapping[str, Any], name: str, end: int) -> int:
 def _seal_reply(reply: Reply) -> bytes:
     loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON has no NaN
     facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication, "steps": reply.steps}
-    return seal(facts, {"up": reply.up} if isinstance(reply.up, bytes) else {})
+    left_out = {"left_out": {str(j): reason for j, reason in reply.left_out.items()}} if reply.left_out else {}
+    return seal(facts | left_out, {"up": reply.up} if isinstance(reply.up, bytes) else {})

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from rich.console import Console
 
 from pluribus.errors import to_words
+from pluribus.evaluate import evaluated_clients
 from pluribus.internal.frames import make_frame
 from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_of, markdown_of, print_tables, write_to
 from pluribus.internal.views import views_text
@@ -115,7 +116,8 @@ class StudyResult:
         yield from first.about_rows(without=self.study.axes)
         runs = [run for one in self.comparisons for some in one.runs.values() for run in some]
         when = views_text({label: some[0].view for one in self.comparisons for label, some in one.runs.items()})
-        yield f"Test {self.metric_text}, mean over clients, {standings.selection_note(runs)}, {when}."
+        whose = evaluated_clients(run.history for run in runs)
+        yield f"Test {self.metric_text}, mean over {whose}, {standings.selection_note(runs)}, {when}."
         yield first.about_seeds()
 
     def _about_differences(self) -> Iterator[str]:

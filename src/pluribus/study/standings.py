@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pluribus.errors import to_words
-from pluribus.evaluate import OVER_CLIENTS, Chosen, Metrics, choose, over_clients, selection_text
+from pluribus.evaluate import OVER_CLIENTS, Chosen, Metrics, choose, evaluated_clients, over_clients, selection_text
 from pluribus.experiment import TRAINING, Experiment
 from pluribus.internal.frames import make_frame
 from pluribus.internal.metrics import Metric, headline_of, is_smaller_better
@@ -492,7 +492,8 @@ class Comparison:
         when = views_text({method: runs[0].view for method, runs in self.runs.items()})
         chosen = selection_note(run for runs in self.runs.values() for run in runs)
         yield from self.about_rows()
-        yield f"mean, weighted, worst: test {self.metric.text} over clients, {chosen}, {when}; last round: mean."
+        whose = evaluated_clients(run.history for runs in self.runs.values() for run in runs)
+        yield f"mean, weighted, worst: test {self.metric.text} over {whose}, {chosen}, {when}; last round: mean."
         yield self.about_seeds()
 
     def _about_target(self) -> Iterator[str]:
