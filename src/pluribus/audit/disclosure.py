@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from pluribus.audit.rehearsal import Rehearsal
-from pluribus.message import NOT_DECLARED, Dim, Field, Message, Rows, Schema
+from pluribus.message import NOT_DECLARED, Field, Message, Rows, Schema
 
 MANY = {
     "weights": "Weights after training on private rows.",
@@ -99,7 +99,7 @@ def _describe_field(rehearsal: Rehearsal, declared: Field, sent: Mapping[int, Te
             told.append(f"{alone} of these classes have one training row, whose vector is then sent as it is.")
     elif declared.source == "statistic" and tensors:
         exact = sum(torch.equal(value.long(), counts[k]) for k, value in tensors.items())
-        told.append(f"For {exact} of {len(tensors)} clients these are the numbers of training rows of all classes.")
-    if any(isinstance(size, Dim) for size in declared.shape):
-        told.append("Its size is a number of rows.")
+        told.append(f"For {exact} of {len(tensors)} clients they are the number of training rows of each class.")
+    if declared.source == "rows":
+        told.append("Its size is the number of these rows.")
     return told
