@@ -11,7 +11,7 @@ from typing import Any
 from pluribus import api
 from pluribus.audit.attacks import Attacks
 from pluribus.audit.disclosure import Group, describe, describe_card, groups_of, merge
-from pluribus.audit.findings import CARD, Finding, RunAudit, table_of
+from pluribus.audit.findings import CARD, Finding, RunAudit, tables_of
 from pluribus.audit.rehearsal import Rehearsal, rehearse
 from pluribus.errors import RangeError
 from pluribus.internal.frames import make_frame
@@ -27,6 +27,7 @@ NOTES = (
     "Membership: area under the ROC curve, mean over clients [95% interval]. 0.5: the attack finds nothing.",
     "Inversion: PSNR of the reconstructed images; higher is closer. Guess: PSNR of the mean image of other rows of the "
     "class, which needs no upload. An attack that is not better than the guess has found nothing about single rows.",
+    "-: not tried; the page says why.",
     "These are simple attacks on one more round. They show what leaks at least, never that nothing else does.",
 )
 
@@ -57,7 +58,7 @@ class Audit:
 
     def to_markdown(self, path: str | Path | None = None) -> str:
         """The table as Markdown. With `path`, write it to a file, too."""
-        return write_to(path, markdown_of([table_of(self.runs)], NOTES))
+        return write_to(path, markdown_of(tables_of(self.runs), NOTES))
 
     def to_json(self) -> dict[str, Any]:
         """Everything but the images, as plain values."""
@@ -68,7 +69,9 @@ class Audit:
         """Print the table."""
         from rich.console import Console
 
-        print_tables(self._heading(), [table_of(self.runs)], [*self._facts(), *NOTES], Console(highlight=False))
+        console = Console(highlight=False)
+        tables = tables_of(self.runs, console.width)
+        print_tables(self._heading(), tables, [*self._facts(), *NOTES], console)
 
     def save(self, path: str | Path = "audit.html") -> Path:
         """Write one self-contained web page, with the images."""
@@ -85,7 +88,7 @@ class Audit:
         return "\n".join([f"Audit of {self._heading()}", *values])
 
     def _repr_html_(self) -> str:
-        return html_of([table_of(self.runs)], [*self._facts(), *NOTES])
+        return html_of(tables_of(self.runs), [*self._facts(), *NOTES])
 
     def _tried(self) -> list[tuple[RunAudit, Finding]]:
         return [(run, one) for run in self.runs for one in run.findings if one.was_tried]

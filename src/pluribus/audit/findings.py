@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
-
-from torch import Tensor
 
 from pluribus.audit.inversion import Guess, Span
 from pluribus.audit.measures import Interval
 from pluribus.internal.tables import Cell, Table
 
 Attack = Literal["disclosure", "membership", "inversion"]
+ATTACKS = ("membership", "inversion")  # that give numbers
 MODEL = "the model"
 CARD = "the card"
 
@@ -100,14 +99,26 @@ class RunAudit:
         ]
 
 
-def table_of(runs: Sequence[RunAudit]) -> Table:
-    """Fields and attacks. Several runs have a column for the run."""
-    several = len(runs) > 1
-    columns = (*(["run"] if several else []), "field", "source", "membership", "inversion")
-    rows = []
-    for run in runs:
-        for (name, source), attacks in run.fields().items():
-            if name != CARD:
-                texts = [attacks[one].text() if one in attacks else "-" for one in ("membership", "inversion")]
-                rows.append([Cell(text) for text in (*([run.name] if several else []), name, source, *texts)])
-    return Table(columns, rows)
+def tables_of(runs: Sequence[RunAudit], width: int | None = None) -> list[Table]:
+    """Fields and attacks of one run; of several runs with a column each, in tables that fit a width."""
+    if len(runs) == 1:
+        found = [(key, attacks) for key, attacks in runs[0].fields().items() if key[0] != CARD]
+        rows = [[*key, *(_text(attacks, one) for one in ATTACKS)] for key, attacks in found]
+        return [_table(("field", "source", *ATTACKS), rows)]
+    keys = dict.fromkeys(key for run in runs for key in run.fields() if key[0] != CARD)
+    rows = [
+        [f"{key[0]}: {attack}", *(_text(run.fields().get(key, {}), attack) for run in runs)]
+        for key in keys
+        for attack in ATTACKS
+        if any(attack in run.fields().get(key, {}) for run in runs)
+    ]
+    table = _table(("field: attack", *(run.name for run in runs)), rows)
+    return [table] if width is None else table.split(width)
+
+
+def _text(attacks: Mapping[str, Finding], attack: str) -> str:
+    return attacks[attack].text() if attack in attacks else "-"
+
+
+def _table(columns: tuple[str, ...], rows: Sequence[Sequence[str]]) -> Table:
+    return Table(columns, [[Cell(text) for text in row] for row in rows])
