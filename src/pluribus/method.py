@@ -172,8 +172,10 @@ class Method:
         return loss
 
     def private_gradient(self, client: Client, batch: Batch) -> Mapping[str, Tensor]:
-        """The fields of source `gradient` that these rows would give, differentiable in the rows: `pluribus audit` inverts
-        them. Default: no field can be inverted."""
+        """The fields of source `gradient` that these rows would give, differentiable in the rows.
+
+        `pluribus audit` inverts them. Default: no field can be inverted.
+        """
         return {}
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,11 +26,14 @@ from pluribus.internal.steps import Fit, Map
 from pluribus.message import Rows
 from pluribus.ops import ONLY_ONCE
 
+Try = Callable[[Group, list[Upload]], Finding]  # an attack on fields; raises NotTriedError if it does not apply
+
 MOST_ATTACKED = 2  # clients whose images are reconstructed
 MOST_CLASSES = 4  # of each
 MOST_BATCH = 32  # rows behind a gradient that is inverted
 MOST_STEPS = 4  # local steps behind weights that are inverted
 
+NO_SOURCE = "Not tried: its source is not declared."
 NOTHING_SENT = "Not tried: no audited client sent it."
 NO_PAIRS = "Not tried: no class has both training and test rows at a client."
 NOT_FINITE = "Not tried: scores are not finite, because training diverged."
@@ -43,6 +46,14 @@ PUBLIC_SAYS = (
     "attack on the model."
 )
 STATISTIC_SAYS = "Not tried: a number about all rows hardly depends on one of them, but shows what it counts."
+
+
+WEIGHTS_SAYS = "The loss-threshold attack under the uploaded weights, with what the server itself has sent."
+ALL_WEIGHTS = "They are all that the clients train."
+SOME_WEIGHTS = (
+    "They are a part of what the clients train; the rest is as a new client has it. An attacker who has the rest, too, "
+    "finds what the row of the model says."
+)
 
 
 class NotTriedError(Exception):
@@ -79,26 +90,33 @@ class Attacks:
                 found.append(Finding(*about, str(reason)))  # type: ignore[arg-type]
         return found
 
-    def _members(self, group: Group) -> Callable[[Group, list[Upload]], Finding]:
-        return {
+    def _members(self, group: Group) -> Try:
+        chosen: dict[str, Try] = {
             "weights": self._members_of_weights,
             "class sums": self._members_of_means,
             "gradient": self._members_of_gradient,
             "rows": self._members_of_rows,
             "public": partial(_refuse, PUBLIC_SAYS),
             "statistic": partial(_refuse, STATISTIC_SAYS),
-        }.get(group.source, partial(_refuse, "Not tried: its source is not declared."))
+        }
+        return chosen.get(group.source, partial(_refuse, NO_SOURCE))
 
-    def _inversion(self, group: Group) -> Callable[[Group, list[Upload]], Finding]:
+    def _inversion(self, group: Group) -> Try:
         kind = self.rehearsal.parts.task.input.kind
         if group.source in ("public", "statistic", "rows"):
-            return partial(_refuse, "Not tried: nothing here was made from few private rows by a known gradient or mean.")
+            return partial(
+                _refuse, "Not tried: nothing here was made from few private rows by a known gradient or mean."
+            )
         if kind != "image":
             return partial(_refuse, f"Not tried: the attack reconstructs images, and the data are {MANY[kind]}.")
         if self.rehearsal.parts.task.target.kind != "classes":
             return partial(_refuse, "Not tried: the attack needs one class per row.")
-        chosen = {"weights": self._invert_weights, "class sums": self._invert_means, "gradient": self._invert_sent}
-        return chosen.get(group.source, partial(_refuse, "Not tried: its source is not declared."))
+        chosen: dict[str, Try] = {
+            "weights": self._invert_weights,
+            "class sums": self._invert_means,
+            "gradient": self._invert_sent,
+        }
+        return chosen.get(group.source, partial(_refuse, NO_SOURCE))
 
     def _membership(self, field: str, source: str, scores: Sequence[Scores], says: str) -> Finding:
         if any(bool(part.isnan().any()) for one in scores for part in (one.members, one.others)):
@@ -124,12 +142,7 @@ class Attacks:
             whole = whole and known.is_whole
             with rebuilt(self.rehearsal, upload, known) as (client, rule):
                 scores.append(membership.by_loss(client, rule))
-        says = "The loss-threshold attack under the uploaded weights, with what the server itself has sent. " + (
-            "They are all that the clients train."
-            if whole
-            else "They are a part of what the clients train; the rest is as a new client has it. An attacker who has the "
-            "rest, too, finds what the row of the model says."
-        )
+        says = f"{WEIGHTS_SAYS} {ALL_WEIGHTS if whole else SOME_WEIGHTS}"
         return self._membership(group.name, group.source, scores, says)
 
     def _invert_weights(self, group: Group, uploads: list[Upload]) -> Finding:
@@ -146,16 +159,16 @@ class Attacks:
                 if client.optimizers[next(iter(client.optimizers))].rule.name != "sgd":
                     raise NotTriedError("Not tried: only the steps of SGD have the direction of a gradient.")
                 gradient = task_gradient(client, list(moved))
-                found.append(self._invert(client, fit, gradient, list(moved.values())))
+                found.append((upload, self._invert(client, fit, gradient, list(moved.values()))))
         says = (
             f"Images whose gradient has the direction in which the weights moved, by cosine and total variation, in "
             f"{self.steps} steps. The attacker is given the labels and the weights before."
         )
-        return self._inverted(group, uploads, found, says)
+        return self._inverted(group, found, says)
 
-    def _started(self, upload: Upload) -> Any:
-        client = self.rehearsal.host.client(upload.client)
-        return as_it_was(client, upload.start)
+    def _started(self, upload: Upload) -> AbstractContextManager[Client]:
+        """A client as it was before its first step."""
+        return as_it_was(self.rehearsal.host.client(upload.client), upload.start)
 
     # ---- class sums --------------------------------------------------------------------------------------------------
 
@@ -201,12 +214,12 @@ class Attacks:
             if classes:
                 with self.rehearsal.at_upload(upload) as client:
                     rule, key = self._rule_of_means(client, means), (client.task.seed, upload.client)
-                    found.append(invert_means(client, rule, means, classes, self.steps, *key))
+                    found.append((upload, invert_means(client, rule, means, classes, self.steps, *key)))
         says = (
             f"Images whose vector is the uploaded one, beside the mean image of the class, in {self.steps} steps. The "
             f"attacker is given the client's own model: an upper bound for this attack."
         )
-        return self._inverted(group, uploads, found, says)
+        return self._inverted(group, found, says)
 
     # ---- gradients and rows ------------------------------------------------------------------------------------------
 
@@ -245,13 +258,13 @@ class Attacks:
         for upload in uploads[:MOST_ATTACKED]:
             with self.rehearsal.at_upload(upload) as client:
                 gradient, target = self._sent_gradient(group, client), self._targets(group, upload)
-                found.append(self._invert(client, _last_fit(upload), gradient, target))
+                found.append((upload, self._invert(client, _last_fit(upload), gradient, target)))
         says = (
             f"Images whose gradient has the direction of the uploaded one, by cosine and total variation, in "
             f"{self.steps} steps. The attacker is given the labels and the client's own model: an upper bound for this "
             f"attack."
         )
-        return self._inverted(group, uploads, found, says)
+        return self._inverted(group, found, says)
 
     def _members_of_rows(self, group: Group, uploads: list[Upload]) -> Finding:
         scores = []
@@ -273,7 +286,9 @@ class Attacks:
         """Invert a gradient of the rows of a fit, in train mode and under the keys of a step."""
         rows, found = fit.order[: sum(fit.sizes)], list[Guess]()
         if len(rows) > MOST_BATCH:
-            raise NotTriedError(f"Not tried: {len(rows)} rows are behind it, and the attack is for {MOST_BATCH} at most.")
+            raise NotTriedError(
+                f"Not tried: {len(rows)} rows are behind it, and the attack is for {MOST_BATCH} at most."
+            )
         key = client.task.seed, client.card.id
 
         def step(client: Client, batch: Batch) -> None:
@@ -287,12 +302,10 @@ class Attacks:
             raise NotTriedError("Not tried: torch cannot differentiate a layer of the model twice.") from error
         return found
 
-    def _inverted(
-        self, group: Group, uploads: Sequence[Upload], found: Sequence[Sequence[Guess]], says: str
-    ) -> Finding:
+    def _inverted(self, group: Group, found: Sequence[tuple[Upload, list[Guess]]], says: str) -> Finding:
         pictures = [
             Picture(upload.client, self._class(guess.label), guess, self._span(upload.client))
-            for upload, guesses in zip(uploads, found, strict=False)
+            for upload, guesses in found
             for guess in guesses
         ]
         if not pictures:

@@ -136,7 +136,9 @@ def audit(
     for name, value, least in (("--clients", clients, 1), ("--steps", steps, 1)):
         if value < least:
             raise RangeError(f"{name} must be at least {least}, not {value}.")
-    results = [one if isinstance(one, Result) else api.load_result(one, allow_code=allow_code) for one in (run, *others)]
+    results = [
+        one if isinstance(one, Result) else api.load_result(one, allow_code=allow_code) for one in (run, *others)
+    ]
     names = _names(results)
     return Audit([_audit(*pair, clients, steps) for pair in zip(names, results, strict=True)], clients, steps)
 

@@ -91,8 +91,8 @@ def _describe_field(rehearsal: Rehearsal, declared: Field, sent: Mapping[int, Te
     if rows:
         exact = sum(torch.equal(value.held, counts[k] > 0) for k, value in rows.items())
         told.append(
-            f"It names classes that the client holds, and for {exact} of {len(rows)} clients all classes of its training "
-            f"rows."
+            f"It names classes that the client holds, and for {exact} of {len(rows)} clients all classes of its "
+            f"training rows."
         )
         if declared.source == "class sums":
             alone = sum(int(((counts[k] == 1) & value.held).sum()) for k, value in rows.items())

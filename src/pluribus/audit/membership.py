@@ -38,7 +38,7 @@ def by_distance(client: Client, rule: Map, means: Rows) -> Scores:
     """Minus the distance of each row to the uploaded vector of its class: a mean is nearer to what is in it."""
 
     def score(data: Data) -> Tensor:
-        return -(client.sweep(rule, data).flatten(1) - means.value[data.labels()].flatten(1)).norm(dim=1)
+        return -torch.linalg.vector_norm(client.sweep(rule, data) - means.value[data.labels()], dim=1)
 
     return _held(_scores(client, score), means.held)
 

@@ -44,7 +44,7 @@ def find_weights(rehearsal: Rehearsal, upload: Upload, fields: Mapping[str, Tens
     """
     with rehearsal.at_upload(upload) as client:
         trained = _trained_names(client)
-        found = _read_changes(client, upload, fields) or _read_tensors(client, upload.end, fields)
+        found = _read_changes(client, upload, fields) or _read_tensors(upload.end, fields)
     return Known(found, len(trained & found.keys()), len(trained)) if found else None
 
 
@@ -56,19 +56,24 @@ def _trained_names(client: Client) -> set[str]:
     return {name for name, p in named.items() if id(p) in moved}
 
 
-def _read_tensors(client: Client, end: Tensors, fields: Mapping[str, Tensor]) -> Tensors:
+def _read_tensors(end: Tensors, fields: Mapping[str, Tensor]) -> Tensors:
     """The nearest tensor of each field; among equal ones, one with the same end of the name."""
     found: Tensors = {}
     for name, value in fields.items():
         known = {
             own: other
             for own, other in end.items()
-            if own.startswith((MODEL, STATE)) and other.shape == value.shape and own not in found
+            if _is_of_module(own) and other.shape == value.shape and own not in found
         }
         if known and value.dim():
             gaps = {own: float((other.double() - value.double()).norm()) for own, other in known.items()}
             found[min(gaps, key=lambda own: (gaps[own], not own.endswith(name.rpartition(".")[2])))] = value
     return found
+
+
+def _is_of_module(name: str) -> bool:
+    """Whether a tensor belongs to a model. Others that a method keeps are no weights."""
+    return name.startswith(MODEL) or (name.startswith(STATE) and "." in name.removeprefix(STATE))
 
 
 def _read_changes(client: Client, upload: Upload, fields: Mapping[str, Tensor]) -> Tensors:

@@ -51,7 +51,24 @@ Pluribus: heterogeneous federated learning.
 For example: pluribus run fedgh --clients 10 --rounds 50
 """
 
-NAMED = (run, resume, compare, study, tune, reproduce, predict, report, watch, audit, bench, data, check, keys, serve, join)
+NAMED = (
+    run,
+    resume,
+    compare,
+    study,
+    tune,
+    reproduce,
+    predict,
+    report,
+    watch,
+    audit,
+    bench,
+    data,
+    check,
+    keys,
+    serve,
+    join,
+)
 COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 
 
