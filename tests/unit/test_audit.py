@@ -276,8 +276,9 @@ def test_numbers_have_losses_but_no_classes() -> None:
     assert finding(found, MODEL, "membership").value is not None
 
 
-def test_the_epsilon_of_a_run_is_the_last_in_its_records() -> None:
-    assert spent_epsilon([{"epsilon": 1.0}, {"epsilon": 2.5}, {"loss": 1}]) == 2.5
+def test_the_epsilon_of_a_run_is_the_largest_in_its_records() -> None:
+    spent = [{"privacy": {"epsilon": {"0": 1.0, "1": 2.5}}}, {"privacy": {"epsilon": {"0": 2.0}}}, {"loss": 1}]
+    assert spent_epsilon(spent) == 2.5
     assert spent_epsilon([{"loss": 1}]) is None
 
 

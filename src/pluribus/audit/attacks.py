@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from functools import partial
 from statistics import fmean
@@ -11,6 +11,7 @@ from statistics import fmean
 import torch
 from torch import Tensor
 
+from pluribus import draws
 from pluribus.audit import membership
 from pluribus.audit.disclosure import Group, train_counts
 from pluribus.audit.findings import MODEL, Finding, Picture
@@ -283,24 +284,20 @@ class Attacks:
     def _invert(
         self, client: Client, fit: Fit, gradient: Callable[[Batch], Sequence[Tensor]], target: Sequence[Tensor]
     ) -> list[Guess]:
-        """Invert a gradient of the rows of a fit, in train mode and under the keys of a step."""
-        rows, found = fit.order[: sum(fit.sizes)], list[Guess]()
+        """Invert a gradient of the rows of a fit, in train mode."""
+        rows = fit.order[: sum(fit.sizes)]
         if len(rows) > MOST_BATCH:
             raise NotTriedError(
                 f"Not tried: {len(rows)} rows are behind it, and the attack is for {MOST_BATCH} at most."
             )
-        key = client.task.seed, client.card.id
-
-        def step(client: Client, batch: Batch) -> None:
-            found.extend(invert_gradient(client, batch, gradient, target, self.steps, *key))
-
+        key, batch = (client.task.seed, client.card.id), Batch(*fit.data.take(rows), rows, len(rows))
         try:
-            client.fit(step, fit.data[rows], steps=1, batch=len(rows), augment=False)
+            with _in_training(client, *key):
+                return invert_gradient(client, batch, gradient, target, self.steps, *key)
         except RuntimeError as error:
             if not any(words in str(error) for words in (*ONLY_ONCE, "does not require grad")):
                 raise
             raise NotTriedError("Not tried: torch cannot differentiate a layer of the model twice.") from error
-        return found
 
     def _inverted(self, group: Group, found: Sequence[tuple[Upload, list[Guess]]], says: str) -> Finding:
         pictures = [
@@ -327,6 +324,20 @@ class Attacks:
 
 def _refuse(reason: str, group: Group, uploads: list[Upload]) -> Finding:
     raise NotTriedError(reason)
+
+
+@contextmanager
+def _in_training(client: Client, *key: draws.Key) -> Iterator[None]:
+    """Layers as in a training step. Not by `client.fit`: a private run would take the attack for training."""
+    modes = [(module, module.training) for module in (client.model, client.state)]
+    try:
+        with draws.seeded("audit", *key):
+            for module, _ in modes:
+                module.train()
+            yield
+    finally:
+        for module, training in modes:
+            module.train(training)
 
 
 def _last_fit(upload: Upload) -> Fit:

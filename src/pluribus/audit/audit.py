@@ -194,9 +194,10 @@ def _about(result: Result) -> dict[str, Any]:
 
 
 def spent_epsilon(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The epsilon that the records of a run say it has spent. None: they say nothing."""
-    found = [record["epsilon"] for record in history if isinstance(record.get("epsilon"), int | float)]
-    return float(found[-1]) if found else None
+    """The largest epsilon that a client has spent, by the records of a run. None: it has no privacy."""
+    return max(
+        (one for record in history for one in record.get("privacy", {}).get("epsilon", {}).values()), default=None
+    )
 
 
 def _notes(rehearsal: Rehearsal) -> list[str]:

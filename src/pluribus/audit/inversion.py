@@ -22,7 +22,7 @@ from pluribus.internal.steps import Map
 from pluribus.message import Rows
 from pluribus.ops import derivable
 
-SMOOTH = 1e-3  # weight of the total variation
+SMOOTH = 0.02  # weight of the total variation of pixels in [0, 1] at first; it falls to zero
 PACE = 0.05  # of a step, as a share of the span of pixels
 MOST_LOOKED_AT = 1000  # rows of a set, for its mean and for the nearest one
 
@@ -71,11 +71,12 @@ def descend(match: Match, shape: Sequence[int], span: Span, steps: int, *key: dr
     optimizer = torch.optim.Adam([x], lr=PACE * span.size)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, max(steps, 1), eta_min=PACE * span.size / 50)
     best, least = x.detach().clone(), math.inf
-    for _ in range(steps):
+    for step in range(steps):
         gap = match(x)
         if (now := float(gap.detach())) < least:
             best, least = x.detach().clone(), now
-        (x.grad,) = torch.autograd.grad(gap + SMOOTH * total_variation(x), [x])
+        smooth = SMOOTH * (1 - step / steps) * total_variation(x) / span.size
+        (x.grad,) = torch.autograd.grad(gap + smooth, [x])
         optimizer.step()
         schedule.step()
         with torch.no_grad():

@@ -38,7 +38,8 @@ def by_distance(client: Client, rule: Map, means: Rows) -> Scores:
     """Minus the distance of each row to the uploaded vector of its class: a mean is nearer to what is in it."""
 
     def score(data: Data) -> Tensor:
-        return -torch.linalg.vector_norm(client.sweep(rule, data) - means.value[data.labels()], dim=1)
+        gap: Tensor = client.sweep(rule, data) - means.value[data.labels()]
+        return -gap.square().sum(1).sqrt()
 
     return _held(_scores(client, score), means.held)
 

@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
 
+import torch
 from torch import Tensor
 
 from pluribus import draws
@@ -28,6 +29,7 @@ from pluribus.server_half import ServerHalf
 from pluribus.storage.store import RunStore
 
 Tensors = dict[str, Tensor]
+SPENT = "state.spent"  # the table in which a private client keeps what it has spent
 MOST_ROUNDS = 64  # that are looked at for one with uploads
 
 
@@ -144,7 +146,7 @@ def _work(parts: Assembly, store: RunStore, t: int, latest: int, most: int) -> R
     half.begin(t)
     clients = _choose(parts, store, t, most)
     enrolled = {k: decode(half.enrolled[k], half.wires(k)[0].once, "enrolment") for k in clients if k in half.enrolled}
-    host = make_host(parts, store.checkpoint.client)
+    host = make_host(parts, lambda k: _with_budget(store.checkpoint.client(k)))
     uploads = []
     for stage in range(1 if isinstance(parts.method, PeerMethod) else len(parts.method.exchanges)):
         sent = [one for k in clients if (one := _ask(host, half, t, stage, k)) is not None]
@@ -152,6 +154,11 @@ def _work(parts: Assembly, store: RunStore, t: int, latest: int, most: int) -> R
         if sent and not isinstance(parts.method, PeerMethod):
             half.aggregate(stage, {one.client: one.message for one in sent})
     return Rehearsal(parts, host, t, latest, clients, uploads, enrolled)
+
+
+def _with_budget(saved: Tensors | None) -> Tensors | None:
+    """The state of a client as if it had spent nothing: one more round may exceed its budget. Its noise is the same."""
+    return saved and {name: torch.zeros_like(value) if name == SPENT else value for name, value in saved.items()}
 
 
 def _ask(host: Host, half: ServerHalf, t: int, stage: int, k: int) -> Upload | None:
