@@ -244,7 +244,7 @@ def test_a_part_of_a_model_is_no_whole_model() -> None:
 
 def test_held_classes_and_counts_are_named() -> None:
     means = finding(audited(), "means", "disclosure")
-    assert "4 of 4 clients all classes" in means.says
+    assert "4 of 4 clients exactly those" in means.says
     counts = finding(audited("fedgen"), "counts (at enrolment)", "disclosure")
     assert "4 of 4 clients" in counts.says
     assert "number of training rows" in counts.says

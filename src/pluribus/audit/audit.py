@@ -160,7 +160,8 @@ def _audit(name: str, result: Result, clients: int, steps: int) -> RunAudit:
             findings.append(_disclosure(rehearsal, group))
             if group.stage != ENROLMENT:
                 findings += attacks.on(group)
-    return RunAudit(name, _about(result), findings, _notes(rehearsal))
+    about = _about(result)
+    return RunAudit(name, about, findings, _notes(rehearsal, about["epsilon"] is not None))
 
 
 def _groups(rehearsal: Rehearsal) -> list[Group]:
@@ -200,10 +201,12 @@ def spent_epsilon(history: Sequence[Mapping[str, Any]]) -> float | None:
     )
 
 
-def _notes(rehearsal: Rehearsal) -> list[str]:
+def _notes(rehearsal: Rehearsal, private: bool) -> list[str]:
     every = rehearsal.parts.task.clients
     told = [
         f"{len(rehearsal.clients)} of {every} clients worked once more from the last checkpoint, as in round "
         f"{rehearsal.t + 1} of {rehearsal.latest + 1}, to see what they upload."
     ]
+    if private:
+        told.append("The epsilon is that of the run. One more round is beyond it, with the noise of the run.")
     return told if rehearsal.uploads else [*told, "They sent nothing."]

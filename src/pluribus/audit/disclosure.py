@@ -90,13 +90,10 @@ def _describe_field(rehearsal: Rehearsal, declared: Field, sent: Mapping[int, Te
     tensors = {k: value for k, value in sent.items() if isinstance(value, Tensor)}
     if rows:
         exact = sum(torch.equal(value.held, counts[k] > 0) for k, value in rows.items())
-        told.append(
-            f"It names classes that the client holds, and for {exact} of {len(rows)} clients all classes of its "
-            f"training rows."
-        )
+        told.append(f"It names classes: for {exact} of {len(rows)} clients exactly those of its training rows.")
         if declared.source == "class sums":
             alone = sum(int(((counts[k] == 1) & value.held).sum()) for k, value in rows.items())
-            told.append(f"{alone} of these classes have one training row, whose vector is then sent as it is.")
+            told.append(f"Of these classes, {alone} have a single training row: the vector is that of the row alone.")
     elif declared.source == "statistic" and tensors:
         exact = sum(torch.equal(value.long(), counts[k]) for k, value in tensors.items())
         told.append(f"For {exact} of {len(tensors)} clients they are the number of training rows of each class.")
