@@ -133,9 +133,9 @@ def audit(
 
     >>> audit("runs/a").save("audit.html")     # doctest: +SKIP
     """
-    for name, value, least in (("--clients", clients, 1), ("--steps", steps, 1)):
-        if value < least:
-            raise RangeError(f"{name} must be at least {least}, not {value}.")
+    for name, value in (("clients", clients), ("steps", steps)):
+        if value < 1:
+            raise RangeError(f"the number of {name} must be at least 1, not {value}.")
     results = [
         one if isinstance(one, Result) else api.load_result(one, allow_code=allow_code) for one in (run, *others)
     ]
