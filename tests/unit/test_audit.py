@@ -20,7 +20,7 @@ from pluribus.audit.inversion import Span, angle, descend, invert_gradient, task
 from pluribus.audit.measures import Scores, auc, mean_auc, psnr, total_variation
 from pluribus.audit.membership import by_loss
 from pluribus.audit.rehearsal import rehearse
-from pluribus.audit.weights import find_weights
+from pluribus.audit.weights import find_weights, read_tensors
 from pluribus.client import Batch, Client
 from pluribus.errors import FileAccessError, MissingSettingError, RangeError
 from pluribus.evaluate import rule_of
@@ -234,6 +234,12 @@ def test_changes_of_weights_are_read_as_weights() -> None:
         assert known.is_whole
         assert all(torch.allclose(value, upload.end[name], atol=1e-6) for name, value in known.tensors.items())
         assert find_weights(rehearsal, upload, {"control": upload.message.tensor("control")}) is None
+
+
+def test_equal_tensors_are_found_once_each() -> None:
+    """Biases that are zero are equal: each uploaded one is another tensor of the client."""
+    end = {"model.a.bias": torch.zeros(3), "model.b.bias": torch.zeros(3), "state.kept": torch.zeros(3)}
+    assert read_tensors(end, {"0.bias": torch.zeros(3), "1.bias": torch.zeros(3)}).keys() == end.keys() - {"state.kept"}
 
 
 def test_a_part_of_a_model_is_no_whole_model() -> None:

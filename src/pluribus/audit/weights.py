@@ -44,7 +44,7 @@ def find_weights(rehearsal: Rehearsal, upload: Upload, fields: Mapping[str, Tens
     """
     with rehearsal.at_upload(upload) as client:
         trained = _trained_names(client)
-        found = _read_changes(client, upload, fields) or _read_tensors(upload.end, fields)
+        found = _read_changes(client, upload, fields) or read_tensors(upload.end, fields)
     return Known(found, len(trained & found.keys()), len(trained)) if found else None
 
 
@@ -56,7 +56,7 @@ def _trained_names(client: Client) -> set[str]:
     return {name for name, p in named.items() if id(p) in moved}
 
 
-def _read_tensors(end: Tensors, fields: Mapping[str, Tensor]) -> Tensors:
+def read_tensors(end: Tensors, fields: Mapping[str, Tensor]) -> Tensors:
     """The nearest tensor of each field; among equal ones, one with the same end of the name."""
     found: Tensors = {}
     for name, value in fields.items():
