@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from pluribus.api import load_result, resume, run
+    from pluribus.audit.audit import Audit, audit
     from pluribus.client import Batch, Client
     from pluribus.conformance.check import check
     from pluribus.conformance.report import CheckReport
@@ -43,6 +44,7 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": ("load_result", "resume", "run"),
+    "audit.audit": ("Audit", "audit"),
     "client": ("Batch", "Client"),
     "conformance.check": ("check",),
     "conformance.report": ("CheckReport",),
@@ -77,13 +79,13 @@ _FORMER = {"Split": "TwoPartModel"}
 
 # fmt: off
 __all__ = [
-    "Batch", "Bench", "Card", "CheckReport", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange",
+    "Audit", "Batch", "Bench", "Card", "CheckReport", "Client", "Comparison", "DataCheck", "Dataset", "Dim", "Exchange",
     "Experiment", "Field", "Inbox", "LabelsPrediction", "Message", "Method", "Need", "NumbersPrediction", "Observer",
     "Opt", "PeerMethod", "PluribusError", "Prediction", "Result", "Rows", "Rule", "Server", "Settings", "Study",
-    "StudyResult", "Task", "Tuned", "TwoPartModel", "Wire", "bench", "check", "check_data", "compare", "list_data",
-    "list_groups", "list_methods", "list_models", "list_partitions", "load_model", "load_result", "predict",
-    "register", "register_data", "register_model", "register_partition", "resume", "run", "schema_of", "setting",
-    "study", "tune", "write_report",
+    "StudyResult", "Task", "Tuned", "TwoPartModel", "Wire", "audit", "bench", "check", "check_data", "compare",
+    "list_data", "list_groups", "list_methods", "list_models", "list_partitions", "load_model", "load_result",
+    "predict", "register", "register_data", "register_model", "register_partition", "resume", "run", "schema_of",
+    "setting", "study", "tune", "write_report",
 ]
 # fmt: on
 

@@ -177,6 +177,13 @@ class Method:
         client.descend(loss)
         return loss
 
+    def private_gradient(self, client: Client, batch: Batch) -> Mapping[str, Tensor]:
+        """The fields of source `gradient` that these rows would give, differentiable in the rows.
+
+        `pluribus audit` inverts them. Default: no field can be inverted.
+        """
+        return {}
+
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Update the server from the uploads of the clients that answered, sorted by client. There is at least one."""
 

@@ -19,7 +19,8 @@ import pluribus
 ROOT = Path(pluribus.__file__).parent
 CONTRACT = ("inputs", "targets", "task", "message", "client", "server", "method", "ops", "optim", "settings")
 BASE = ("errors", "draws")
-OUTSIDE = ("study", "conformance", "cli", "track", "report", "sites", "terminal")  # what people and real parties see
+# what people and real parties see
+OUTSIDE = ("study", "conformance", "cli", "track", "report", "audit", "sites", "terminal")
 
 
 @cache

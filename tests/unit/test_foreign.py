@@ -106,6 +106,7 @@ OPENED: dict[str, Callable[[Path], Any]] = {
     "resume": lambda path: pluribus.resume(path, progress=False),
     "load_model": lambda path: pluribus.load_model(path, client=0),
     "predict": lambda path: pluribus.predict(path, ROWS, client=0),
+    "audit": lambda path: pluribus.audit(path, clients=1, steps=1),
     "result.model": lambda path: pluribus.load_result(path).model(0),
     "result.evaluate": lambda path: pluribus.load_result(path).evaluate(ROWS, [0], client=0),
 }

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import pluribus
 from pluribus.cli import failures
+from pluribus.cli.audit import audit
 from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
@@ -35,6 +36,7 @@ Pluribus: heterogeneous federated learning.
   pluribus predict PATH FILES      predict with a trained model
   pluribus report RUN... [flags]   write plots and tables to one web page
   pluribus watch RUN               show that page live, during a run
+  pluribus audit RUN... [flags]    attack what the clients of runs upload
   pluribus bench METHOD [flags]    measure the speed, and where the time goes
   pluribus list WHAT               list methods, models, data or partitions
   pluribus data check PATH         show what a data set holds
@@ -49,7 +51,24 @@ Pluribus: heterogeneous federated learning.
 For example: pluribus run fedgh --clients 10 --rounds 50
 """
 
-NAMED = (run, resume, compare, study, tune, reproduce, predict, report, watch, bench, data, check, keys, serve, join)
+NAMED = (
+    run,
+    resume,
+    compare,
+    study,
+    tune,
+    reproduce,
+    predict,
+    report,
+    watch,
+    audit,
+    bench,
+    data,
+    check,
+    keys,
+    serve,
+    join,
+)
 COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
 
 

@@ -112,9 +112,17 @@ class FedL2G(Method):
         return task_loss
 
     def guide_step(self, client: Client, batch: Batch) -> None:
-        """Compute pi_i, the gradient of the guiding vectors: of the quiz loss after a pseudo-step. No weight changes.
+        """Keep the gradient of the guiding vectors. No weight changes.
 
         It returns no loss, because the logged loss is that of training on the study set.
+        """
+        client.state.gradient = self._guide_gradient(client, batch)
+
+    def private_gradient(self, client: Client, batch: Batch) -> dict[str, Tensor]:
+        return {"gradient": self._guide_gradient(client, batch)}
+
+    def _guide_gradient(self, client: Client, batch: Batch) -> Tensor:
+        """pi_i, the gradient of the guiding vectors: of the quiz loss after a pseudo-step.
 
         With theta' = theta - eta_c grad L(theta, G) and g_q = grad CE(quiz; theta'), the class-c row is
         2 eta_c / (M |B|) times the sum of J_j g_q over the batch's samples j of class c, J_j = d a_j / d theta.
@@ -136,7 +144,7 @@ class FedL2G(Method):
             at = {name: theta[name].detach() for name in g_q}
             rate = directional(client, activations, at, g_q)  # J_j g_q
         members = onehot(batch.y, client.task.classes).to(rate.dtype)
-        client.state.gradient = (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
+        return (2 * eta / (rate.shape[1] * batch.n)) * (members.T @ rate)
 
     def _forward(self, client: Client, x: Tensor, theta: Parameters) -> tuple[Tensor, Tensor]:
         features = client.call(x, theta, "features")

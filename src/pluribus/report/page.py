@@ -40,7 +40,7 @@ LARGEST = 30  # diameter of the largest circle in pixels
 def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
     """Render the page. A live page asks its server for updates."""
     data, plotly, script = map(Markup, (_inline(content(runs, sections)), _plotly(), _script()))
-    values = _values(runs) | {"data": data, "plotly": plotly, "script": script}
+    values = _values(runs) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
     return _template().render(values, sections=sections, policy=_policy(live), live=live)
 
 
@@ -69,11 +69,21 @@ def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-@cache
 def _template() -> Template:
-    text = files("pluribus.report").joinpath("template.html").read_text(encoding="utf-8")
+    return read_template("pluribus.report")
+
+
+@cache
+def read_template(package: str) -> Template:
+    """The template of a page, which escapes all values."""
+    text = files(package).joinpath("template.html").read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text)
+
+
+def page_style() -> Markup:
+    """The look of all pages."""
+    return Markup(files("pluribus.report").joinpath("style.css").read_text(encoding="utf-8"))
 
 
 @cache
