@@ -17,7 +17,7 @@ from pathlib import Path
 
 from pluribus.errors import CertificateError, DeviceError, FileAccessError, FormatError, OtherRunError, WorkerError
 from pluribus.sites.config import SiteFile, read_site
-from pluribus.sites.flower.programs import Program, flower, free_port, module
+from pluribus.sites.flower.programs import BROKEN, Program, flower, free_port, module
 from pluribus.sites.keys import check_authority, check_node_key
 
 POLL = 0.5  # seconds between checks of the programs
@@ -119,8 +119,9 @@ class Node:
     def watch(self) -> None:
         now = time.monotonic()
         if self._program is not None and self._program.exit_status() is not None:
+            is_broken = self._program.exit_status() == BROKEN
             self._report_end(now)
-            self._program, self._next = None, now + RESTART
+            self._program, self._next = None, now + (0.0 if is_broken else RESTART)
         if self._program is None and now >= self._next:
             self._program = self._start()
 
@@ -137,6 +138,10 @@ class Node:
 
     def _report_end(self, now: float) -> None:
         assert self._program is not None
+        if self._program.exit_status() == BROKEN:
+            self._refused_since = None
+            self._tell("a process of Flower was killed; its SuperNode starts again, and the server asks again")
+            return
         if REFUSED not in self._program.last_words():
             self._refused_since = None
             self._tell(f"lost the connection to {self._site.server}; trying again")
