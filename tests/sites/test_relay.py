@@ -77,6 +77,24 @@ def test_who_fails_is_asked_again() -> None:
     assert grid.asked == [1, 2, 1]
 
 
+def test_who_was_asked_again_is_not_asked_for_an_older_failure() -> None:
+    """The first message is lost, and fails only after the second was sent."""
+    grid = Forgetful(lost={1: 2})
+    push = grid._push
+
+    def fail_first_late(message: Message) -> str:
+        if len(grid.asked) == 1:
+            grid.replies["message 1"] = Message(Error(code=5, reason="it was away"), reply_to=first[0])
+        first.append(message)
+        return push(message)
+
+    first: list[Message] = []
+    grid._push = fail_first_late  # type: ignore[method-assign]
+    answers, _ = relay.exchange(grid, {1: b"one"}, 5)  # type: ignore[arg-type]
+    assert answers == {1: b"one"}
+    assert len(grid.asked) == 3, "twice after silence, not a fourth time after the failure"
+
+
 def test_time_is_up_for_who_stays_silent_or_away() -> None:
     grid = Forgetful(lost={1: 1000})
     answers, reasons = relay.exchange(grid, {1: b"one", 3: b"three"}, 0.5)  # type: ignore[arg-type]

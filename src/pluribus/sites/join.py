@@ -21,7 +21,7 @@ from pluribus.sites.flower.programs import BROKEN, Program, flower, free_port, m
 from pluribus.sites.keys import check_authority, check_node_key
 
 POLL = 0.5  # seconds between checks of the programs
-RESTART = 10.0  # seconds until a SuperNode that has ended is restarted
+RESTART = 10.0  # seconds until a SuperNode is restarted that has ended without signing off
 REFUSED_FOR = 150.0  # seconds of refusals until a site gives up; after a crash Flower refuses a key for up to a minute
 LEAVE = 8.0  # seconds to send the last answer; a SuperNode polls every three
 MOST_CRASHES = 5  # of the worker in a row
@@ -119,9 +119,9 @@ class Node:
     def watch(self) -> None:
         now = time.monotonic()
         if self._program is not None and self._program.exit_status() is not None:
-            is_broken = self._program.exit_status() == BROKEN
+            has_signed_off = self._program.exit_status() in (0, BROKEN)
             self._report_end(now)
-            self._program, self._next = None, now + (0.0 if is_broken else RESTART)
+            self._program, self._next = None, now + (0.0 if has_signed_off else RESTART)
         if self._program is None and now >= self._next:
             self._program = self._start()
 
