@@ -33,7 +33,7 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
     """Take part in a federation as the site that `config` describes, until it ends."""
     file = Path(config)
     site = read_site(file)
-    ca, key = site.keys / "ca.crt", check_keys(site)
+    ca, key = site.ca_file(), check_keys(site)
     with lock_state(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
         worker = SiteProcess(file, site, Path(scratch) / "worker")
         node = Node(site, ca, key, Path(scratch) / "worker", tell)
@@ -54,12 +54,11 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
 
 def check_keys(site: SiteFile) -> Path:
     """Refuse keys, an address or an installation with which a site cannot join. Returns the file of its key."""
-    key = site.keys / f"{site.name}.key"
-    check_authority(site.keys / "ca.crt", datetime.now(UTC))
-    check_node_key(key)
+    check_authority(site.ca_file(), datetime.now(UTC))
+    check_node_key(site.key_file())
     _address(site)
     flower("flower-supernode")
-    return key
+    return site.key_file()
 
 
 class SiteProcess:
