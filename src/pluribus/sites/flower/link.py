@@ -13,7 +13,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -29,6 +29,7 @@ from pluribus.storage.files import read_json, write_json, write_text
 from pluribus.storage.toml import to_toml
 
 LOOPBACK = "127.0.0.1"
+SEEN = "seen.json"
 NAME = "here"  # name of the SuperLink in Flower's command line
 START = 60  # seconds for a program to start
 GRACE = 15  # seconds after a deadline until the relay counts as dead
@@ -105,11 +106,19 @@ class Link:
                 self._wait_for(connection, left + GRACE)
                 answer = unseal(receive(connection))
                 missing = answer.head["missing"]
+                self._note_seen(k for k, n in nodes.items() if n in answer.parts)
                 return {k: answer.parts[n] if n in answer.parts else Missing(missing[n]) for k, n in nodes.items()}
             except (OSError, WorkerError, MessageError) as error:
                 reason = str(error)
                 self._disconnect()
         return dict.fromkeys(requests, Missing(f"Flower failed at the server: {reason}"))
+
+    def _note_seen(self, answered: Iterable[int]) -> None:
+        """Write when each site has last answered, for the live page."""
+        file, now = self._folder / SEEN, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        before: dict[str, Any] = read_json(file) if file.exists() else {}
+        seen = {name: before.get(name) for name in self._names.values()}
+        write_json(file, seen | {self._names[k]: now for k in answered})
 
     def leave(self) -> None:
         """Unregister the sites that this server has registered at the SuperLink of somebody else."""
@@ -122,6 +131,7 @@ class Link:
         flower("flower-superlink")
         shutil.copytree(Path(__file__).parent / "app", self._folder / "app", dirs_exist_ok=True)
         self._home.mkdir(exist_ok=True)
+        self._note_seen([])
         if isinstance(self._endpoint, Superlink):
             self._use(self._endpoint)
         else:
@@ -245,4 +255,5 @@ class Link:
 
 
 def _ids(nodes: list[dict[str, Any]]) -> set[str]:
-    return {str(one["node-id"]) for one in nodes}
+    """Node ids of these nodes, but for those that Flower lists after they were unregistered."""
+    return {str(one["node-id"]) for one in nodes if one["status"] != "unregistered"}
