@@ -22,7 +22,7 @@ from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
 from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
-from pluribus.experiment import Experiment, flags, from_toml
+from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.models import assign
@@ -307,6 +307,8 @@ def _permission(described: Experiment) -> list[str]:
 
 def _facts(described: Experiment, folder: _Folder, allow: Allow, known: Known) -> Facts:
     """Find the facts of an experiment, once for all seeds: a model has the same size for each."""
+    if described.data == SITES:
+        return Facts()  # only the sites have the data and the models
     key = to_json({name: str(value) for name, value in vars(described).items() if name not in ("seed", "out")})
     if key not in known:
         try:
