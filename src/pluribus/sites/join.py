@@ -54,10 +54,10 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
 
 def check_keys(site: SiteFile) -> Path:
     """Refuse keys, an address or an installation with which a site cannot join. Returns the file of its key."""
+    flower("flower-supernode")
     check_authority(site.ca_file(), datetime.now(UTC))
     check_node_key(site.key_file())
     _address(site)
-    flower("flower-supernode")
     return site.key_file()
 
 
