@@ -27,10 +27,11 @@ import httpcore  # noqa: F401  otherwise httpx imports it in each fork
 from pluribus.sites.flower.programs import BROKEN, end_with_parent, set_process_name
 
 Work = Callable[[], Any]
-SUPEREXEC, CLIENTAPP = "flower-superexec", "flwr-clientapp"
+SIGN_OFF = 5  # seconds
+SUPERNODE, SUPEREXEC, CLIENTAPP = "flower-supernode", "flower-superexec", "flwr-clientapp"
 STARTED = {
     "flower-superlink": (SUPEREXEC, "flwr-serverapp"),
-    "flower-supernode": (SUPEREXEC, CLIENTAPP),
+    SUPERNODE: (SUPEREXEC, CLIENTAPP),
 }
 
 # IFS puts a tab between the arguments in "$*". A write of a short line to a pipe is atomic.
@@ -49,7 +50,7 @@ def main(arguments: list[str]) -> None:
     """
     folder, name, *flags = arguments
     work = program(name)
-    fork_by_name({started: program(started) for started in STARTED[name]}, Path(folder))
+    fork_by_name({started: program(started) for started in STARTED[name]}, Path(folder), name == SUPERNODE)
     set_process_name(name)
     sys.argv = [name, *flags]
     status: Any = 1
@@ -68,7 +69,7 @@ def program(name: str) -> Work:
     return work
 
 
-def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
+def fork_by_name(programs: Mapping[str, Work], folder: Path, has_to_sign_off: bool = False) -> None:
     """Fork when this process or a descendant starts one of these by name. Exit if a needed process dies."""
     pipe = folder / "pipe"
     pipe.unlink(missing_ok=True)
@@ -79,7 +80,7 @@ def fork_by_name(programs: Mapping[str, Work], folder: Path) -> None:
         script.chmod(0o700)
     os.environ["PATH"] = f"{folder}{os.pathsep}{os.environ['PATH']}"
     server = fork("pluribus-forks", lambda: _fork_on_demand(pipe, programs))
-    signal.signal(signal.SIGCHLD, lambda *_: _exit_without(server))
+    signal.signal(signal.SIGCHLD, lambda *_: _exit_without(server, has_to_sign_off))
 
 
 def _fork_on_demand(pipe: Path, programs: Mapping[str, Work]) -> None:
@@ -143,11 +144,19 @@ def _exit(code: Any) -> None:
     os._exit(code if isinstance(code, int) else 1)
 
 
-def _exit_without(server: int) -> None:
-    """Exit without the fork server, but let Flower sign off: otherwise its key would be refused for a minute."""
-    if os.waitpid(server, os.WNOHANG)[0]:
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        raise SystemExit(BROKEN)
+def _exit_without(server: int, has_to_sign_off: bool) -> None:
+    """Exit without the fork server.
+
+    A SuperNode signs off: otherwise its key would be refused for a minute. A SuperLink cannot be ended by an exception,
+    because its HTTP server catches all of them.
+    """
+    if not os.waitpid(server, os.WNOHANG)[0]:
+        return
+    if not has_to_sign_off:
+        _exit(BROKEN)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+    signal.alarm(SIGN_OFF)  # SIGALRM ends the process
+    raise SystemExit(BROKEN)
 
 
 if __name__ == "__main__":
