@@ -196,7 +196,7 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
     unknown: Held = [], str(path)
     counts, digest = folder.read("partition.json", lambda: _partition(path / "partition.json"), unknown)
     facts = _facts(described, folder, allow, known)
-    chosen = folder.read("metrics.jsonl", lambda: choose(history, view), {})
+    chosen: dict[int, Chosen] = folder.read("metrics.jsonl", lambda: choose(history, view), {})
     return Run(
         path=path,
         experiment=described,

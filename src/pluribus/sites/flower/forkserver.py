@@ -20,7 +20,7 @@ import traceback
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import httpcore  # noqa: F401  otherwise httpx imports it in each fork
 
@@ -138,7 +138,7 @@ def _ignore_signals() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM, signal.SIGQUIT})
 
 
-def _exit(code: Any) -> None:
+def _exit(code: Any) -> NoReturn:
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code if isinstance(code, int) else 1)

@@ -144,7 +144,7 @@ class Link:
             listed = flwr(self._home, "supernode", "list", NAME)["nodes"]
             if unknown := [site for site, node in superlink.nodes.items() if str(node) not in _ids(listed)]:
                 raise WorkerError(f"it knows no node {superlink.nodes[unknown[0]]}, which is to be '{unknown[0]}'")
-            self._nodes = self._register(listed) | superlink.nodes
+            self._nodes = self._register(listed) | dict(superlink.nodes)
             self._connect(time.monotonic() + START)
         except WorkerError as error:
             raise DeviceError(
