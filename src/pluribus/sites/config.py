@@ -96,10 +96,6 @@ class SiteFile:
     """Architecture (pluribus list models), or your own: timm:NAME, hf:NAME, or package.module.builder."""
     state: Path
     """Folder for what this site learns. It is enough to resume after a crash, and to predict."""
-    ca: Path | None = None
-    """Root certificate of the server. Default: ca.crt in `keys`."""
-    key: Path | None = None
-    """Private key of this site's SuperNode. Default: NAME.key in `keys`."""
     data: str | None = None
     """Data: a folder with one folder of images per class, a file (.npz, .csv), or a name (pluribus list data)."""
     train: str | None = None
@@ -144,6 +140,10 @@ class SiteFile:
     """CPU threads. Default: one per core."""
     wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""
+    ca: Path | None = None
+    """Root certificate of the server. Default: ca.crt in `keys`."""
+    key: Path | None = None
+    """Private key of this site's SuperNode. Default: NAME.key in `keys`."""
 
     def ca_file(self) -> Path:
         """The root certificate."""
