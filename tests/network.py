@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -113,7 +114,8 @@ class Network:
         """The process that is called so, of those that a program has started."""
         for pid in descendants(self._running[name].pid):
             with contextlib.suppress(OSError):
-                if Path(f"/proc/{pid}/comm").read_text().strip() == called[:15]:  # which is all that Linux keeps
+                _, comm, rest = re.split(r" \((.*)\) ", f" {Path(f'/proc/{pid}/stat').read_text()}", maxsplit=1)
+                if comm == called[:15] and rest[0] != "Z":  # which is all that Linux keeps; and no zombie
                     return pid
         return None
 

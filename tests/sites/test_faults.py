@@ -231,6 +231,8 @@ def test_intruders_learn_and_run_nothing(story: Story) -> None:
 
 PAIR = {0: "north", 1: "south"}
 FEW = 3
+KILLS = 5
+BROKEN = "a process of Flower was killed"
 
 
 @pytest.fixture(scope="module")
@@ -240,8 +242,19 @@ def killed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Future[Story]]:
         yield beside.submit(kill, network_of(tmp_path_factory.mktemp("killed"), PAIR, FEW))
 
 
+def kill_clientapps(network: Network, name: str, times: int) -> None:
+    """Each in the middle of its work: the worker is frozen, so that it cannot answer."""
+    network.signal(name, WORKER, signal.SIGSTOP)
+    for number in range(times):
+        network.until(lambda: network.process(name, CLIENT))
+        network.signal(name, CLIENT, signal.SIGTERM)  # which it ignores
+        network.signal(name, CLIENT, signal.SIGKILL)
+        network.until(lambda number=number: network.said(name).count(BROKEN) > number)
+    network.signal(name, WORKER, signal.SIGCONT)
+
+
 def kill(network: Network) -> Story:
-    """A worker, the server as a whole, its SuperLink and its gate."""
+    """ClientApps, a worker, the server as a whole, its SuperLink and its gate."""
     told = Story(network)
     with closing(network):
         command = ("serve", "fedgh", "--config", network.folder / "federation.toml")
@@ -250,6 +263,7 @@ def kill(network: Network) -> Story:
         sites = [network.join(name) for name in PAIR.values()]
         network.until(told.ended(0))
         network.signal("south", WORKER, signal.SIGKILL)
+        kill_clientapps(network, "north", KILLS)
         network.until(told.worked("north", 1))
         network.kill("server")
         assert not told.ended(1)()
@@ -269,6 +283,7 @@ def test_whatever_is_killed_the_numbers_are_the_same(killed: Future[Story]) -> N
     assert [timeless(record) for record in network.rounds()] == numbers(simulated)
     assert told.result()["warnings"] == []
     assert "status -9" in network.said("south")
+    assert network.said("north").count(BROKEN) == KILLS
     found = {f"server {name}": value for name, value in Checkpoint(folder / "state").server().items()}
     for k in PAIR:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}

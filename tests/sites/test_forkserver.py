@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,6 +15,8 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
+
+from pluribus.sites.flower.programs import BROKEN
 
 PATIENCE = 60  # seconds; only a test that fails waits so long
 
@@ -32,9 +35,9 @@ def tell():
         time.sleep(1000)
     sys.exit(3)
 
-fork_by_name({"tell": tell}, pathlib.Path.cwd())
+fork_by_name({name: tell for name in ("tell", "flwr-clientapp", "flower-superexec")}, pathlib.Path.cwd())
 for words in sys.argv[1:]:
-    subprocess.run(["tell", *json.loads(words)], check=True)
+    subprocess.run(json.loads(words), check=True)
 time.sleep(1000)
 """
 
@@ -46,9 +49,9 @@ class Host:
         self.folder = folder
         self.process: subprocess.Popen[bytes] | None = None
 
-    def start(self, *commands: list[str]) -> subprocess.Popen[bytes]:
-        """It starts `tell` with each of these arguments."""
-        words = [json.dumps(command) for command in commands]
+    def start(self, *commands: list[str], name: str = "tell") -> subprocess.Popen[bytes]:
+        """It starts `tell`, under this name, with each of these arguments."""
+        words = [json.dumps([name, *command]) for command in commands]
         self.process = subprocess.Popen([sys.executable, "-c", HOST, *words], cwd=self.folder)
         return self.process
 
@@ -101,4 +104,31 @@ def test_a_process_that_cannot_have_forks_any_more_ends(host: Host) -> None:
     """So that whoever watches it starts it again."""
     process = host.start(["first"])
     os.kill(int(str(host.told("first")["parent"])), signal.SIGKILL)
-    assert process.wait(PATIENCE) == 1
+    assert process.wait(PATIENCE) == BROKEN
+
+
+def test_a_process_whose_clientapp_is_killed_ends(host: Host) -> None:
+    """Flower would wait for a minute. On SIGTERM the fork would exit without an answer, so it goes on."""
+    process = host.start(["first", "wait"], name="flwr-clientapp")
+    pid = int(str(host.told("first")["pid"]))
+    os.kill(pid, signal.SIGTERM)
+    blocked = re.search(r"^SigBlk:\t(\w+)$", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    assert blocked is not None
+    assert int(blocked[1], 16) >> (signal.SIGTERM - 1) & 1
+    assert process.poll() is None
+    os.kill(pid, signal.SIGKILL)
+    assert process.wait(PATIENCE) == BROKEN
+
+
+def test_a_process_whose_clientapp_fails_goes_on(host: Host) -> None:
+    """It has told Flower so itself."""
+    process = host.start(["first"], ["second"], name="flwr-clientapp")
+    for name in ("first", "second"):
+        pid = host.told(name)["pid"]
+        until(lambda pid=pid: not alive(pid))
+    assert process.poll() is None
+
+
+def test_a_process_whose_superexec_ends_ends(host: Host) -> None:
+    """Flower would wait forever for a process that starts ClientApps."""
+    assert host.start(["first"], name="flower-superexec").wait(PATIENCE) == BROKEN

@@ -77,6 +77,29 @@ def test_who_fails_is_asked_again() -> None:
     assert grid.asked == [1, 2, 1]
 
 
+class Late(Forgetful):
+    """The first message fails when the second is on its way. The answer to the second comes afterwards."""
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        (message,) = messages
+        if self.asked:
+            self.replies["message 1"] = Message(Error(code=5, reason="it was away"), reply_to=self.first)
+        else:
+            self.first = message
+        return [self._push(message)]
+
+    def pull_messages(self, names: Iterable[str]) -> list[Message]:
+        names = list(names)
+        return super().pull_messages(names[:1] if "message 1" in self.replies else names)
+
+
+def test_who_was_asked_again_is_not_asked_for_an_older_failure() -> None:
+    grid = Late(lost={1: 1})
+    answers, _ = relay.exchange(grid, {1: b"one"}, 5)  # type: ignore[arg-type]
+    assert answers == {1: b"one"}
+    assert grid.asked == [1, 1]
+
+
 def test_time_is_up_for_who_stays_silent_or_away() -> None:
     grid = Forgetful(lost={1: 1000})
     answers, reasons = relay.exchange(grid, {1: b"one", 3: b"three"}, 0.5)  # type: ignore[arg-type]

@@ -80,7 +80,8 @@ def serve(args: list[str]) -> None:
     method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
     config = ("config", str, "federation.toml", "Settings that the server and the sites agree on.")
     out = ("out", str | None, None, "Run folder. Default: that of the config, or 'federation' beside it.")
-    groups = {"server": [flag(*one) for one in (config, out, JSON)]}
+    link = ("superlink", str | None, None, "HOST:PORT of a SuperLink that already runs. Default: start one.")
+    groups = {"server": [flag(*one) for one in (config, out, link, JSON)]}
     flags = parse_groups(groups, "pluribus serve METHOD", ABOUT_SERVE, args).server
     if method is None:
         raise MissingSettingError(
@@ -90,11 +91,13 @@ def serve(args: list[str]) -> None:
     from pluribus.terminal import Progress
 
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
+    again += f" --superlink {flags.superlink}" if flags.superlink else ""
+    new = f"{again} --out NEW-FOLDER"
     again += f" --out {flags.out}" if flags.out else ""
     with say_how_to_resume(again), Progress() as bar:
         tell, observers = partial(print_with_time, console), [] if flags.json else [bar]
-        result = serve(method, flags.config, out=flags.out, tell=tell, observers=observers)
-    print_results([result], flags.json, console, f"pluribus serve {method} --config {flags.config} --out NEW-FOLDER")
+        result = serve(method, flags.config, out=flags.out, superlink=flags.superlink, tell=tell, observers=observers)
+    print_results([result], flags.json, console, new)
 
 
 def join(args: list[str]) -> None:

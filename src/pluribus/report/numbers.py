@@ -22,10 +22,11 @@ from pluribus.client import Client
 from pluribus.data import Manifest
 from pluribus.errors import DamagedFileError, DataError, FileAccessError, MissingSettingError, PluribusError
 from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
-from pluribus.experiment import Experiment, flags, from_toml
+from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.models import assign
+from pluribus.report.sites import Site, read_sites
 from pluribus.storage.code import Allow, check_code, find_code
 from pluribus.storage.files import read_json, to_json
 
@@ -78,6 +79,7 @@ class Run:
     warnings: tuple[str, ...]
     problems: tuple[str, ...]
     confusion: list[list[int]] = field(default_factory=list)  # test rows by true and predicted class; empty: not asked
+    sites: tuple[Site, ...] = ()  # of a federation of real sites
     name: str = ""  # name of the run in a report, different from those of the other runs
 
     @property
@@ -189,17 +191,19 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
         folder.problems.append(f"{path / 'metrics.jsonl'} contains no round.")
     view = next((view for record in history for view in record["mean"]), "after")
     traffic: Traffic = {}
-    folder.lines("traffic.jsonl", _Ledger(traffic).take)
+    ledger = _Ledger(traffic)
+    folder.lines("traffic.jsonl", ledger.take)
     unknown: Held = [], str(path)
     counts, digest = folder.read("partition.json", lambda: _partition(path / "partition.json"), unknown)
     facts = _facts(described, folder, allow, known)
+    chosen: dict[int, Chosen] = folder.read("metrics.jsonl", lambda: choose(history, view), {})
     return Run(
         path=path,
         experiment=described,
         state="finished" if finished else "running" if in_use(path) else "stopped",
         history=history,
         view=view,
-        chosen=folder.read("metrics.jsonl", lambda: choose(history, view), {}),
+        chosen=chosen,
         traffic=traffic,
         counts=counts,
         partition=digest,
@@ -211,6 +215,7 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
         commands=_commands(path, described, allow, bool(counts), finished),
         warnings=folder.read("result.json", lambda: _warnings(path / "result.json"), ()) if finished else (),
         confusion=folder.read("result.json", lambda: _confusion(path / "result.json"), []) if finished else [],
+        sites=folder.read("link", lambda: read_sites(path, history, chosen, ledger.sent), ()),
         problems=tuple(folder.problems),
     )
 
@@ -227,6 +232,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
         "mean": {view: _figures(rows) for view, rows in line["mean"].items()},
         "clients": {str(int(k)): _figures(views) for k, views in line["clients"].items()},
         "notes": dict(line.get("notes") or {}),
+        "epsilon": line.get("epsilon"),
     }
 
 
@@ -244,6 +250,7 @@ class _Ledger:
 
     sums: Traffic
     layouts: list[dict[str, int]] = field(default_factory=list)
+    sent: Counter[tuple[int, str]] = field(default_factory=Counter)  # (client, direction) -> bytes
 
     def take(self, line: Mapping[str, Any]) -> None:
         """Read a layout, or a transfer that refers to one."""
@@ -251,6 +258,7 @@ class _Ledger:
             self.layouts.append({name: int(size) for name, size in line["tensors"].items()})
             return
         t, way, layout = int(line["round"]), str(line["direction"]), self.layouts[line["layout"]]
+        self.sent[int(line["client"]), way] += sum(layout.values())
         for tensor, size in layout.items():
             self.sums.setdefault((way, tensor), Counter())[t] += size
 
@@ -300,6 +308,8 @@ def _permission(described: Experiment) -> list[str]:
 
 def _facts(described: Experiment, folder: _Folder, allow: Allow, known: Known) -> Facts:
     """Find the facts of an experiment, once for all seeds: a model has the same size for each."""
+    if described.data == SITES:
+        return Facts()  # only the sites have the data and the models
     key = to_json({name: str(value) for name, value in vars(described).items() if name not in ("seed", "out")})
     if key not in known:
         try:

@@ -83,8 +83,10 @@ class Pages:
     def _stamp(self) -> Any:
         from pluribus.report.numbers import in_use, run_folders
 
-        files = [file for folder in run_folders(self._run) for file in sorted(folder.glob("*.*"))]
-        held = [in_use(folder) for folder in run_folders(self._run)]
+        patterns = ("*.*", "link/*.json")  # the second: what a federation knows about its sites
+        folders = run_folders(self._run)
+        files = [file for folder in folders for one in patterns for file in sorted(folder.glob(one))]
+        held = [in_use(folder) for folder in folders]
         return held, [(file, facts.st_mtime_ns, facts.st_size) for file in files if (facts := _facts(file))]
 
 

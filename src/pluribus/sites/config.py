@@ -35,6 +35,12 @@ class FederationFile:
     """Folder that pluribus keys made, with ca.crt, server/ and sites.toml."""
     listen: str = "0.0.0.0:9092"
     """Address and port at which sites reach this server."""
+    superlink: str | None = None
+    """HOST:PORT of a SuperLink that already runs on this machine. Default: pluribus serve starts one."""
+    superlink_ca: Path | None = None
+    """Root certificate of that SuperLink. Default: ca.crt in `keys`."""
+    nodes: dict[str, Any] | None = None
+    """Node ids of sites that the operator of that SuperLink has registered, by name of site."""
     deadline: float = setting(600.0, above=0)
     """Seconds that an exchange may last. A site that has not answered by then is missing in that round."""
     wait: float = setting(3600.0, above=0)
@@ -55,6 +61,7 @@ class FederationFile:
             raise FormatError(
                 f"federation.toml needs 'classes': at least {('one name', 'two names')[fewest - 1]}, each once."
             )
+        self._check_superlink()
         if self.image is None and self.input is None:
             raise MissingSettingError("federation.toml lacks 'image', or a table [input] for rows of another kind.")
         if self.image is not None and self.input is not None:
@@ -63,6 +70,16 @@ class FederationFile:
             len(self.image) == 3 and all(isinstance(n, int) and n >= 1 for n in self.image)
         ):
             raise FormatError("federation.toml needs 'image': channels, height and width, such as [3, 32, 32].")
+
+    def _check_superlink(self) -> None:
+        for name in ("superlink_ca", "nodes"):
+            if getattr(self, name) is not None and self.superlink is None:
+                raise ConflictError(f"'{name}' is for a SuperLink that already runs: give its address as 'superlink'.")
+        for site, node in (self.nodes or {}).items():
+            if site not in self.sites:
+                raise ConflictError(f"'nodes' names '{site}', which is none of the sites.")
+            if not str(node).isdecimal():
+                raise FormatError(f"'nodes' must have the number of a node for '{site}', not {node!r}.")
 
 
 @dataclass(frozen=True)
@@ -123,6 +140,18 @@ class SiteFile:
     """CPU threads. Default: one per core."""
     wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""
+    ca: Path | None = None
+    """Root certificate of the server. Default: ca.crt in `keys`."""
+    key: Path | None = None
+    """Private key of this site's SuperNode. Default: NAME.key in `keys`."""
+
+    def ca_file(self) -> Path:
+        """The root certificate."""
+        return self.ca or self.keys / "ca.crt"
+
+    def key_file(self) -> Path:
+        """The private key."""
+        return self.key or self.keys / f"{self.name}.key"
 
 
 def read_site(path: Path) -> SiteFile:

@@ -17,11 +17,11 @@ from pathlib import Path
 
 from pluribus.errors import CertificateError, DeviceError, FileAccessError, FormatError, OtherRunError, WorkerError
 from pluribus.sites.config import SiteFile, read_site
-from pluribus.sites.flower.programs import Program, flower, free_port, module
+from pluribus.sites.flower.programs import BROKEN, Program, flower, free_port, module
 from pluribus.sites.keys import check_authority, check_node_key
 
 POLL = 0.5  # seconds between checks of the programs
-RESTART = 10.0  # seconds until a SuperNode that has ended is restarted
+RESTART = 10.0  # seconds until a SuperNode is restarted that has ended without signing off
 REFUSED_FOR = 150.0  # seconds of refusals until a site gives up; after a crash Flower refuses a key for up to a minute
 LEAVE = 8.0  # seconds to send the last answer; a SuperNode polls every three
 MOST_CRASHES = 5  # of the worker in a row
@@ -33,7 +33,7 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
     """Take part in a federation as the site that `config` describes, until it ends."""
     file = Path(config)
     site = read_site(file)
-    ca, key = site.keys / "ca.crt", check_keys(site)
+    ca, key = site.ca_file(), check_keys(site)
     with lock_state(site.state), tempfile.TemporaryDirectory(prefix="pluribus-") as scratch:
         worker = SiteProcess(file, site, Path(scratch) / "worker")
         node = Node(site, ca, key, Path(scratch) / "worker", tell)
@@ -54,12 +54,11 @@ def join(config: str | Path, *, tell: Callable[[str], None] = print) -> None:
 
 def check_keys(site: SiteFile) -> Path:
     """Refuse keys, an address or an installation with which a site cannot join. Returns the file of its key."""
-    key = site.keys / f"{site.name}.key"
-    check_authority(site.keys / "ca.crt", datetime.now(UTC))
-    check_node_key(key)
-    _address(site)
     flower("flower-supernode")
-    return key
+    check_authority(site.ca_file(), datetime.now(UTC))
+    check_node_key(site.key_file())
+    _address(site)
+    return site.key_file()
 
 
 class SiteProcess:
@@ -119,8 +118,9 @@ class Node:
     def watch(self) -> None:
         now = time.monotonic()
         if self._program is not None and self._program.exit_status() is not None:
+            has_signed_off = self._program.exit_status() in (0, BROKEN)
             self._report_end(now)
-            self._program, self._next = None, now + RESTART
+            self._program, self._next = None, now + (0.0 if has_signed_off else RESTART)
         if self._program is None and now >= self._next:
             self._program = self._start()
 
@@ -137,6 +137,10 @@ class Node:
 
     def _report_end(self, now: float) -> None:
         assert self._program is not None
+        if self._program.exit_status() == BROKEN:
+            self._refused_since = None
+            self._tell("a process of Flower was killed; its SuperNode starts again, and the server asks again")
+            return
         if REFUSED not in self._program.last_words():
             self._refused_since = None
             self._tell(f"lost the connection to {self._site.server}; trying again")

@@ -20,10 +20,11 @@ from pluribus.settings import check_names
 from pluribus.sites.agreement import Agreement, metrics_of_sites
 from pluribus.sites.config import LOOK, FederationFile, SiteFile, make_from, setting_names
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
-from pluribus.sites.flower.gate import bind
-from pluribus.sites.flower.link import Endpoint, Link
+from pluribus.sites.flower.address import bind, parse_address
+from pluribus.sites.flower.link import Endpoint, Link, Superlink
+from pluribus.sites.flower.programs import flower
 from pluribus.sites.form import read_form
-from pluribus.sites.keys import check_certificate, read_site_keys
+from pluribus.sites.keys import check_authority, check_certificate, read_site_keys
 from pluribus.storage.files import read_json, write_json
 from pluribus.storage.folder import RunFolder, check_unchanged
 from pluribus.storage.toml import read_toml
@@ -38,11 +39,16 @@ def serve(
     config: str | Path,
     *,
     out: str | Path | None = None,
+    superlink: str | None = None,
     tell: Callable[[str], None] = print,
     observers: Sequence[Observer] = (),
 ) -> Result:
-    """Run a federation with the sites that `config` names. A stopped run is resumed."""
-    file, described = read_federation(Path(config), method)
+    """Run a federation with the sites that `config` names. A stopped run is resumed.
+
+    `superlink` is the address of a SuperLink that already runs, instead of the one in `config`.
+    """
+    flower("flower-superlink")
+    file, described = read_federation(Path(config), method, superlink)
     keys, endpoint = _read_keys(file), _make_endpoint(file)
     run = Path(out or file.out).absolute()  # Flower needs absolute paths
     with closing(_open_folder(run, described, Path(config))) as folder:
@@ -50,7 +56,8 @@ def serve(
         path.mkdir(exist_ok=True)
         saved = _read_agreement(path / "agreement.json", file, described)
         with Link(path, endpoint, keys, names) as link:
-            tell(f"listening on {file.listen} for {', '.join(file.sites)}")
+            where = f"listening on {file.listen}" if file.superlink is None else f"using the SuperLink {file.superlink}"
+            tell(f"{where} for {', '.join(file.sites)}")
             agreement, facts = saved or _agree(
                 path / "agreement.json", file, described, lambda offer: greet(offer, names, link, file.wait, tell)
             )
@@ -59,12 +66,13 @@ def serve(
             )
             result = made.run()
             dismiss(agreement, names, link)
+            link.leave()
             return result
 
 
-def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment]:
+def read_federation(path: Path, method: str, superlink: str | None = None) -> tuple[FederationFile, Experiment]:
     """Read federation.toml, and the experiment that it describes for this method."""
-    written = read_toml(path)
+    written = read_toml(path) | ({} if superlink is None else {"superlink": superlink})
     hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
     own = {name: written.pop(name) for name in setting_names(FederationFile) if name in written}
     if simulated := [name for name in written if name in setting_names(Experiment) and name not in theirs]:
@@ -82,16 +90,23 @@ def read_federation(path: Path, method: str) -> tuple[FederationFile, Experiment
 
 
 def _read_keys(file: FederationFile) -> dict[str, str]:
-    keys = read_site_keys(file.keys / "sites.toml")
-    if missing := [site for site in file.sites if site not in keys]:
+    """The public keys of the sites that are to be registered."""
+    unregistered = [site for site in file.sites if site not in (file.nodes or {})]
+    keys = read_site_keys(file.keys / "sites.toml") if unregistered else {}
+    if missing := [site for site in unregistered if site not in keys]:
         raise CertificateError(
             f"site '{missing[0]}' has no key in {file.keys / 'sites.toml'}: "
             f"pluribus keys {file.keys} --sites {missing[0]} makes one."
         )
-    return {site: keys[site] for site in file.sites}
+    return {site: keys[site] for site in unregistered}
 
 
-def _make_endpoint(file: FederationFile) -> Endpoint:
+def _make_endpoint(file: FederationFile) -> Endpoint | Superlink:
+    if file.superlink is not None:
+        parse_address("'superlink'", file.superlink)
+        ca = file.superlink_ca or file.keys / "ca.crt"
+        check_authority(ca, datetime.now(UTC))
+        return Superlink(file.superlink, ca, {site: int(node) for site, node in (file.nodes or {}).items()})
     certificate, key = file.keys / "server" / "server.pem", file.keys / "server" / "server.key"
     check_certificate(file.keys / "ca.crt", certificate, key, None, datetime.now(UTC))
     try:

@@ -15,10 +15,9 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import socket
 import ssl
 import sys
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime
 
 import httpx
@@ -26,7 +25,8 @@ import uvicorn
 from starlette.types import Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from pluribus.errors import CertificateError, ConfigError, DeviceError, FormatError
+from pluribus.errors import CertificateError, ConfigError
+from pluribus.sites.flower.address import bind, explain_errors, parse_address
 from pluribus.sites.flower.programs import set_process_name
 
 # The calls of a SuperNode with a key. The call that registers a node is missing: the server registers the sites.
@@ -185,7 +185,7 @@ class _Connection(H11Protocol):
 def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: int = LARGEST) -> None:
     """Serve as the gate of the SuperLink at `to` until a signal arrives. `ca` has signed its certificate for `to`."""
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    with _explain_errors(CertificateError, f"the certificate {certificate} with the key {key}"):
+    with explain_errors(CertificateError, f"the certificate {certificate} with the key {key}"):
         tls.load_cert_chain(certificate, key, password="")  # without a password, OpenSSL may prompt for one
     superlink = _make_client(to, ca)
     listener = bind(listen)
@@ -205,7 +205,7 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
         timeout_graceful_shutdown=5,
         ssl_context_factory=lambda config, default: tls,
     )
-    host, _ = _address("--listen", listen)
+    host, _ = parse_address("--listen", listen)
     print(f"listening on {host}:{listener.getsockname()[1]}", file=sys.stderr, flush=True)
     with listener, contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(config).run(sockets=[listener])
@@ -213,9 +213,9 @@ def serve(listen: str, to: str, certificate: str, key: str, ca: str, largest: in
 
 def _make_client(to: str, ca: str) -> httpx.AsyncClient:
     tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    with _explain_errors(CertificateError, f"the CA certificate {ca}"):
+    with explain_errors(CertificateError, f"the CA certificate {ca}"):
         tls.load_verify_locations(ca)
-    host, port = _address("--to", to)
+    host, port = parse_address("--to", to)
     return httpx.AsyncClient(
         base_url=f"https://{host}:{port}",
         headers={"accept-encoding": "identity"},
@@ -225,32 +225,6 @@ def _make_client(to: str, ca: str) -> httpx.AsyncClient:
         limits=httpx.Limits(max_connections=None, keepalive_expiry=REUSE),
         trust_env=False,  # no proxy on the way to loopback
     )
-
-
-def bind(listen: str) -> socket.socket:
-    """Open the listening socket for sites. The address must be free."""
-    host, port = _address("--listen", listen)
-    family = socket.AF_INET6 if host.startswith("[") else socket.AF_INET
-    with _explain_errors(DeviceError, f"--listen {listen}"):
-        listener = socket.create_server((host.strip("[]"), port), family=family, backlog=1024)
-    # asyncio sets this option only for sockets that it creates; without it every answer takes 40 ms longer
-    listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return listener
-
-
-def _address(flag: str, text: str) -> tuple[str, int]:
-    host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
-        raise FormatError(f"{flag} must be HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092, not '{text}'.")
-    return host, int(port)
-
-
-@contextlib.contextmanager
-def _explain_errors(kind: type[ConfigError], what: str) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise kind(f"{what} cannot be used: {error.strerror or error}.") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
     sites  --TLS-->  gate  --TLS, loopback-->  SuperLink  <->  relay  --socket-->  the round loop
 
 A program that dies is restarted, and the requests are sent again. Sites answer a repeated request with the same bytes.
+If somebody else operates the SuperLink, then it is neither started nor stopped here, and there is no gate.
 """
 
 from __future__ import annotations
@@ -12,13 +13,13 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pluribus.errors import ConfigError, MessageError, WorkerError
+from pluribus.errors import ConfigError, DeviceError, MessageError, WorkerError
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.flower.programs import Program, flower, flwr, flwr_all, free_port, module
 from pluribus.sites.flower.wire import listen, receive, send
@@ -28,6 +29,7 @@ from pluribus.storage.files import read_json, write_json, write_text
 from pluribus.storage.toml import to_toml
 
 LOOPBACK = "127.0.0.1"
+SEEN = "seen.json"
 NAME = "here"  # name of the SuperLink in Flower's command line
 START = 60  # seconds for a program to start
 GRACE = 15  # seconds after a deadline until the relay counts as dead
@@ -45,10 +47,24 @@ class Endpoint:
     """Bytes of the largest message."""
 
 
+@dataclass(frozen=True)
+class Superlink:
+    """A SuperLink that somebody else operates, on this machine."""
+
+    address: str
+    ca: Path
+    """Root certificate."""
+    nodes: Mapping[str, int]
+    """Node ids of the sites that its operator has registered. The others are registered by their keys."""
+
+
 class Link:
     """Sends requests to the sites and returns their answers. Only sites with a known public key can connect."""
 
-    def __init__(self, folder: Path, endpoint: Endpoint, keys: Mapping[str, str], names: Mapping[int, str]) -> None:
+    def __init__(
+        self, folder: Path, endpoint: Endpoint | Superlink, keys: Mapping[str, str], names: Mapping[int, str]
+    ) -> None:
+        """`keys` has the public key of each site that is to be registered."""
         self._folder = folder
         self._endpoint = endpoint
         self._keys = keys
@@ -90,46 +106,96 @@ class Link:
                 self._wait_for(connection, left + GRACE)
                 answer = unseal(receive(connection))
                 missing = answer.head["missing"]
+                self._note_seen(k for k, n in nodes.items() if n in answer.parts)
                 return {k: answer.parts[n] if n in answer.parts else Missing(missing[n]) for k, n in nodes.items()}
             except (OSError, WorkerError, MessageError) as error:
                 reason = str(error)
                 self._disconnect()
         return dict.fromkeys(requests, Missing(f"Flower failed at the server: {reason}"))
 
+    def _note_seen(self, answered: Iterable[int]) -> None:
+        """Write when each site has last answered, for the live page."""
+        file, now = self._folder / SEEN, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
+        before: dict[str, Any] = read_json(file) if file.exists() else {}
+        seen = {name: before.get(name) for name in self._names.values()}
+        write_json(file, seen | {self._names[k]: now for k in answered})
+
+    def leave(self) -> None:
+        """Unregister the sites that this server has registered at the SuperLink of somebody else."""
+        if isinstance(self._endpoint, Superlink):
+            for site in self._keys:
+                flwr(self._home, "supernode", "unregister", str(self._nodes[site]), NAME)
+            write_json(self._folder / "nodes.json", {})
+
     def _open(self) -> None:
         flower("flower-superlink")
         shutil.copytree(Path(__file__).parent / "app", self._folder / "app", dirs_exist_ok=True)
+        self._home.mkdir(exist_ok=True)
+        self._note_seen([])
+        if isinstance(self._endpoint, Superlink):
+            self._use(self._endpoint)
+        else:
+            self._operate(self._endpoint)
+
+    def _use(self, superlink: Superlink) -> None:
+        """Connect to a SuperLink that already runs."""
+        self._write_address(superlink.address, superlink.ca)
+        try:
+            listed = flwr(self._home, "supernode", "list", NAME)["nodes"]
+            if unknown := [site for site, node in superlink.nodes.items() if str(node) not in _ids(listed)]:
+                raise WorkerError(f"it knows no node {superlink.nodes[unknown[0]]}, which is to be '{unknown[0]}'")
+            self._nodes = self._register(listed) | dict(superlink.nodes)
+            self._connect(time.monotonic() + START)
+        except WorkerError as error:
+            raise DeviceError(
+                f"cannot use the SuperLink at {superlink.address}: {error.sentence.rstrip('.')}."
+            ) from error
+
+    def _operate(self, endpoint: Endpoint) -> None:
+        """Start a SuperLink of our own, and the gate."""
         inner = self._folder / "keys"  # Flower requires TLS on loopback too
         shutil.rmtree(inner, ignore_errors=True)
         make_keys(inner, [LOOPBACK], [], INNER_DAYS, datetime.now(UTC))
-        self._home.mkdir(exist_ok=True)
-        address = {"address": f"{LOOPBACK}:{self._port}", "root-certificates": str(inner / "ca.crt")}
-        write_text(self._home / "config.toml", to_toml({"superlink": {"default": NAME, NAME: address}}))
+        self._write_address(f"{LOOPBACK}:{self._port}", inner / "ca.crt")
         is_known = self._database.exists()
-        self._start("superlink")
-        self._nodes = self._register(flwr(self._home, "supernode", "list", NAME)["nodes"] if is_known else [])
-        self._start("gate")
+        self._start_superlink(inner)
+        listed = flwr(self._home, "supernode", "list", NAME)["nodes"] if is_known else []
+        self._nodes = self._register(listed)
+        for node in _ids(listed) - set(map(str, self._nodes.values())):
+            flwr(self._home, "supernode", "unregister", node, NAME)
+        self._start_gate(endpoint, inner)
         self._connect(time.monotonic() + START)  # start the relay now, before the first deadline runs
 
-    def _start(self, name: str) -> None:
+    def _write_address(self, address: str, ca: Path) -> None:
+        there = {"address": address, "root-certificates": str(ca.absolute())}
+        write_text(self._home / "config.toml", to_toml({"superlink": {"default": NAME, NAME: there}}))
+
+    def _restart(self, name: str) -> None:
+        assert isinstance(self._endpoint, Endpoint)
         inner = self._folder / "keys"
-        ca, log = inner / "ca.crt", self._folder / f"{name}.log"
         if name == "superlink":
-            tls = ["--ssl-ca-certfile", ca, "--ssl-certfile", inner / "server" / "server.pem"]
-            tls += ["--ssl-keyfile", inner / "server" / "server.key", "--enable-supernode-auth"]
-            address = ["--host", LOOPBACK, "--port", str(self._port), "--database", self._database]
-            forkserver = [*module("pluribus.sites.flower.forkserver"), self._scratch.name, "flower-superlink"]
-            self._programs[name] = Program([*forkserver, *tls, *address], self._home, log)
-            self._wait_for_port()
+            self._start_superlink(inner)
         else:
-            own, to = self._endpoint, f"{LOOPBACK}:{self._port}"
-            tls = ["--certificate", own.certificate, "--key", own.key, "--ca", ca, "--largest", str(own.largest)]
-            command = [*module("pluribus.sites.flower.gate"), "--listen", own.listen, "--to", to, *tls]
-            gate = self._programs[name] = Program(command, self._home, log)
-            while "listening on" not in gate.last_words():
-                if gate.exit_status() is not None:
-                    raise ConfigError(gate.last_words().strip().removeprefix("error: "))
-                time.sleep(0.1)
+            self._start_gate(self._endpoint, inner)
+
+    def _start_superlink(self, inner: Path) -> None:
+        tls = ["--ssl-ca-certfile", inner / "ca.crt", "--ssl-certfile", inner / "server" / "server.pem"]
+        tls += ["--ssl-keyfile", inner / "server" / "server.key", "--enable-supernode-auth"]
+        address = ["--host", LOOPBACK, "--port", str(self._port), "--database", self._database]
+        forkserver = [*module("pluribus.sites.flower.forkserver"), self._scratch.name, "flower-superlink"]
+        log = self._folder / "superlink.log"
+        self._programs["superlink"] = Program([*forkserver, *tls, *address], self._home, log)
+        self._wait_for_port()
+
+    def _start_gate(self, own: Endpoint, inner: Path) -> None:
+        to, ca, largest = f"{LOOPBACK}:{self._port}", inner / "ca.crt", str(own.largest)
+        tls = ["--certificate", own.certificate, "--key", own.key, "--ca", ca, "--largest", largest]
+        command = [*module("pluribus.sites.flower.gate"), "--listen", own.listen, "--to", to, *tls]
+        gate = self._programs["gate"] = Program(command, self._home, self._folder / "gate.log")
+        while "listening on" not in gate.last_words():
+            if gate.exit_status() is not None:
+                raise ConfigError(gate.last_words().strip().removeprefix("error: "))
+            time.sleep(0.1)
 
     def _wait_for_port(self) -> None:
         superlink, end = self._programs["superlink"], time.monotonic() + START
@@ -148,7 +214,7 @@ class Link:
         for name, program in list(self._programs.items()):
             if program.exit_status() is not None:
                 self._disconnect()
-                self._start(name)
+                self._restart(name)
         if self._connection is None:
             app, left = self._folder / "app", min(START, end - time.monotonic())
             flwr(self._home, "run", app, NAME, "--run-config", f'socket="{self._socket}"', seconds=left)
@@ -172,14 +238,11 @@ class Link:
             self._connection = None
 
     def _register(self, nodes: list[dict[str, Any]]) -> dict[str, int]:
-        """Register exactly the sites at a SuperLink that knows `nodes`. Returns the node id of each site."""
+        """Register the sites with a key at a SuperLink that knows `nodes`. Returns the node id of each."""
         file = self._folder / "nodes.json"
         known: dict[str, Any] = read_json(file) if file.exists() else {}
-        listed = {str(one["node-id"]) for one in nodes}
         same = {site: one for site, one in known.items() if self._keys.get(site) == one["key"]}
-        known = {site: one for site, one in same.items() if str(one["node"]) in listed}
-        for node in listed - {str(one["node"]) for one in known.values()}:
-            flwr(self._home, "supernode", "unregister", node, NAME)
+        known = {site: one for site, one in same.items() if str(one["node"]) in _ids(nodes)}
         new = {site: Path(self._scratch.name) / f"{site}.pub" for site in self._keys if site not in known}
         for site, public in new.items():
             public.write_text(f"{self._keys[site]}\n", encoding="utf-8")
@@ -189,3 +252,8 @@ class Link:
             known[site] = {"key": self._keys[site], "node": answer["node-id"]}
         write_json(file, known)
         return {site: int(one["node"]) for site, one in known.items()}
+
+
+def _ids(nodes: list[dict[str, Any]]) -> set[str]:
+    """Node ids of these nodes, but for those that Flower lists after they were unregistered."""
+    return {str(one["node-id"]) for one in nodes if one["status"] != "unregistered"}

@@ -24,6 +24,7 @@ QUIET = {
     "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
     "PYTHONUNBUFFERED": "1",
 }
+BROKEN = 75  # exit status of a program of Flower that has lost a process that it needs
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 
 
@@ -117,10 +118,11 @@ def free_port() -> int:
         return int(listener.getsockname()[1])
 
 
-def end_with_parent() -> None:
+def end_with_parent(number: signal.Signals = signal.SIGTERM) -> bool:
     """Let the kernel end this process with its parent, even if killed. Linux only; elsewhere a kill leaves orphans."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+    if sys.platform != "linux":
+        return False
+    return bool(ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, number) == 0)
 
 
 def set_process_name(name: str) -> None:

@@ -70,9 +70,9 @@ def exchange(grid: Grid, requests: Mapping[int, bytes], seconds: float) -> tuple
             if node not in ask_at:
                 continue
             blob, reason = _read_reply(reply)
-            if blob is None:
+            if blob is None and node not in sent.values():  # otherwise a newer message is on its way
                 ask_at[node], reasons[node] = now, reason
-            else:
+            elif blob is not None:
                 answers[node] = blob
                 del ask_at[node]
         time.sleep(POLL)

@@ -1,0 +1,46 @@
+"""Commands of real sites where Flower and its packages are not installed."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+WITHOUT = """
+import sys
+from pathlib import Path
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] in sys.argv[1].split(","):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Absent())
+from pluribus.sites.flower import programs
+programs.BIN = Path("/nowhere")
+from pluribus.cli import main
+sys.exit(main(sys.argv[2:]))
+"""
+BROUGHT = "flwr,uvicorn,starlette,httpx,httpcore"  # by Flower
+
+
+@pytest.mark.parametrize(
+    ("command", "absent"),
+    [(("serve", "fedgh"), BROUGHT), (("join",), BROUGHT), (("join",), f"{BROUGHT},cryptography")],
+    ids=["serve", "join", "cryptography"],
+)
+def test_a_missing_extra_is_named(command: tuple[str, ...], absent: str, tmp_path: Path) -> None:
+    files = {"federation.toml": FEDERATION, "site.toml": SITE}
+    for name, text in files.items():
+        (tmp_path / name).write_text(text, encoding="utf-8")
+    words = [sys.executable, "-c", WITHOUT, absent, *command]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
+    assert done.returncode == 2, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "pluribus[flower]" in done.stderr
+
+
+FEDERATION = 'sites = ["north"]\nclasses = ["cat", "dog"]\nimage = [1, 8, 8]\n'
+SITE = 'name = "north"\nserver = "127.0.0.1:9092"\nkeys = "keys"\nmodel = "mlp-64"\nstate = "state"\n'
