@@ -93,7 +93,7 @@ class Experiment:
     """How texts become tokens: words, or a tokenizer of Hugging Face by its name."""
     vocabulary: int = setting(8192, group="data", at_least=3, at_most=2**24)
     """Number of ids that words are hashed to."""
-    length: int | None = setting(None, group="data", at_least=1)
+    length: int | None = setting(None, group="data", at_least=1, at_most=2**20)
     """Most tokens of a text. Default: enough for 95 % of the texts, at most 256."""
     normalize: str = setting("auto", group="training", simulated=True)
     """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""

@@ -107,7 +107,7 @@ class SiteFile:
     """How texts become tokens: words, or a tokenizer of Hugging Face by its name. The same at all sites."""
     vocabulary: int = setting(8192, at_least=3, at_most=2**24)
     """Number of ids that words are hashed to. The same at all sites."""
-    length: int | None = setting(None, at_least=1)
+    length: int | None = setting(None, at_least=1, at_most=2**20)
     """Tokens of a row. The same at all sites."""
     normalize: str = "auto"
     """client, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by this site's training rows."""

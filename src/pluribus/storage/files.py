@@ -53,7 +53,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
@@ -77,11 +77,15 @@ def read_lines(path: Path) -> list[Any]:
     """The JSON lines of a file; an incomplete last line, left by a crash, is skipped."""
     if not path.exists():
         return []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
     values = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             values.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
     return values
 
