@@ -56,7 +56,8 @@ class _Watch:
             return  # a descriptor that is already open
         where = os.path.realpath(os.fsdecode(path))
         allowed = (str(self.folder), "/dev/null", "/dev/tty", "/dev/shm")
-        if not where.startswith(allowed) and "__pycache__" not in where:
+        its_own = "__pycache__" in where or "torchinductor" in where  # torch makes a folder when it loads its compiler
+        if not where.startswith(allowed) and not its_own:
             self._refuse(f"{event} {where}")
 
     def _refuse(self, what: str) -> None:

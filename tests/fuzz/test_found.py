@@ -234,6 +234,7 @@ def test_settings_that_are_no_table(tmp_path: Path, name: str, text: str) -> Non
         ({"width": 2**31}, MismatchError),
         ({"classes": 2**40}, MismatchError),
         ({"classes": -1}, DamagedFileError),
+        ({"input": {"kind": "image", "shape": [2**24, 1, 1]}}, MismatchError),
         ({"prompting": 5}, DamagedFileError),
         ({"prompting": {}}, DamagedFileError),
         ({"model": 5}, DamagedFileError),
