@@ -164,7 +164,7 @@ class Experiment:
     """The only seed. It decides weights, shuffles, sampling and partition."""
     device: str = setting("auto", group="execution")
     """cpu, cuda, or auto."""
-    threads: int | None = setting(None, group="execution", at_least=1)
+    threads: int | None = setting(None, group="execution", at_least=1, at_most=4096)
     """CPU threads of each worker. Bit-equal results need equal threads. Default: all cores, divided among workers."""
     workers: int | Literal["auto"] = setting("auto", group="execution", at_least=1)
     """CPU processes or Ray actors that clients are spread over. auto: CPU processes if they clearly save time."""

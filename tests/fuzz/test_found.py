@@ -34,7 +34,8 @@ from pluribus.errors import (
     PluribusError,
     RangeError,
 )
-from pluribus.experiment import from_toml
+from pluribus.experiment import Experiment, from_toml
+from pluribus.report import write_report
 from pluribus.sites.serve import read_federation
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RunFolder
@@ -166,6 +167,20 @@ def test_a_whole_number_that_no_float_holds(tmp_path: Path) -> None:
     path = tmp_path / "config.toml"
     path.write_text(f"lr = {10**400}")
     check(survives(lambda: from_toml(path), tmp_path), RangeError, "--lr")
+
+
+def test_a_number_of_threads_that_torch_cannot_take(tmp_path: Path) -> None:
+    check(survives(lambda: Experiment(threads=2**31), tmp_path), RangeError, "--threads", 2**31)
+
+
+def test_a_page_without_a_name(tmp_path: Path) -> None:
+    run = honest()
+    check(survives(lambda: write_report(run, "", embeddings="none"), tmp_path), FileAccessError)
+
+
+def test_rows_at_what_can_be_no_path(tmp_path: Path) -> None:
+    run = honest()
+    check(survives(lambda: pluribus.predict(run, ["x" * 300], client=0), tmp_path), FileAccessError, "x" * 50)
 
 
 # Run folders ----------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ class SiteFile:
     """Models, such as package.module.builder, that the server may name besides registered ones."""
     device: str = "auto"
     """cpu, cuda, or auto."""
-    threads: int | None = setting(None, at_least=1)
+    threads: int | None = setting(None, at_least=1, at_most=4096)
     """CPU threads. Default: one per core."""
     wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""

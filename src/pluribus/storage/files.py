@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file whose folder does not exist, before anything runs."""
+    """Refuse a file whose folder does not exist, or that is a folder itself, before anything runs."""
+    if not path.name or path.is_dir():
+        raise FileAccessError(f"cannot write {path}: it is a folder. Give the name of a file.")
     if not path.parent.is_dir():
         raise FileAccessError(f"cannot write {path}: {path.parent} is not a folder.")
 
