@@ -10,7 +10,14 @@ from pathlib import Path
 from typing import Any, Unpack
 
 from pluribus.assembly import Assembly, assemble
-from pluribus.errors import FileAccessError, HostLostError, MissingSettingError, NotFiniteError, WorkerError
+from pluribus.errors import (
+    DamagedFileError,
+    FileAccessError,
+    HostLostError,
+    MissingSettingError,
+    NotFiniteError,
+    WorkerError,
+)
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Federation, Observer, check_observers
 from pluribus.internal.arithmetic import reproducible
@@ -117,6 +124,8 @@ def load_result(path: str | Path, *, allow_code: Allow = False) -> Result:
     if config.exists():
         written = read_toml(config)
         hyper = written.pop("hyper", {})
+        if not isinstance(hyper, dict):
+            raise DamagedFileError(f"{config} is damaged: hyper must be a table, not {hyper!r:.40}.")
         check_unchanged(folder, written | hyper, config)
     return Result.read(folder, allow_code)
 

@@ -23,6 +23,7 @@ from torch import Tensor
 
 from pluribus.client import Client
 from pluribus.data.federated import Data
+from pluribus.errors import DamagedFileError
 from pluribus.internal.metrics import METRICS, Metric, headline_of, is_smaller_better, measure_all, metric_behind
 from pluribus.internal.steps import Map
 from pluribus.internal.views import views_text
@@ -225,6 +226,10 @@ def choose(history: Iterable[Mapping[str, Any]], view: str) -> dict[int, Chosen]
     for record in history:
         headline = headline_of(record)
         for key, views in record.get("clients", {}).items():
+            if view not in views:
+                raise DamagedFileError(
+                    f"round {record['round']} has no metrics of client {key} in the view '{view:.40}'."
+                )
             now, before = views[view], chosen.get(int(key))
             if before is None or selects(now, Selection.of(before), headline):
                 chosen[int(key)] = Chosen(now, now, record["round"])

@@ -97,7 +97,7 @@ class Experiment:
     """How texts become tokens: words, or a tokenizer of Hugging Face by its name."""
     vocabulary: int = setting(8192, group="data", at_least=3, at_most=2**24)
     """Number of ids that words are hashed to."""
-    length: int | None = setting(None, group="data", at_least=1)
+    length: int | None = setting(None, group="data", at_least=1, at_most=2**20)
     """Most tokens of a text. Default: enough for 95 % of the texts, at most 256."""
     normalize: str = setting("auto", group="training", simulated=True)
     """client, dataset, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by each client's rows."""
@@ -179,7 +179,7 @@ class Experiment:
     """The only seed. It decides weights, shuffles, sampling and partition."""
     device: str = setting("auto", group="execution")
     """cpu, cuda, or auto."""
-    threads: int | None = setting(None, group="execution", at_least=1)
+    threads: int | None = setting(None, group="execution", at_least=1, at_most=4096)
     """CPU threads of each worker. Bit-equal results need equal threads. Default: all cores, divided among workers."""
     workers: int | Literal["auto"] = setting("auto", group="execution", at_least=1)
     """CPU processes or Ray actors that clients are spread over. auto: CPU processes if they clearly save time."""

@@ -39,6 +39,7 @@ from pluribus.errors import (
 from pluribus.evaluate import Answers, Metrics, rule_of
 from pluribus.inputs import MANY, PADDING, Kind
 from pluribus.internal.metrics import LOSS
+from pluribus.internal.paths import to_path
 from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
@@ -120,7 +121,7 @@ def predict(
     notes: list[str] = []
     found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _paths(rows)
     objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
-    with _open_model(Path(path), client, round, allow_code, objects) as (method, trained, source):
+    with _open_model(to_path(path), client, round, allow_code, objects) as (method, trained, source):
         if isinstance(found, Tensor):
             batches = _array_batches([None] * len(found), take_form(found, trained))
         elif trained.task.input.kind == "image":
@@ -159,7 +160,7 @@ def flat_row(prediction: AnyPrediction) -> dict[str, Any]:
 
 
 def _paths(given: str | Path | Sequence[str | Path]) -> list[Path]:
-    paths = [Path(one) for one in ([given] if isinstance(given, str | Path) else given)]
+    paths = [to_path(one) for one in ([given] if isinstance(given, str | Path) else given)]
     if not paths:
         raise MissingDataError("no rows were given: give files, or folders of images.")
     for path in paths:

@@ -36,8 +36,8 @@ from pluribus.internal.metrics import ACCURACY, Metric
 from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import View, view_text
 from pluribus.storage.checkpoint import Checkpoint
-from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RESULT
+from pluribus.storage.history import read_metrics, read_summary, read_traffic
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -102,13 +102,13 @@ class Result:
     @classmethod
     def read(cls, folder: Path, allow: Allow = False) -> Result:
         """Read the result of a finished run. This needs only the files in its folder."""
-        saved, ledger = read_json(folder / RESULT), Ledger()
+        saved, ledger = read_summary(folder / RESULT), Ledger()
         try:
-            for line in read_lines(folder / "traffic.jsonl"):
+            for line in read_traffic(folder / "traffic.jsonl"):
                 ledger.replay(line)
             facts = {int(k): _facts(int(k), one) for k, one in saved["clients"].items()}
             about = {name: saved[name] for name in ("method", "data", "seed", "rounds", "warnings")}
-            history = read_lines(folder / "metrics.jsonl")
+            history = read_metrics(folder / "metrics.jsonl")
             about |= {"warmup": saved.get("warmup", 0), "views": tuple(saved["summary"])}
             about |= {"classes": tuple(saved.get("classes", ())), "with_confusion": "confusion" in saved}
             return cls(**about, history=history, ledger=ledger, clients=facts, folder=folder, _allow=allow)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from numbers import Integral, Real
@@ -125,13 +125,26 @@ def _convert(name: str, value: Any, hint: Any) -> Any:
         elif kind not in _KINDS:
             return value
         elif isinstance(value, _KINDS[kind][0]) and isinstance(value, bool) == (kind is bool):
-            return kind(value)
+            return _convert_items(name, value, choice) if kind is tuple else _convert_one(name, value, kind)
     wanted = " or ".join(_describe(choice) for choice in choices if choice is not NoneType)
     now = FORMER.get((name, value)) if isinstance(value, str) else None
     renamed = f" '{value}' was renamed to '{now}'." if now else ""
     misnamed = isinstance(value, str) and any(get_origin(choice) is Literal for choice in choices)
     refusal = UnknownNameError if misnamed else FormatError
     raise refusal(f"{flag_name(name)} must be {wanted}, not {value!r}.{renamed}")
+
+
+def _convert_items(name: str, values: Sequence[Any], choice: Any) -> tuple[Any, ...]:
+    """The values of a list, of which each has the type that the list declares."""
+    hint = (get_args(choice) or (Any,))[0]
+    return tuple(_convert(name, value, hint) for value in values)
+
+
+def _convert_one(name: str, value: Any, kind: Any) -> Any:
+    try:
+        return kind(value)
+    except OverflowError:  # a whole number that no float holds
+        raise RangeError(f"{flag_name(name)} is too large: {value!s:.20}...") from None
 
 
 def _describe(choice: Any) -> str:

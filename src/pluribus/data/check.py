@@ -23,6 +23,7 @@ from pluribus.data.reading import DEFAULT, Reading, parse_columns
 from pluribus.data.roles import find_roles
 from pluribus.errors import DataError
 from pluribus.inputs import PADDING
+from pluribus.internal.paths import to_path
 from pluribus.targets import TargetKind
 
 SMALL = (3, 1, 1)  # the smallest shape, because the check does not keep pixels
@@ -128,7 +129,8 @@ def _column_names(path: str) -> Sequence[str]:
     """The columns that have roles: those of a file, or of a data set of Hugging Face without images."""
     if path.startswith(PREFIX):
         return hub_columns(path)
-    return peek_names(Path(path).expanduser()) if is_sheet(Path(path).expanduser()) else ()
+    found = to_path(path)
+    return peek_names(found) if is_sheet(found) else ()
 
 
 def _check_folder(path: str, folder: Path) -> DataCheck:

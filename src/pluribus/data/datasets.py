@@ -52,6 +52,7 @@ from pluribus.errors import (
 from pluribus.inputs import Kind
 from pluribus.internal.blame import at
 from pluribus.internal.lookup import import_dotted, refuse_given
+from pluribus.internal.paths import to_path
 from pluribus.internal.registry import check_free
 
 Loader = Callable[..., "Dataset"]
@@ -207,9 +208,10 @@ def kind_of_data(source: Any, columns: Columns, windows: bool) -> Kind:
         return "image"
     if entry := _entries.get(_normalize_name(str(source))):
         return entry.kind
-    reading, path = Reading(columns, window=2 if windows else None), Path(source).expanduser()
+    reading = Reading(columns, window=2 if windows else None)
     if str(source).startswith(PREFIX):
         return kind_of_hub(str(source), reading)
+    path = to_path(source)
     if is_sheet(path):
         return kind_of_file(path, reading)
     return read_kind(path) if path.suffix == ".npz" and path.is_file() else "image"
@@ -229,7 +231,7 @@ def are_read_by_settings(name: Any) -> bool:
     """Whether settings such as `tokenizer` decide how data are read: those of files with columns, and named ones."""
     if not isinstance(name, str):
         return False
-    return _normalize_name(name) in _entries or name.startswith(PREFIX) or is_sheet(Path(name).expanduser())
+    return _normalize_name(name) in _entries or name.startswith(PREFIX) or is_sheet(to_path(name))
 
 
 def _find(name: str | Dataset | Loader) -> Loader:
@@ -240,7 +242,7 @@ def _find(name: str | Dataset | Loader) -> Loader:
         return entry.load
     if name.startswith(PREFIX):
         return partial(read_hub, name)
-    path = Path(name).expanduser()
+    path = to_path(name)
     if is_sheet(path):
         return partial(read_columns, path)
     if path.is_dir():
@@ -261,9 +263,10 @@ def _find(name: str | Dataset | Loader) -> Loader:
 
 def is_code(name: str) -> bool:
     """Whether a name is the dotted path of a function, because it is neither registered nor a file or folder."""
-    path = Path(name).expanduser()
-    known = _normalize_name(name) in _entries or name.startswith(PREFIX)
-    if known or is_sheet(path) or path.is_dir() or path.suffix == ".npz":
+    if _normalize_name(name) in _entries or name.startswith(PREFIX):
+        return False
+    path = to_path(name)
+    if is_sheet(path) or path.is_dir() or path.suffix == ".npz":
         return False
     return "." in name and all(part.isidentifier() for part in name.split("."))
 

@@ -16,6 +16,7 @@ from pluribus.data.files import is_sheet
 from pluribus.data.folders import read_image_folder
 from pluribus.draws import numpy_rng
 from pluribus.errors import DataError, MissingDataError
+from pluribus.internal.paths import to_path
 
 ANGLES = (0, 20, 40, 60)
 PER_CLASS = 100
@@ -84,7 +85,7 @@ BY_HAND = ("pacs", "office-home")
 def find_image_folder(name: str) -> Path | None:
     """The image folder of a data set. None: the data set is not a folder."""
     registered = name.replace("_", "-")
-    folder = data_folder() / registered if registered in BY_HAND else Path(name).expanduser()
+    folder = data_folder() / registered if registered in BY_HAND else to_path(name)
     is_folder = folder.is_dir() and not is_sheet(folder)
     return folder if is_folder and (registered in BY_HAND or registered not in entries()) else None
 

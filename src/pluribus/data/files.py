@@ -41,7 +41,7 @@ def peek_names(path: Path) -> tuple[str, ...]:
     file = next(iter(by_split.values()), path)
     try:
         return tuple(name.strip() for name in PEEKS[file.suffix.lower()](file))
-    except (OSError, ValueError, RecursionError, csv.Error, DataError, PackageError, KeyError):
+    except (OSError, ValueError, RecursionError, NotImplementedError, csv.Error, DataError, PackageError, KeyError):
         return ()  # reading the file says what is wrong with it
 
 
@@ -202,7 +202,7 @@ def _read_parquet(path: Path) -> Cells:
     parquet = _parquet()
     try:
         table = parquet.ParquetFile(path).read()
-    except (OSError, ValueError) as error:  # Arrow's own errors are of these kinds
+    except (LookupError, NotImplementedError, OSError, TypeError, ValueError) as error:  # kinds of Arrow's errors
         raise DamagedDataError(f"cannot read {path_text(path)}: {last_line(error)}.") from error
     _check_names(table.column_names, path)
     return {name: arrow_cells(table[name]) for name in table.column_names}, (), []

@@ -121,7 +121,8 @@ def decode(file: Path, shape: Shape, content: bytes | None = None) -> tuple[Tens
     `content` is what the file holds, if `file` is only its name.
     """
     try:
-        with Image.open(file if content is None else io.BytesIO(content)) as image:
+        # from memory: Pillow would take as much of it as a damaged file claims to have
+        with Image.open(io.BytesIO(file.read_bytes() if content is None else content)) as image:
             picture, upright = _prepare(image, file)
             return pixels(upright, shape), picture
     except DataError:

@@ -6,11 +6,12 @@ about the rows, under the names of a Dataset's fields. Nothing is unpickled.
 
 from __future__ import annotations
 
+import math
 import os
 import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import torch
@@ -26,6 +27,7 @@ Arrays = dict[str, np.ndarray]
 NPZ_KEYS = ("x_train", "y_train", "x_test", "y_test", "classes")
 NOT_IN_FILES = ("name", "categories")
 ELSEWHERE = ("owner",)  # read by real sites, and by nobody else
+MOST_COMPRESSED = 1100  # bytes of an array for each byte of a zip file: deflate compresses by 1032 at most
 
 
 def read_npz(file: Path, name: str | None = None, label_kind: LabelKind = "auto") -> Dataset:
@@ -57,16 +59,13 @@ def _read_any(file: Path, name: str | None, label_kind: LabelKind, names: list[s
 def read_kind(file: Path) -> Kind:
     """The kind of the rows in a file, by the head of its array x. `image` if that cannot be told: reading says why."""
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            if "kind" in archive:
-                return next(kind for kind in KINDS if kind == archive["kind"].item())
-            ids = "lengths" in archive or "vocabulary" in archive
-        with zipfile.ZipFile(file) as members, members.open("x.npy") as x:
-            version = np.lib.format.read_magic(x)
-            read_head = (
-                np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-            )
-            shape, _, dtype = read_head(x)
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
+            if "kind.npy" in names:
+                return next(kind for kind in KINDS if kind == _read_array(archive, "kind.npy").item())
+            ids = "lengths.npy" in names or "vocabulary.npy" in names
+            with archive.open("x.npy") as x:
+                shape, dtype = _read_header(x)
         return guess_kind(dtype, len(shape), ids, in_file=True) or "image"
     except Exception:  # a damaged archive raises almost any error
         return "image"
@@ -116,11 +115,34 @@ def read_arrays(file: Path, keys: Iterable[str]) -> Arrays:
     """Read those of the arrays `keys` that a file contains."""
     _check_archive(file)
     try:
-        with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in keys if key in archive}
+        with zipfile.ZipFile(file) as archive:
+            held = {*archive.namelist()}
+            return {key: _read_array(archive, f"{key}.npy") for key in keys if f"{key}.npy" in held}
     # a damaged archive raises almost any error: BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, ...
     except Exception as reason:
         raise _unreadable(file, reason) from reason
+
+
+def _read_array(archive: zipfile.ZipFile, name: str) -> np.ndarray:
+    """Read one array. Refuse a header that claims more numbers than the file has, before memory is taken for them."""
+    with archive.open(name) as member:
+        shape, dtype = _read_header(member)
+        info, size = archive.getinfo(name), math.prod(shape) * max(1, dtype.itemsize)
+        most = MOST_COMPRESSED * os.fstat(archive.fp.fileno()).st_size  # type: ignore[union-attr]
+        if dtype.hasobject:
+            raise ValueError(f"Object arrays such as {name} are never unpickled")
+        if min(shape, default=0) < 0 or info.file_size > most or size != info.file_size - member.tell():
+            raise ValueError(f"the array {name} does not hold what its header says, {dtype} {shape}")
+        member.seek(0)
+        return np.lib.format.read_array(member, allow_pickle=False)
+
+
+def _read_header(member: IO[bytes]) -> tuple[tuple[int, ...], np.dtype[Any]]:
+    """The shape and the type of an array."""
+    version = np.lib.format.read_magic(member)
+    read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+    shape, _, dtype = read(member)
+    return shape, dtype
 
 
 def _check_archive(file: Path) -> None:

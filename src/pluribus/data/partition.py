@@ -306,7 +306,7 @@ class Manifest:
     def from_json(cls, text: str) -> Manifest:
         try:
             return cls(**json.loads(text))
-        except (ValueError, TypeError) as reason:
+        except (ValueError, TypeError, RecursionError) as reason:
             raise DamagedDataError(f"this is not the manifest of a partition ({reason}): write it again.") from reason
 
 

@@ -11,6 +11,7 @@ from pluribus.targets import TargetKind
 # What a column of a file may be. Columns without a role are inputs, unless `inputs` names some.
 ROLES = ("inputs", "text", "label", "client", "group", "time", "split", "ignore")
 Columns = tuple[tuple[str, tuple[str, ...]], ...]  # of each role
+LIMITS = {"window": (2, 2**31 - 1), "stride": (1, 2**31 - 1), "vocabulary": (3, 2**24), "length": (1, 2**20)}
 SEVERAL = ("inputs", "label", "ignore")  # roles that several columns may have
 
 
@@ -51,6 +52,8 @@ def parse_columns(value: str | Mapping[str, Any]) -> Columns:
     (('label', ('activity',)), ('inputs', ('x', 'y')))
     """
     given = _pairs(value) if isinstance(value, str) else value
+    if not isinstance(given, Mapping):
+        raise FormatError(f"--columns must be ROLE=COLUMN, with commas between pairs, or a table, not {value!r:.80}.")
     found: dict[str, tuple[str, ...]] = {}
     for role, names in given.items():
         if role not in ROLES:

@@ -6,7 +6,7 @@ import shlex
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from pluribus.data.reading import DEFAULT, ROLES, Reading
+from pluribus.data.reading import DEFAULT, LIMITS, ROLES, Reading
 from pluribus.errors import (
     ConflictError,
     DataError,
@@ -116,9 +116,9 @@ def kind_of_rows(names: Sequence[str], reading: Reading) -> Kind:
 
 def check_settings(kind: Kind, reading: Reading) -> None:
     """Refuse settings out of range, and those that have no meaning for this kind of rows."""
-    for name, least in (("window", 2), ("stride", 1), ("vocabulary", 3), ("length", 1)):
-        if (value := getattr(reading, name)) is not None and value < least:
-            raise RangeError(f"{flag_name(name)} must be at least {least}, not {value}.")
+    for name, (least, most) in LIMITS.items():
+        if (value := getattr(reading, name)) is not None and not least <= value <= most:
+            raise RangeError(f"{flag_name(name)} must be from {least} to {most}, not {value}.")
     if reading.label_kind not in ("auto", *TARGETS):
         raise unknown("--label-kind", reading.label_kind, ("auto", *TARGETS), "pluribus run --help")
     if reading.stride is not None and reading.window is None:

@@ -163,7 +163,10 @@ def take_column(sheet: Sheet, name: str) -> np.ndarray | Names:
     counted = [one for one in found.names if parse_numbers([one]) is not None]
     if not counted:
         return found
-    word = next(one for one in found.names if parse_numbers([one]) is None)
+    words = [one for one in found.names if parse_numbers([one]) is None]
+    if not words:
+        raise DataError(f"the column '{name}' of {sheet.path} mixes numbers with true and false: use one of them.")
+    word = words[0]
     row = int((found.numbers == found.names.index(word)).argmax())
     if len(counted) > MOST_NUMBERS:
         raise DataError(
@@ -186,7 +189,7 @@ def take_times(sheet: Sheet, name: str) -> np.ndarray:
     for row, cell in enumerate(cells):
         try:
             found[row] = _seconds(cell)
-        except (ValueError, TypeError, OverflowError) as error:
+        except (AttributeError, ValueError, TypeError, OverflowError) as error:
             _refuse_missing(sheet, name, row, [_to_text(sheet, name, row, cell)])
             raise DataError(
                 f"{sheet.where(row)} has {cell!r:.40} in the column '{name}', which is no time: write a number, or a "

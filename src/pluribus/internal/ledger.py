@@ -25,6 +25,9 @@ class Entry(NamedTuple):
     bytes: int
 
 
+DIRECTIONS = ("up", "down", "evaluation")
+
+
 @dataclass(frozen=True)
 class _Transfer:
     round: int
@@ -42,7 +45,7 @@ class Ledger:
         self._known: dict[tuple[tuple[str, int], ...], int] = {}
         self._transfers: list[_Transfer] = []
         self._fresh: list[dict[str, Any]] = []
-        self.total = {"up": 0, "down": 0, "evaluation": 0}
+        self.total = dict.fromkeys(DIRECTIONS, 0)
 
     def add(self, round: int, exchange: int, client: int, direction: str, data: bytes | Parcel) -> None:
         layout = data.layout if isinstance(data, Parcel) else tensor_bytes(data)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pluribus.errors import WeightsError
 from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
+from pluribus.internal.paths import to_path
 from pluribus.models.hf import Encoder, hf_backbone, make_encoder
 from pluribus.models.two_part import TwoPartModel
 
@@ -107,7 +108,7 @@ def _tensors(
 
 
 def _file(folder: str, model: str) -> Path:
-    path = Path(folder).expanduser() / _file_name(model)
+    path = to_path(folder) / _file_name(model)
     if not path.parent.is_dir():
         raise WeightsError(
             f"--weights {folder} is not a folder. Use {', '.join(LIBRARIES)}, or a folder with a file {path.name}."

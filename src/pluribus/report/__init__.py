@@ -43,8 +43,9 @@ def write_report(
     from pluribus.report.page import page
     from pluribus.report.plots import sections
     from pluribus.result import Result
-    from pluribus.storage.files import write_text
+    from pluribus.storage.files import check_writable, write_text
 
+    check_writable(Path(out))
     several = [runs] if isinstance(runs, str | Path | Result) else runs
     read = read_runs([_find_folder(one) if isinstance(one, Result) else one for one in several], allow_code)
     shown = sections(read, *embed(read, embeddings, allow_code))

@@ -124,7 +124,7 @@ class SiteFile:
     """How texts become tokens: words, or a tokenizer of Hugging Face by its name. The same at all sites."""
     vocabulary: int = setting(8192, at_least=3, at_most=2**24)
     """Number of ids that words are hashed to. The same at all sites."""
-    length: int | None = setting(None, at_least=1)
+    length: int | None = setting(None, at_least=1, at_most=2**20)
     """Tokens of a row. The same at all sites."""
     normalize: str = "auto"
     """client, none, or MEAN/DEVIATION. auto: images in [-1, 1], signals and tables by this site's training rows."""
@@ -136,7 +136,7 @@ class SiteFile:
     """Models, such as package.module.builder, that the server may name besides registered ones."""
     device: str = "auto"
     """cpu, cuda, or auto."""
-    threads: int | None = setting(None, at_least=1)
+    threads: int | None = setting(None, at_least=1, at_most=4096)
     """CPU threads. Default: one per core."""
     wait: float = setting(60.0, at_least=0)
     """Seconds to wait for the server when it cannot be reached at the start."""

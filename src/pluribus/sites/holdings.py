@@ -6,7 +6,6 @@ import dataclasses
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
@@ -23,6 +22,7 @@ from pluribus.data.reading import DEFAULT, Reading
 from pluribus.data.scaling import AS_IT_IS, Normalize, Scale, choose_normalize, measure
 from pluribus.errors import AgreementError, DamagedDataError, DataError
 from pluribus.inputs import Input
+from pluribus.internal.paths import to_path
 from pluribus.sites.agreement import Agreement
 from pluribus.targets import IN_WORDS
 
@@ -41,7 +41,7 @@ class Public:
     @classmethod
     def read(cls, path: str, image_size: int | None, reading: Reading = DEFAULT) -> Public:
         """Read anything that `load` can read. An npz file may have a column `owner` with the owner of each row."""
-        dataset, file = load(path, image_size=image_size, reading=reading), Path(path).expanduser()
+        dataset, file = load(path, image_size=image_size, reading=reading), to_path(path)
         columns = read_arrays(file, [OWNER]) if file.suffix == ".npz" and file.is_file() else {}
         if OWNER not in columns:
             return cls(dataset)

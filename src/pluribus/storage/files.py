@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 
 def check_writable(path: Path) -> None:
-    """Refuse a file whose folder does not exist, before anything runs."""
+    """Refuse a file whose folder does not exist, or that is a folder itself, before anything runs."""
+    if not path.name or path.is_dir():
+        raise FileAccessError(f"cannot write {path}: it is a folder. Give the name of a file.")
     if not path.parent.is_dir():
         raise FileAccessError(f"cannot write {path}: {path.parent} is not a folder.")
 
@@ -53,7 +55,7 @@ def read_json(path: Path) -> Any:
         return json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DamagedFileError(f"{path} is damaged: {error}.") from error
 
 
@@ -77,11 +79,15 @@ def read_lines(path: Path) -> list[Any]:
     """The JSON lines of a file; an incomplete last line, left by a crash, is skipped."""
     if not path.exists():
         return []
+    try:
+        text = path.read_text(encoding="utf-8", errors="replace")
+    except OSError as error:
+        raise FileAccessError(f"cannot read {path}: {error.strerror}.") from error
     values = []
-    for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
+    for line in text.splitlines():
         try:
             values.append(json.loads(line))
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             break
     return values
 

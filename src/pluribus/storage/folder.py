@@ -21,7 +21,8 @@ from typing import IO, Any
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
 from pluribus.storage.checkpoint import Checkpoint
-from pluribus.storage.files import append_lines, read_json, read_lines, sync, to_json, write_json, write_text
+from pluribus.storage.files import append_lines, read_json, sync, to_json, write_json, write_text
+from pluribus.storage.history import read_metrics, read_traffic
 from pluribus.storage.toml import to_toml
 
 RESULT = "result.json"  # of a finished run
@@ -126,7 +127,7 @@ class RunFolder:
         """Rounds and transfers up to a committed round. Later lines, left by a crash, are skipped; a folder that is
         open for writing also removes them from its files."""
         paths = [self.path / name for name in ("metrics.jsonl", "traffic.jsonl")]
-        metrics, traffic = (read_lines(path) for path in paths)
+        metrics, traffic = read_metrics(paths[0]), read_traffic(paths[1])
         if self.is_finished:  # even if its checkpoints were deleted to save space
             return metrics, traffic
         metrics, traffic = lines_until(metrics, until), lines_until(traffic, until)
@@ -154,6 +155,8 @@ def check_unchanged(folder: Path, decisive: dict[str, Any], file: Path) -> None:
     """
     path = folder / "started.json"
     before = read_json(path) if path.exists() else {}
+    if not isinstance(before, dict):
+        raise DamagedFileError(f"{path} is damaged: it holds no settings. Start a new run with another --out.")
     now = json.loads(to_json(decisive))
     changed = [name for name in now if name in before and not _is_same(name, before[name], now[name])]
     if DIGEST in changed or PUBLIC_DIGEST in changed:

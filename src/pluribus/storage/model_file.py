@@ -13,10 +13,13 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from pluribus import draws
-from pluribus.errors import DamagedFileError, MismatchError, UnknownNameError, UserCodeError
+from pluribus.errors import ConfigError, DamagedFileError, MismatchError, UnknownNameError, UserCodeError
 from pluribus.inputs import Input
-from pluribus.models import OwnModel, TwoPartModel, build
+from pluribus.internal.blame import first_line
+from pluribus.models import OwnModel, TwoPartModel, build, entries
+from pluribus.models.meta import without_numbers
 from pluribus.models.prompts import Prompting, prompting_of
+from pluribus.settings import convert_fields
 from pluribus.storage.code import ADD, Allow, check_code
 from pluribus.storage.files import write_tensors
 
@@ -62,7 +65,10 @@ class ModelFacts:
             shape = Input("image", tuple(json.loads(metadata["shape"])))
             metadata = {**metadata, "input": json.dumps(shape.facts())}
         read = {one.name: json.loads(metadata[one.name]) for one in fields(cls)}
-        return cls(**read | {"input": Input.of(read["input"]), "names": tuple(read["names"])})
+        read = convert_fields(cls, read | {"input": Input.of(read["input"])})
+        if read["prompting"] is not None:
+            read["prompting"] = asdict(Prompting(**convert_fields(Prompting, read["prompting"])))
+        return cls(**read)
 
 
 def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPartModel) -> None:
@@ -86,19 +92,35 @@ def read_model(path: Path, own: Any = None, allow: Allow = False) -> nn.Module:
     if own is None:
         check_code(path, {"models": facts.model}, allow, f"{ADD}, or give its builder: load_model(path, model=...)")
     try:
+        if own is None and facts.model in entries():  # facts that do not fit the tensors must not take memory
+            _check_tensors(path, facts, _build_skeleton(path, facts), tensors)
         model = facts.build(own)
     except (UnknownNameError, UserCodeError) as error:
         raise type(error)(
             f"{path} has a model '{facts.model}' that cannot be built here: {str(error).rstrip('.')}. "
             f"Give its builder: load_model(path, model=...)."
         ) from error
+    _check_tensors(path, facts, model, tensors)
+    model.load_state_dict(tensors)
+    return model.eval()
+
+
+def _build_skeleton(path: Path, facts: ModelFacts) -> nn.Module:
+    """The model without numbers. Refuse facts of which no model can be made."""
+    try:
+        with without_numbers():
+            return facts.build()
+    except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} describes a model that cannot be built ({first_line(error)}).") from error
+
+
+def _check_tensors(path: Path, facts: ModelFacts, model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that are not those of the model."""
     if wrong := _differing(model.state_dict(), tensors):
         raise MismatchError(
             f"the tensors in {path} do not fit a model '{facts.model}': '{wrong[0]}' is missing on one side or has "
             f"another shape. Give the builder that made it: load_model(path, model=...)."
         )
-    model.load_state_dict(tensors)
-    return model.eval()
 
 
 def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
@@ -112,7 +134,7 @@ def _read(path: Path) -> tuple[ModelFacts, dict[str, Tensor]]:
         raise DamagedFileError(f"{path} does not say how its model is built: write it with result.save_model.")
     try:
         return ModelFacts.of_metadata(metadata), tensors
-    except (KeyError, TypeError, ValueError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError, ConfigError) as error:
         raise DamagedFileError(f"{path} does not say how its model is built ({error!r}).") from error
 
 

@@ -21,7 +21,7 @@ from pluribus.internal.tables import Cell, Table, cells, csv_of, html_of, latex_
 from pluribus.internal.views import AFTER, choose_view, views_text
 from pluribus.method import find, hyperparameters
 from pluribus.settings import flag_name
-from pluribus.storage.files import read_json, read_lines
+from pluribus.storage.history import read_metrics, read_summary
 from pluribus.study.figure import draw_rounds, save
 from pluribus.study.significance import LEVEL, Difference, difference, holm
 from pluribus.study.tidy import tidy
@@ -56,8 +56,8 @@ class Run:
     @classmethod
     def read(cls, described: Experiment, view: str = "own") -> Run:
         folder = Path(described.out or "")
-        history = read_lines(folder / "metrics.jsonl")
-        return cls(described.method, described.seed, folder, read_json(folder / "result.json"), history, view)
+        history = read_metrics(folder / "metrics.jsonl")
+        return cls(described.method, described.seed, folder, read_summary(folder / "result.json"), history, view)
 
     @property
     def headline(self) -> str:
