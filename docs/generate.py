@@ -12,6 +12,7 @@ import inspect
 import json
 import re
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -24,6 +25,7 @@ from pluribus.data import entries as data_entries
 from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import SETTINGS, Experiment
+from pluribus.listing import list_methods, name_sources
 from pluribus.method import Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS
 from pluribus.models import entries as model_entries
@@ -89,8 +91,25 @@ def _methods(folder: str = "methods") -> str:
     rows = []
     for name, cls in methods().items():
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
-        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.paper, cls.up, cls.down, needs))
-    return table(("method", "paper", "up", "down", "needs"), rows)
+        sources = name_sources(_sources()[name])
+        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.paper, cls.up, sources, cls.down, needs))
+    return table(("method", "paper", "up", "from", "down", "needs"), rows)
+
+
+@cache
+def _sources() -> dict[str, dict[str, list[str]]]:
+    """By method, the fields that a client sends on the default task, by their source."""
+    return {row["name"]: row["sources"] for row in list_methods()}
+
+
+def _source(name: str) -> str:
+    """What a client of this method sends, and where it comes from."""
+    rows = []
+    for source, fields in _sources()[name].items():
+        most = 3  # a model has many fields of one source
+        more = f" and {len(fields) - most} more" if len(fields) > most else ""
+        rows.append((", ".join(map(code, fields[:most])) + more, source))
+    return table(("sent by a client", "source"), rows) if rows else "A client sends nothing."
 
 
 def _hyper(name: str) -> str:
@@ -293,6 +312,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
         if (RESULTS / f"{name}.json").exists()
     },
     **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
+    **{f"sources {name}": lambda name=name: _source(name) for name in methods()},  # type: ignore[misc]
     **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
 }
 

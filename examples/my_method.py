@@ -36,7 +36,7 @@ class PrototypePull(Method):
 
     def schema(self, task: Task, card: Card) -> Wire:
         """What may travel: one vector of K numbers per class, each way."""
-        means = {"means": Field((task.classes, card.width), form="rows")}
+        means = {"means": Field((task.classes, card.width), form="rows", source="class sums")}
         return Wire(down=means, up=means)
 
     def setup(self, server: Server) -> None:

@@ -31,7 +31,8 @@ def list_methods(pattern: str = "*", *, needs: Needs | None = None, **task: Any)
 
     `needs` keeps the methods that need all of this, such as `Need.PUBLIC_DATA` or `"public-data"`; `"nothing"` keeps
     those without needs. Bytes are the most per client and round, on the method's default task or on the one of these
-    settings: `list_methods(data="cifar10", models="htfe8")`. `refused` says why a method cannot run on it.
+    settings: `list_methods(data="cifar10", models="htfe8")`. `sources` has the fields that a client sends there, by
+    where they come from. `refused` says why a method cannot run on it.
     """
     from pluribus.data import load
     from pluribus.experiment import SETTINGS, Experiment
@@ -81,17 +82,20 @@ def _parse_needs(needs: Needs) -> set[Need]:
 
 
 def _traffic(method: str, settings: Mapping[str, Any], load: Callable[..., Dataset]) -> Row:
-    """Bytes per client and round on that task, or the reason why the method cannot run on it."""
+    """What is sent on that task: fields by their source, bytes per client and round. Or why it cannot run on it."""
     from pluribus.assembly import assemble, bytes_per_round
     from pluribus.experiment import experiment
+    from pluribus.message import sources_of
 
     try:
         described = experiment(method, **settings)
         dataset = load(described.data, image_size=described.image_size, seed=described.seed)
-        found = bytes_per_round(assemble(described, dataset))
+        parts = assemble(described, dataset)
+        found = bytes_per_round(parts)
     except ConfigError as error:
-        return {"bytes_up": None, "bytes_down": None, "refused": error.sentence}
-    return {"bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
+        return {"sources": None, "bytes_up": None, "bytes_down": None, "refused": error.sentence}
+    sources = sources_of(parts.method.wires(parts.task, parts.cards[0]))
+    return {"sources": sources, "bytes_up": round(found.up), "bytes_down": round(found.down), "refused": None}
 
 
 def list_models(pattern: str = "*", *, takes: str | None = None) -> list[Row]:
@@ -183,21 +187,28 @@ def _format(value: Any) -> str:
 
 
 def print_methods(rows: list[Row], task: str) -> None:
-    """Print a table of methods: uploads and downloads, needs, paper and bytes."""
+    """Print a table of methods: uploads and where they come from, downloads, needs, paper and bytes."""
     console = Console(highlight=False)
     methods, keys = Column("method", style="bold", no_wrap=True), Column(style="cyan", no_wrap=True)
     sizes = Column("bytes", justify="right", no_wrap=True)
-    table = Table(methods, keys, "uploads, downloads, needs, paper", sizes, box=box.SIMPLE_HEAD, pad_edge=False)
+    about = "uploads, sources, downloads, needs, paper"
+    table = Table(methods, keys, about, sizes, box=box.SIMPLE_HEAD, pad_edge=False)
     for row in rows:
-        for key in ("up", "down", "needs", "paper"):
+        for key in ("up", "sources", "down", "needs", "paper"):
+            text = name_sources(row["sources"]) if key == "sources" else row[key]
             size = _format_bytes(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""
-            table.add_row(row["name"] if key == "up" else "", key, escape(row[key]), size)
+            table.add_row(row["name"] if key == "up" else "", "from" if key == "sources" else key, escape(text), size)
         table.add_row()
     console.print(table)
     console.print(f"Bytes: maximum per client and round, without headers, {escape(task)}.", style="dim")
     if refused := [row for row in rows if row["refused"]]:
         names, reason = ", ".join(row["name"] for row in refused), escape(refused[0]["refused"])
         console.print(f"-: cannot run on this task: {names}. First reason: {reason}", style="dim")
+
+
+def name_sources(sources: Mapping[str, Iterable[str]] | None) -> str:
+    """Where the uploads of a method come from, in a few words."""
+    return "-" if sources is None else ", ".join(sources) or "nothing"
 
 
 def _format_bytes(number: int | None) -> str:

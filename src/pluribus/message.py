@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.errors import NotFiniteError, SchemaError, UnreadableMessageError
+
+Source = Literal["weights", "class sums", "public", "gradient", "statistic", "rows"]
+"""Where a field of an upload comes from: trained weights; sums over the rows of a class; outputs for public rows; a
+gradient of private rows that is sent as such; a number about private rows, such as a count; single private rows."""
+NOT_DECLARED = "not declared"  # how a field without a source is shown
 
 LARGEST = 2.0**40  # of a number in a message: training with larger ones overflows, and honest clients have none
 
@@ -38,6 +43,7 @@ class Field:
     `kept=False`: `Method.receive` uses it and nothing reads it afterwards, so `client.got` has no copy of it.
     `optional=True`: a message may leave it out; such a field is not kept.
     `least` and `most`: bounds of its numbers, such as 0 for counts. A message with others is refused.
+    `source`: where it comes from, if a client sends it. That decides what bounds what it tells about private rows.
     """
 
     shape: tuple[int | Dim, ...]
@@ -47,6 +53,7 @@ class Field:
     optional: bool = False
     least: float | None = None
     most: float | None = None
+    source: Source | None = None
 
 
 Schema = Mapping[str, Field]
@@ -141,8 +148,17 @@ def _copy(value: Value) -> Value:
 
 def schema_of(module: nn.Module, prefix: str = "", kept: bool = False) -> dict[str, Field]:
     """The schema of `Message.of(module, prefix)`."""
-    start = _add_dot(prefix)
-    return {start + n: Field(tuple(v.shape), v.dtype, kept=kept) for n, v in module.state_dict().items()}
+    start, tensors = _add_dot(prefix), module.state_dict().items()
+    return {start + n: Field(tuple(v.shape), v.dtype, kept=kept, source="weights") for n, v in tensors}
+
+
+def sources_of(wires: Iterable[Wire]) -> dict[str, list[str]]:
+    """The sources of all that a client sends, each with the names of its fields."""
+    found: dict[str, list[str]] = {}
+    for schema in (schema for wire in wires for schema in (wire.once, wire.up)):
+        for name, declared in schema.items():
+            found.setdefault(declared.source or NOT_DECLARED, []).append(name)
+    return found
 
 
 def payload(schema: Schema, rows: int, sizes: Mapping[str, int]) -> int:

@@ -31,7 +31,7 @@ class ClassLogits(Method):
         return logits
 
     def schema(self, task: Task, card: Card) -> Wire:
-        logits = {"logits": Field((task.classes, task.classes), form="rows")}
+        logits = {"logits": Field((task.classes, task.classes), form="rows", source="class sums")}
         return Wire(down=logits, up=logits)
 
     def prepare(self, client: Client) -> None:

@@ -74,7 +74,7 @@ def fields_of(layers: Sequence[Layer], chosen: Collection[int]) -> dict[str, Fie
     """The schema of a message that may hold any of the chosen layers."""
     shapes = {f"{at}.weight": layers[at].weight for at in chosen}
     shapes |= {f"{at}.bias": bias for at in chosen if (bias := layers[at].bias)}
-    return {name: Field(shape, kept=False, optional=True) for name, shape in shapes.items()}
+    return {name: Field(shape, kept=False, optional=True, source="weights") for name, shape in shapes.items()}
 
 
 def size(layer: Layer) -> int:

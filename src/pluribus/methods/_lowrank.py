@@ -82,11 +82,11 @@ def fields(tensors: Tensors) -> dict[str, Field]:
     found: dict[str, Field] = {}
     for name, value in tensors.items():
         shape, most = tuple(value.shape), most_rank(tuple(value.shape)) if value.is_floating_point() else 0
-        found[name] = Field(shape, value.dtype, kept=False, optional=most > 0)
+        found[name] = Field(shape, value.dtype, kept=False, optional=most > 0, source="weights")
         if most:
             r, m, n = Dim(f"{name} rank", most), shape[0], math.prod(shape[1:])
             for factor, size in {"u": (m, r), "s": (r,), "v": (r, n)}.items():
-                found[f"{name}.{factor}"] = Field(size, value.dtype, kept=False, optional=True)
+                found[f"{name}.{factor}"] = Field(size, value.dtype, kept=False, optional=True, source="weights")
     return found
 
 

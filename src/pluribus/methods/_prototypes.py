@@ -26,7 +26,7 @@ class Prototypes(Method):
     """Weight of the distance to the prototypes."""
 
     def schema(self, task: Task, card: Card) -> Wire:
-        prototypes = {"prototypes": Field((task.classes, card.width), form="rows")}
+        prototypes = {"prototypes": Field((task.classes, card.width), form="rows", source="class sums")}
         return Wire(down=prototypes, up=prototypes)
 
     def loss(self, client: Client, batch: Batch) -> Tensor:

@@ -16,9 +16,10 @@ MOST_LOGITS = 2**20  # in the full report of one client
 
 def fields(classes: int, *, full: bool, sizes: bool) -> dict[str, Field]:
     """The schema of a report. `full`: every logit with its label. `sizes`: also the number of samples per class."""
-    counts, samples = Field((classes,), torch.int32, least=0), Dim("samples", MOST_LOGITS)
-    average = {"logits": Field((classes, classes), form="rows"), "counts": counts}
-    each = {"logits": Field((samples, classes)), "labels": Field((samples,), torch.int32, least=0, most=classes - 1)}
+    counts, samples = Field((classes,), torch.int32, least=0, source="statistic"), Dim("samples", MOST_LOGITS)
+    average = {"logits": Field((classes, classes), form="rows", source="class sums"), "counts": counts}
+    labels = Field((samples,), torch.int32, least=0, most=classes - 1, source="rows")
+    each = {"logits": Field((samples, classes), source="rows"), "labels": labels}
     return (each if full else average) | ({"sizes": counts} if sizes else {})
 
 

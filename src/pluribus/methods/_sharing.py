@@ -20,7 +20,7 @@ Parts = Mapping[str, Tensor]
 
 def fields(parts: Parts) -> dict[str, Field]:
     """The schema of uploads and downloads with these parts. A download has the parts that some client has sent."""
-    return {name: Field(tuple(part.shape), kept=False, optional=True) for name, part in parts.items()}
+    return {n: Field(tuple(part.shape), kept=False, optional=True, source="weights") for n, part in parts.items()}
 
 
 def setup(server: Server, parts: Callable[[Card], Parts]) -> None:

@@ -61,7 +61,8 @@ class FedGen(Method):
         with torch.device("meta"):
             made = schema_of(Generator(self.noise, task.classes, self.hidden, card.width), "generator.")
         shares = {"shares": Field((task.classes,), kept=False)}
-        return Wire(down=head | made | shares, up=head, once={"counts": Field((task.classes,), torch.int32, least=0)})
+        counts = Field((task.classes,), torch.int32, least=0, source="statistic")
+        return Wire(down=head | made | shares, up=head, once={"counts": counts})
 
     def schedule(self, t: int, rounds: int) -> dict[str, float]:
         now = self.fade**t if t else 0.0  # the generator is untrained before the first aggregation

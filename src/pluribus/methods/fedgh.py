@@ -34,7 +34,7 @@ class FedGH(Method):
 
     def schema(self, task: Task, card: Card) -> Wire:
         head = schema_of(task.shape_of(card.model).head)
-        return Wire(down=head, up={"means": Field((task.classes, card.width), form="rows")})
+        return Wire(down=head, up={"means": Field((task.classes, card.width), form="rows", source="class sums")})
 
     def setup(self, server: Server) -> None:
         server.state.head = server.task.build(server.cards[0].model, "global").head  # theta^0

@@ -69,8 +69,9 @@ class FedH2L(PeerMethod):
     def schema(self, task: Task, card: Card) -> Wire:
         batch = Dim("batch", max(task.public.values()))
         most = None if task.target.kind == "numbers" else 1.001  # more than 1, because a GPU rounds
-        posterior = Field((batch, task.classes), least=None if most is None else 0, most=most)
-        return Wire(up={"posterior": posterior, "accuracy": Field((), least=0, most=1)})
+        posterior = Field((batch, task.classes), least=None if most is None else 0, most=most, source="public")
+        # the accuracy is of public rows, too: it follows from the posteriors and the public labels
+        return Wire(up={"posterior": posterior, "accuracy": Field((), least=0, most=1, source="public")})
 
     def topology(self, task: Task, t: int, present: tuple[int, ...]) -> Mapping[int, tuple[int, ...]]:
         if not self.pairs:

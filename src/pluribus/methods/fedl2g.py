@@ -57,7 +57,7 @@ class FedL2G(Method):
 
     def schema(self, task: Task, card: Card) -> Wire:
         shape = (task.classes, self.guide_width(task, card))
-        return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows")})
+        return Wire(down={"guides": Field(shape)}, up={"gradient": Field(shape, form="rows", source="gradient")})
 
     def check(self, task: Task, cards: Cards) -> None:
         if self.quiz is None:

@@ -51,7 +51,7 @@ class FedMD(Method):
             raise MismatchError("the public rows have no labels to pretrain on: use --pretrain-public 0.")
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
-        logits = {"logits": Field((self._alignment_size(task), task.classes))}
+        logits = {"logits": Field((self._alignment_size(task), task.classes), source="public")}
         return Wire(up=logits), Wire(down=logits)
 
     def _alignment_size(self, task: Task) -> int:

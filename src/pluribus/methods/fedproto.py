@@ -32,8 +32,8 @@ class FedProto(Prototypes):
 
     def schema(self, task: Task, card: Card) -> Wire:
         wire = super().schema(task, card)
-        counts = {"counts": Field((task.classes,), torch.int32, least=0)} if self.weighting == "samples" else {}
-        return Wire(down=wire.down, up={**wire.up, **counts})
+        counts = {"counts": Field((task.classes,), torch.int32, least=0, source="statistic")}
+        return Wire(down=wire.down, up={**wire.up, **(counts if self.weighting == "samples" else {})})
 
     def prepare(self, client: Client) -> None:
         client.state.seen = Tally(client.task.classes, client.card.width)

@@ -51,7 +51,7 @@ class PFedPG(Method):
 
     def schema(self, task: Task, card: Card) -> Wire:
         tokens = prompts_of(self._attach_prompts(task.shape_of(card.model), task))["tokens"]
-        prompts = {"prompts": Field(tuple(tokens.shape), kept=False)}
+        prompts = {"prompts": Field(tuple(tokens.shape), kept=False, source="weights")}
         return Wire(down=prompts, up=prompts)
 
     def prepare(self, client: Client) -> None:

@@ -37,7 +37,7 @@ class Scaffold(Method):
     def schema(self, task: Task, card: Card) -> Wire:
         """Weights and control variates are sent as vectors, buffers such as batch-norm statistics by name."""
         model = task.shape_of(card.model)
-        vector = Field((trainable(model),))
+        vector = Field((trainable(model),), source="weights")
         buffers = {name: f for name, f in schema_of(model, "model.").items() if name in _buffers(model)}
         return Wire(
             down=schema_of(model, "model.") | {"control": vector}, up={"progress": vector, "control": vector} | buffers
