@@ -63,6 +63,14 @@ Request = Enrol | Work | Teach | Learn | Evaluate
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a client has spent of its privacy budget, and whether another round is affordable."""
+
+    epsilon: float
+    affords_round: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Result of work."""
 
@@ -71,6 +79,7 @@ class Reply:
     compute: float = 0.0  # seconds of work
     communication: float = 0.0  # seconds of decoding and encoding messages
     steps: int = 0  # of gradients
+    privacy: Spent | None = None  # of a private run
 
 
 @dataclass(frozen=True, slots=True)

@@ -86,6 +86,11 @@ class Run:
         values = {k: one.selected.get("test") for k, one in self.chosen.items()}
         return over_clients(values, Counter(), self.metric.smaller)
 
+    @property
+    def epsilon(self) -> float | None:
+        """The most that a client spent of its privacy budget. None: the run has no differential privacy."""
+        return max((spent for record in self.history if (spent := record["epsilon"]) is not None), default=None)
+
     def cumulate(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
         return list(accumulate(map(of, self.history), initial=0.0))[1:]
 
@@ -226,6 +231,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
         "mean": {view: _figures(rows) for view, rows in line["mean"].items()},
         "clients": {str(int(k)): _figures(views) for k, views in line["clients"].items()},
         "notes": dict(line.get("notes") or {}),
+        "epsilon": max(map(float, (line.get("privacy") or {}).get("epsilon", {}).values()), default=None),
     }
 
 
