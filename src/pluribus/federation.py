@@ -126,6 +126,8 @@ class Federation:
                 f"the saved state of the server after round {checkpoint.latest} is not finite. {checkpoint.way_back()}"
             )
         self.selections.restore(self.history, self.method.views[0])
+        if self.parts.experiment.dp_secure:
+            self.warn("the run is resumed with new noise of the system (--dp-secure): its numbers cannot be repeated.")
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
                 f"the run is resumed with {torch.get_num_threads()} threads, but was started with "

@@ -357,6 +357,13 @@ def test_a_resumed_run_continues_its_account(tmp_path: Any) -> None:
     assert [r["clients"] for r in resumed.history] == [r["clients"] for r in whole.history]
 
 
+def test_a_resumed_run_with_noise_of_the_system_says_so(tmp_path: Any) -> None:
+    folder, settings = tmp_path / "run", {"checkpoint_every": 1, "dp_secure": True, **MODEL}
+    with pytest.raises(StoppedError):
+        private("local", rounds=2, out=str(folder), observers=[StopAfter(0)], **settings)
+    assert any("dp_secure" in one or "dp-secure" in one for one in pluribus.resume(folder, progress=False).warnings)
+
+
 def test_a_budget_that_is_used_up_ends_training() -> None:
     result = private("local", rounds=50, dp_noise=0.9, evaluate_every=100, **MODEL)
     assert 0 < len(result.history) < 50
