@@ -1,1 +1,1 @@
-"""Examples. This file makes them a package of this folder, before packages of the same name that others install."""
+"""Code of a user: a method, a model and a data set. A package, because Opacus installs one of the same name."""

@@ -35,6 +35,7 @@ from pluribus.internal.robustness import check_robustness
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
 from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
 from pluribus.models.meta import without_numbers
+from pluribus.privacy.check import check_private
 from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
 
@@ -136,8 +137,18 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     bfloat16, names = one.precision == "bfloat16", parse_augmentations(one.augment)
     check_augmentations(names, dataset.kind)
     local = Local(
-        rule, one.epochs, one.batch_size, bfloat16, channels_last, one.optimizer_life, names, one.class_weights
+        rule,
+        one.epochs,
+        one.batch_size,
+        bfloat16,
+        channels_last,
+        one.optimizer_life,
+        names,
+        one.class_weights,
+        one.privacy(),
     )
+    if local.privacy is not None:
+        check_private(method, task, cards.firsts(), local, data.normalization.mode)
     return Assembly(experiment, method, task, cards, data, warnings, dataset, manifest, local, device)
 
 

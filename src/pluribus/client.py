@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import KW_ONLY, dataclass, field
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +17,17 @@ from pluribus.data.federated import Data as Data
 from pluribus.data.federated import ExamSets
 from pluribus.draws import Made
 from pluribus.internal.batches import Batch, batch_sizes
+from pluribus.internal.guard import Guard, Tape
 from pluribus.internal.snapshot import Packed, Snapshot, pack
 from pluribus.internal.state import State as State
-from pluribus.internal.steps import Descent, Eager, Fit, Loss, Map, Runner, Step
+from pluribus.internal.steps import Descent, Eager, Finish, Fit, Loss, Map, Runner, Step
 from pluribus.message import Field, Inbox, Kept, Message, Rows, Schema, Value
 from pluribus.models import TwoPartModel
 from pluribus.models.depthwise import keep_planar
 from pluribus.models.dropout import replace_dropout, set_dropout_keys
 from pluribus.models.layers import recurrent
 from pluribus.optim import Life, Opt, Optimizer, Rule
+from pluribus.privacy.terms import Terms
 from pluribus.targets import Reduction
 from pluribus.task import Card, Task
 
@@ -47,6 +49,7 @@ class Local(NamedTuple):
     life: Life = "round"  # of optimizers for which the method sets none
     augment: tuple[str, ...] = ()
     class_weights: Literal["equal", "balanced"] = "equal"
+    privacy: Terms | None = None  # None: nothing is bounded
 
 
 class Sets(NamedTuple):
@@ -89,6 +92,9 @@ class Client:
         self._packed: Packed | None = None
         self._predicted: Packed | None = None
         self.runner: Runner = Eager()
+        self.guard: Guard | None = None  # of a private run
+        self.tape: Tape | None = None  # while the gradients of single rows are computed
+        self.row_sums: dict[Any, Any] = {}  # buffers of private steps
         self._round = -1
         self._exchange: draws.Key = 0
         self._fits = 0
@@ -273,6 +279,10 @@ class Client:
         epoch = batch_sizes(len(data), batch or self.local.batch, self._least)
         limit = steps if steps is not None else len(epoch) * (self.local.epochs if epochs is None else epochs)
         self._fits += 1
+        if self.guard is not None and limit and epoch and self.guard.protects(self, data):
+            self.guard.fit(self, step, data, batch or self.local.batch, limit, augment)
+            self.steps += limit
+            return limit
         orders: list[Tensor] = []
         sizes: list[int] = []
         while len(sizes) < limit and epoch:
@@ -281,34 +291,51 @@ class Client:
         if not sizes:
             self._loss = None
             return 0
+        loss = self.visit(step, data, torch.cat(orders), sizes, augment)
+        if loss is not None:
+            self._loss = loss
+        self.steps += len(sizes)
+        return len(sizes)
+
+    def visit(
+        self,
+        step: Step,
+        data: Data,
+        order: Tensor,
+        sizes: list[int],
+        augment: bool,
+        finish: Finish | None = None,
+    ) -> Tensor | None:
+        """Run a step over these positions, batch by batch. Returns the mean loss."""
         key = (self.task.seed, "dropout", self.card.id, self._round, self._exchange, self._fits)
         names = self.local.augment if augment else ()
         changes = Augment.of(names, draws.number(*key, "augment"), sum(sizes), self.device)
         with self._training(len(data)):
             for part, module in (("model", self.model), ("state", self.state)):
                 set_dropout_keys(module, draws.number(*key, part))
-            loss = self.runner.fit(self, Fit(step, data, torch.cat(orders), sizes, key, changes))
-        if loss is not None:
-            self._loss = loss
-        self.steps += len(sizes)
-        return len(sizes)
+            return self.runner.fit(self, Fit(step, data, order, sizes, key, changes, finish))
 
     @contextmanager
     def _training(self, samples: int) -> Iterator[None]:
         """Train mode. With too few samples, running statistics normalize."""
-        self._set_mode(samples >= self._least)
+        self.set_mode(samples >= self._least)
         self._in_step = True
         try:
             yield
         finally:
             self._in_step = False
 
-    def _set_mode(self, training: bool) -> None:
+    def set_mode(self, training: bool) -> None:
         """Set train or eval mode. Hundreds of modules are visited only if the mode changes."""
         if training != self._mode:
             self._mode = training
             for module in (self.model, self.state):
                 module.train(training)
+
+    @property
+    def fits(self) -> int:
+        """Number of fits of this exchange so far."""
+        return self._fits
 
     def sweep(self, rows: Map, on: str | Data = "train") -> Tensor:
         """Return `rows(client, x)` of all samples in order, in eval mode and without gradients, as one tensor.
@@ -316,7 +343,7 @@ class Client:
         `rows` is a named function or method, such as `Client.features`: a lambda would be a new function every time.
         """
         data = self.data[on] if isinstance(on, str) else on
-        self._set_mode(False)
+        self.set_mode(False)
         if not len(data):
             with torch.no_grad():
                 return rows(self, self.task.input.zeros(1, device=self.device))[:0]
@@ -360,17 +387,25 @@ class Client:
 
     def grads(self, loss: Tensor, opt: str = "model") -> dict[str, Tensor]:
         """Gradients of a loss for an optimizer's parameters, by name. Unused parameters are left out."""
+        if self.tape is not None:
+            return self.tape.grads(loss, opt)
         parameters = self.optimizers[opt].parameters
         found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True)
         return {name: g for name, g in zip(parameters, found, strict=True) if g is not None}
 
     def apply(self, grads: Mapping[str, Tensor], opt: str = "model") -> None:
         """Take one optimizer step with these gradients."""
+        if self.tape is not None:
+            self.tape.apply(grads, opt)
+            return
         optimizer = self.optimizers[opt]
         optimizer.apply([grads.get(name) for name in optimizer.parameters])
 
     def descend(self, loss: Tensor, *opts: str) -> None:
         """Run one backward pass, then one step of each named optimizer (`model` if none is named)."""
+        if self.tape is not None:
+            self.tape.descend(loss, opts or ("model",))
+            return
         chosen = [self.optimizers[name] for name in opts or ("model",)]
         parameters = [p for optimizer in chosen for p in optimizer.parameters.values()]
         grads: Sequence[Tensor | None] = torch.autograd.grad(loss, parameters, allow_unused=True)

@@ -180,6 +180,10 @@ class HostLostError(WorkerError):
     """Clients were lost with the machine or process that held them; the last checkpoint still has them."""
 
 
+class BudgetError(PluribusError):
+    """A client has used up its privacy budget."""
+
+
 class UnfinishedError(PluribusError):
     """Some runs of a comparison, search or table did not finish."""
 

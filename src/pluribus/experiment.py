@@ -38,6 +38,7 @@ from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
+from pluribus.privacy.terms import Terms
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.folder import DIGEST, PUBLIC_DIGEST
 from pluribus.storage.toml import read_toml
@@ -150,6 +151,21 @@ class Experiment:
     loss: Literal["mse", "l1"] = setting("mse", group="training")
     """Loss of numbers: their squared or their absolute error."""
 
+    dp_epsilon: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="epsilon")
+    """Privacy budget of each client for the whole run, at most. Default: no differential privacy."""
+    dp_delta: float = setting(1e-5, group="privacy", above=0, below=1, symbol="delta")
+    """Chance that the bound of --dp-epsilon does not hold."""
+    dp_clip: float = setting(1.0, group="privacy", above=0, symbol="C")
+    """Largest norm of the gradient of one row."""
+    dp_sums_clip: float = setting(1.0, group="privacy", above=0)
+    """Largest norm of the vector of one row, such as its features, in a sum over the rows of a class."""
+    dp_share: float = setting(0.5, group="privacy", above=0, below=1)
+    """Share of --dp-epsilon that class sums and counts may use, if they are accounted alone."""
+    dp_noise: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="sigma")
+    """Noise multiplier of training. Default: so that the budget lasts. With less noise, training ends early."""
+    dp_secure: bool = setting(False, group="privacy")
+    """Draw noise and batches from the system's generator, not by --seed. The run cannot be repeated to the bit."""
+
     participation: float = setting(1.0, group="rounds", above=0, at_most=1)
     """Share of clients sampled per round."""
     drop_rate: float = setting(0.0, group="rounds", at_least=0, below=1, simulated=True)
@@ -232,6 +248,10 @@ class Experiment:
             raise ConflictError("--val-fraction, --test-fraction and --public-fraction leave nothing to train on.")
         if self.public_data is not None and self.public_fraction:
             raise ConflictError("--public-data replaces --public-fraction: use one of them.")
+        if self.dp_epsilon is None:
+            own = {name: getattr(type(self), name) for name in group_names(type(self))["privacy"]}
+            if changed := [flag_name(name) for name, value in own.items() if getattr(self, name) != value]:
+                raise ConflictError(f"{changed[0]} needs --dp-epsilon, the privacy budget of each client.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
 
@@ -329,6 +349,13 @@ class Experiment:
             self.clip_norm,
         )
 
+    def privacy(self) -> Terms | None:
+        """The terms of a private run. None: nothing is bounded."""
+        if self.dp_epsilon is None:
+            return None
+        bounds = self.dp_delta, self.dp_clip, self.dp_sums_clip, self.dp_share
+        return Terms(self.dp_epsilon, *bounds, self.dp_noise, self.dp_secure)
+
     @property
     def data_name(self) -> str:
         """The name of the data set for a person."""
@@ -384,7 +411,10 @@ class Experiment:
 
 
 SETTINGS = group_names(Experiment)  # names by group; those in `execution` change no metric
-TRAINING = SETTINGS["training"]  # the same for all methods of a comparison, except where one method sets its own
+TRAINING = [
+    *SETTINGS["training"],
+    *SETTINGS["privacy"],
+]  # the same for all methods of a comparison, except where one method sets its own
 FOR_SIMULATIONS = ("data", "execution")  # groups that each real site sets itself
 
 

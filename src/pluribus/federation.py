@@ -17,6 +17,7 @@ from pluribus.engines import engine_for, server_runner_for
 from pluribus.engines.engine import MOST_PENDING, Engine
 from pluribus.errors import DamagedFileError, FormatError, NotFiniteError, UserCodeError
 from pluribus.evaluate import Metrics, exam_sizes, metrics_over_clients
+from pluribus.host import make_host
 from pluribus.internal.blame import at
 from pluribus.internal.clock import Clock
 from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
@@ -25,6 +26,7 @@ from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
 from pluribus.message import Message
 from pluribus.method import PeerMethod
+from pluribus.privacy.budgets import Budgets
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
 from pluribus.server_half import ServerHalf
@@ -97,6 +99,7 @@ class Federation:
             engine = engine_for(parts, folder.checkpoint.client, self.warn)
         self.engine = engine
         self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
+        self.budgets = Budgets()
         self.clock = Clock()
         self._steps = Counter[int]()  # gradient steps per client in this round
         self._attack = parts.experiment.lies()
@@ -113,6 +116,7 @@ class Federation:
     def _restore(self) -> None:
         checkpoint = self.folder.checkpoint
         self.history, traffic = self.folder.history(checkpoint.latest)
+        self.budgets.restore(self.history)
         for line in traffic:
             self.ledger.replay(line)
         if checkpoint.latest is None:
@@ -123,6 +127,8 @@ class Federation:
                 f"the saved state of the server after round {checkpoint.latest} is not finite. {checkpoint.way_back()}"
             )
         self.selections.restore(self.history, self.method.views[0])
+        if self.parts.experiment.dp_secure:
+            self.warn("the run is resumed with new noise of the system (--dp-secure): its numbers cannot be repeated.")
         if checkpoint.threads != torch.get_num_threads():
             self.warnings.append(
                 f"the run is resumed with {torch.get_num_threads()} threads, but was started with "
@@ -135,21 +141,34 @@ class Federation:
             return self._run()
 
     def _run(self) -> Result:
+        self._rehearse()
         self._tell("start", self)
         rounds = self.parts.task.rounds
         self._expect(len(self.history))
         for t in range(len(self.history), rounds):
+            if self._is_over():
+                self.report(f"training ends after round {t - 1}: all clients have used up their privacy budget.")
+                break
             with at(f"round {t}"):
                 record = self._round(t)
             self.history.append(record)
             self.folder.append(record, self.ledger.flush())
             self._unsaved += record["seconds"]
-            self._save(t, last=t == rounds - 1)
+            self._save(t, last=t == rounds - 1 or self._is_over())
             self._tell("round", record, self.ledger)
         result = self.result()
         self.folder.write_result(result.to_json())
         self._tell("finish", result)
         return result
+
+    def _rehearse(self) -> None:
+        """Before round 0, refuse what a private simulation could not bound later."""
+        if isinstance(self.parts, Assembly) and self.parts.local.privacy is not None and not self.history:
+            make_host(self.parts, lambda _: None).rehearse()
+
+    def _is_over(self) -> bool:
+        """Whether no client can afford another round."""
+        return len(self.budgets.spent) == self.parts.task.clients
 
     def _tell(self, hook: str, *about: Any) -> None:
         """Call a function of every observer that has it."""
@@ -162,7 +181,7 @@ class Federation:
         before = dict(self.ledger.total)
         self.half.begin(t)
         present, late = self.sample_clients(t)
-        present = self._enrol_new(present)
+        present = self._enrol_new([k for k in present if k not in self.budgets.spent])
         exchange = self._peer_exchanges if isinstance(self.method, PeerMethod) else self._exchanges
         losses, answered = exchange(t, present, late)
         self._expect(t + 1)
@@ -181,6 +200,7 @@ class Federation:
             "loss": self._mean_loss(t, {k: loss for k, loss in losses.items() if not self._is_attacker(k)}),
             "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
+            **self.budgets.take_record(),
             "mean": self._over_clients(figures),
             "clients": {str(k): views for k, views in figures.items()},
             "notes": self.server.notes,
@@ -210,6 +230,7 @@ class Federation:
                 assert isinstance(answer, Reply)
                 assert isinstance(answer.up, bytes)
                 self._steps[k] += answer.steps
+                self.budgets.note(k, answer.privacy)
                 self.ledger.add(self.server.t, 0, k, "up", answer.up)
                 self.half.enrol(k, answer.up)
         return [k for k in present if k in self.half.enrolled]
@@ -287,6 +308,7 @@ class Federation:
             for k, reply in self.engine.each(requests):
                 assert isinstance(reply, Reply)
                 self._steps[k] += reply.steps
+                self.budgets.note(k, reply.privacy)
                 shares["compute"] += reply.compute
                 shares["communication"] += reply.communication
                 yield k, reply
@@ -304,7 +326,7 @@ class Federation:
     def _evaluate(self, t: int, present: list[int]) -> dict[int, dict[str, Metrics]]:
         experiment, task = self.parts.experiment, self.parts.task
         trained = t + 1 - task.warmup  # number of rounds in which models trained
-        if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1):
+        if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1 and not self._is_over()):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
         receives = self.method.views != ("after",)  # other views get the newest download

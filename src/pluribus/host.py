@@ -34,7 +34,8 @@ from pluribus.internal.starts import Starts
 from pluribus.message import Inbox, Message, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
-from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.privacy.guard import RowGuard
+from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Spent, Teach, Work
 from pluribus.storage.checkpoint import TESTED, put_back
 from pluribus.task import Card, Task
 
@@ -115,6 +116,8 @@ class Host:
         self._limits = limits or Limits.of(self.device)
         self._headline = METRICS[self.task.metrics[0]]
         self.wires = Wires(self.method, self.task, self.cards)
+        terms = self.local.privacy
+        self._guard = None if terms is None else RowGuard(terms)
 
     def answer(self, request: Request) -> Answer:
         """Answer a request about a client. An error of the method gets the round and the client as a note."""
@@ -134,11 +137,11 @@ class Host:
 
     def _enrol(self, request: Enrol) -> Reply:
         k = request.client
-        client = self.client(k)
+        client = self._prepared(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed.add(k)
         up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
-        return Reply(up, None, steps=client.steps)
+        return Reply(up, None, steps=client.steps, privacy=self._spent(client))
 
     def _work(self, request: Work) -> Reply:
         t, k = request.t, request.client
@@ -205,7 +208,7 @@ class Host:
                     raise
                 left_out[client.card.id] = error.sentence  # under attack, honest clients may diverge
         communication = received - started + time.perf_counter() - worked
-        return Reply(up, loss, worked - received, communication, client.steps, left_out)
+        return Reply(up, loss, worked - received, communication, client.steps, left_out, self._spent(client))
 
     def _encode(self, client: Client, message: Message, down: Message | None, when: tuple[int, int]) -> bytes:
         """Serialize what a client sends in a round and exchange. Attackers send something else."""
@@ -249,8 +252,21 @@ class Host:
             self.method.adapt(client, view)
             yield client
 
-    def _begin(self, t: int, stage: int, k: int) -> Client:
+    def _prepared(self, k: int) -> Client:
+        """A client that is about to work. In a private run its noise is chosen before it first does."""
         client = self.client(k)
+        if self._guard is not None:
+            self._guard.begin(self.method, client)
+        return client
+
+    def _spent(self, client: Client) -> Spent | None:
+        """What the client has spent of its privacy budget."""
+        if self._guard is None:
+            return None
+        return Spent(self._guard.epsilon(client), self._guard.affords_round(client))
+
+    def _begin(self, t: int, stage: int, k: int) -> Client:
+        client = self._prepared(k)
         client.begin(t, stage, self.method.schedule(t, self.task.rounds))
         self._changed.add(k)
         return client
@@ -258,6 +274,17 @@ class Host:
     def _receive(self, client: Client, down: Message) -> None:
         client.take(down)
         self.method.receive(client, down)
+
+    def rehearse(self) -> None:
+        """Refuse what a private run could not bound later, with the first client of each architecture."""
+        if self._guard is None:
+            return
+        firsts: dict[str, int] = {}
+        for k in self.cards:
+            firsts.setdefault(self.cards[k].model, k)
+        for k in firsts.values():
+            with at(f"client {k}"):
+                self._guard.rehearse(self.method, self.client(k))
 
     def expect(self, clients: Iterable[int]) -> None:
         """Prepare clients that will soon be asked, as far as that costs no time of others."""
@@ -350,6 +377,8 @@ class Host:
             self.method.prepare(client)
             if self.attack is not None and self.attack.replays:  # all clients: they take each other's places in memory
                 client.state.replayed = self._allocate_replay(k)
+            if self._guard is not None:
+                self._guard.attach(client)
             client.state.fix()
             down = {name: field for wire in self.wires(k) for name, field in wire.down.items()}
             client.equip(self.method.optimizers(client), down, self._least_rows(client))

@@ -90,6 +90,9 @@ class Method:
     down: ClassVar[str] = "nothing"
     needs: ClassVar[frozenset[Need]] = frozenset()
     exchanges: ClassVar[tuple[Exchange, ...]] = (Exchange(),)
+    unbounded: ClassVar[str] = ""
+    """Why the method cannot run with differential privacy of rows, although its messages have sources that can be
+    bounded: a sentence. Empty: it can."""
     takes: ClassVar[tuple[Kind, ...]] = KINDS
     """The kinds of rows that the method can work with."""
     targets: ClassVar[tuple[TargetKind, ...]] = ("classes",)
@@ -344,6 +347,7 @@ def _check_attributes(cls: type[Method]) -> None:
             _holds(cls.targets, tuple, str) and {*cls.targets} <= {*TARGETS},
             f"a tuple with some of {', '.join(TARGETS)}",
         ),
+        "unbounded": (isinstance(cls.unbounded, str), "text"),
         "enrols": (isinstance(cls.enrols, bool), "True or False"),
         "defenses": (
             _holds(cls.defenses, tuple, str) and {*cls.defenses} <= {*DEFENSES},

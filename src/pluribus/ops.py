@@ -36,8 +36,24 @@ def onehot(y: Tensor, classes: int) -> Tensor:
 def class_means(client: Client, on: str = "train", rows: Map = Client.features) -> Rows:
     """Mean feature (or other row) per held class, over all samples, in eval mode: exact for every batch size."""
     members = onehot(client.data[on].labels(), client.task.classes)
+    return row_means(*class_sums(client, members, client.sweep(rows, on)))
+
+
+def class_sums(client: Client, members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+    """Sums of private rows per class, and their numbers. `members` (rows, classes) says which class a row counts for.
+
+    In a private run the vector of each row is clipped, and sums and numbers are noised.
+    """
+    if client.guard is not None:
+        return client.guard.class_sums(client, members, values)
     # a matrix product, not `index_add_`: its order of summation is fixed on every device
-    return row_means(members.T @ client.sweep(rows, on), members.sum(0))
+    return members.T @ values, members.sum(0)
+
+
+def class_counts(client: Client, on: str = "train") -> Tensor:
+    """Number of private rows per class. In a private run, with noise."""
+    members = onehot(client.data[on].labels(), client.task.classes)
+    return members.sum(0) if client.guard is None else client.guard.class_counts(client, members)
 
 
 def row_means(sums: Tensor, counts: Tensor) -> Rows:
@@ -47,6 +63,8 @@ def row_means(sums: Tensor, counts: Tensor) -> Rows:
 
 class Tally(nn.Module):
     """Sums per class over a client's training steps. It is part of `client.state`, and each step adds to it.
+
+    In a private run, training adds nothing: the sums are those of one pass over the rows after it.
 
     >>> tally = Tally(3, 2)
     >>> tally.add(torch.tensor([0, 0, 2]), torch.tensor([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]))
@@ -61,12 +79,16 @@ class Tally(nn.Module):
         super().__init__()
         self.register_buffer("sums", torch.zeros(classes, width))
         self.register_buffer("counts", torch.zeros(classes))
+        self.collected: list[tuple[Tensor, Tensor]] | None = None  # in place of sums, where a private run collects rows
 
     def reset(self) -> None:
         self.sums.zero_()
         self.counts.zero_()
 
     def add(self, y: Tensor, values: Tensor) -> None:
+        if self.collected is not None:
+            self.collected.append((y.detach(), values.detach().float()))
+            return
         members = onehot(y, len(self.counts))
         self.sums += members.T @ values.detach().float()
         self.counts += members.sum(0)

@@ -63,6 +63,14 @@ Request = Enrol | Work | Teach | Learn | Evaluate
 
 
 @dataclass(frozen=True, slots=True)
+class Spent:
+    """What a client has spent of its privacy budget, and whether another round is affordable."""
+
+    epsilon: float
+    affords_round: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Reply:
     """Result of work."""
 
@@ -72,6 +80,7 @@ class Reply:
     communication: float = 0.0  # seconds of decoding and encoding messages
     steps: int = 0  # of gradients
     left_out: Mapping[int, str] = field(default_factory=dict)  # who sent what nobody can use, and why
+    privacy: Spent | None = None  # of a private run
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,7 @@ from pluribus.internal.ledger import Ledger
 from pluribus.internal.metrics import ACCURACY, Metric
 from pluribus.internal.tables import Cell, Table, csv_of, latex_of, markdown_of, write_to
 from pluribus.internal.views import View, view_text
+from pluribus.privacy.budgets import epsilon_of_run
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.folder import RESULT
 from pluribus.storage.history import read_metrics, read_summary, read_traffic
@@ -181,6 +182,11 @@ class Result:
         for record in self.history:
             total.update({int(k): steps for k, steps in record["steps"].items()})
         return dict(sorted(total.items()))
+
+    @property
+    def epsilon(self) -> float | None:
+        """The largest privacy budget that a client has spent. None: the run has no differential privacy."""
+        return epsilon_of_run(self.history)
 
     @property
     def steps_per_client(self) -> float | None:
@@ -394,6 +400,7 @@ class Result:
             self._headline.text: f"{_number(self.score)} ({self._score_is})",
             "bytes": ", ".join(moved),
             "seconds": f"{self.seconds:.1f}",
+            **({} if self.epsilon is None else {"epsilon": f"{self.epsilon:.2f}, the most that a client spent"}),
             "folder": str(self.folder or "none: the run is in memory"),
         }
 
@@ -454,6 +461,7 @@ class Result:
             **({"confusion": self._confusion_to_json()} if self.with_confusion else {}),
             "clients": self._rows(),
             "bytes": self.bytes,
+            **({} if self.epsilon is None else {"epsilon": self.epsilon}),
             "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
             "seconds": round(self.seconds, 3),
             "folder": None if self.folder is None else str(self.folder),

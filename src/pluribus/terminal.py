@@ -193,7 +193,9 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     about += ". Gradient steps per client differ by more than a tenth" if _steps_differ(results) else ""
     warmed = [of for of in results if of.warmup]
     lengths = [f"{of.method}: {_count(of.warmup, 'round')} of warm-up, then {of.rounds} of training" for of in warmed]
-    for text in (about, *lengths):
+    spent = [(of.method, of.epsilon) for of in results if of.epsilon is not None]
+    private = [f"{name}: epsilon {epsilon:.2f}, the most that a client has spent" for name, epsilon in spent]
+    for text in (about, *lengths, *private):
         console.print(Padding(text, (0, 0, 0, 1), expand=False), style="dim", highlight=False)
 
 
@@ -205,6 +207,8 @@ def _costs(results: Sequence[Result]) -> Iterator[tuple[str, list[str]]]:
     yield "steps", ["-" if (steps := one.steps_per_client) is None else f"{steps:,.0f}" for one in results]
     for way in ("up", "down"):
         yield way, [format_bytes(result.bytes[way]) for result in results]
+    if any(one.epsilon is not None for one in results):
+        yield "epsilon", ["-" if one.epsilon is None else f"{one.epsilon:.2f}" for one in results]
 
 
 def _steps_differ(results: Sequence[Result]) -> bool:

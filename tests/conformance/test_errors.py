@@ -21,6 +21,7 @@ from pluribus.data import Dataset, load
 from pluribus.engines.worker import Start, Worker
 from pluribus.errors import (
     AgreementError,
+    BudgetError,
     CertificateError,
     CheckpointError,
     ConfigError,
@@ -243,6 +244,11 @@ SENTENCES: dict[Kind, tuple[Provoke, str]] = {
     HostLostError: (
         lambda folder: run_tiny(Losing, rounds=1, models="mlp-64", out=folder),
         "a host was lost. Resume with: pluribus resume FOLDER --allow test_errors.Losing",
+    ),
+    BudgetError: (
+        lambda folder: run_tiny("local", models="mlp-64", dp_epsilon=1, dp_noise=1, batch_size=1000, rounds=1),
+        "client 0 would spend epsilon 4.73 in one round, and 1 is allowed (--dp-epsilon): use a larger --dp-noise, or "
+        "leave it out.",
     ),
     UnfinishedError: (
         compare_what_diverges,

@@ -53,6 +53,34 @@ def test_captured_steps_leave_the_bits_of_steps_as_written(name):
     assert_same(as_written(name), replayed)
 
 
+PRIVATE = {"dp_epsilon": 8.0, "batch_size": 16, "epochs": 2}
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("local", {"models": "cnn-16,cnn-16-32-gn"}),
+        ("local", {"models": "resnet18-gn", "image_size": 32}),
+        ("fedgh", {"models": "mlp-64,cnn-16", "width": 64}),
+        ("fedkd", {"models": "mlp-64,cnn-16"}),
+        ("scaffold", {"models": "cnn-16"}),  # its step reads the private gradient
+        ("fedrep", {"models": "cnn-16"}),
+        ("fedproto", {"models": "mlp-64,cnn-16", "width": 64}),
+    ],
+)
+def test_private_steps_are_captured_and_leave_the_bits_of_steps_as_written(name, settings):
+    replayed = captured(name, **PRIVATE, **settings)
+    assert reasons(replayed) == []
+    assert_same(as_written(name, **PRIVATE, **settings), replayed)
+
+
+def test_private_clients_may_take_turns_in_one_place(monkeypatch):
+    settings = PRIVATE | {"models": "cnn-16"}
+    roomy = captured("fedavg", **settings)
+    monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 2)
+    assert_same(roomy, captured("fedavg", **settings))
+
+
 @every_method
 def test_clients_may_take_turns_in_one_place(name, monkeypatch):
     roomy = captured(name)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -47,6 +48,7 @@ from pluribus.federation import Federation, Observer
 from pluribus.inputs import Input
 from pluribus.message import decode, encode
 from pluribus.optim import Rule
+from pluribus.privacy.terms import Terms
 from pluribus.result import Result
 from pluribus.server import Server
 from pluribus.sites import remote
@@ -236,6 +238,40 @@ def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
     folder.close()
     with refused(OtherRunError, tmp_path / "run", "pluribus serve", "pluribus predict"):
         pluribus.resume(tmp_path / "run", progress=False)
+
+
+# ---- privacy -------------------------------------------------------------------------------------------------------
+
+
+def test_a_private_site_keeps_its_own_account(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh", dp_epsilon=8.0, models="mlp-64,cnn-16", width=64)
+    terms = parts.local.privacy
+    assert terms is not None
+    agreement = dataclasses.replace(agreement, privacy=terms._replace(secure=True))
+    assert Agreement.of(json.loads(json.dumps(agreement.facts()))).privacy == agreement.privacy
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    made = federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+    result = made.run()
+    spent = [record["privacy"]["epsilon"] for record in result.history]
+    assert all(set(one) == {"0", "1", "2"} for one in spent)
+    assert spent[0]["0"] < spent[1]["0"] < spent[2]["0"] <= 8.0
+    assert all(record["loss"] is None for record in result.history)
+
+
+def test_a_method_that_nothing_bounds_is_refused_by_the_server(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedl2g-l", models="mlp-64", warmup=1)
+    agreement = dataclasses.replace(agreement, privacy=Terms(8.0, secure=True))
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    with refused(MismatchError, "fedl2g-l"):
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+
+
+@pytest.mark.parametrize("change", [{"epsilon": -1.0}, {"delta": 2.0}, {"clip": "one"}, {"noise": 0.0}])
+def test_terms_of_privacy_are_checked(change: dict[str, Any]) -> None:
+    _, agreement, _ = agreed("fedgh")
+    facts = agreement.facts() | {"privacy": Terms(8.0)._asdict() | change}
+    with refused(SchemaError, "privacy"):
+        Agreement.of(json.loads(json.dumps(facts)))
 
 
 # ---- crashes -------------------------------------------------------------------------------------------------------

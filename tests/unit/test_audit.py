@@ -14,7 +14,6 @@ from torch import nn
 
 import pluribus
 from conftest import run_tiny, tiny
-from pluribus.audit.audit import spent_epsilon
 from pluribus.audit.findings import CARD, MODEL, Finding
 from pluribus.audit.inversion import Span, angle, descend, invert_gradient, task_gradient
 from pluribus.audit.measures import Scores, auc, mean_auc, psnr, total_variation
@@ -25,6 +24,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import FileAccessError, MissingSettingError, RangeError
 from pluribus.evaluate import rule_of
 from pluribus.models import TwoPartModel
+from pluribus.privacy.budgets import epsilon_of_run
 from pluribus.result import Result
 from refusals import refused
 from terminal import Terminal
@@ -284,8 +284,8 @@ def test_numbers_have_losses_but_no_classes() -> None:
 
 def test_the_epsilon_of_a_run_is_the_largest_in_its_records() -> None:
     spent = [{"privacy": {"epsilon": {"0": 1.0, "1": 2.5}}}, {"privacy": {"epsilon": {"0": 2.0}}}, {"loss": 1}]
-    assert spent_epsilon(spent) == 2.5
-    assert spent_epsilon([{"loss": 1}]) is None
+    assert epsilon_of_run(spent) == 2.5
+    assert epsilon_of_run([{"loss": 1}]) is None
 
 
 def test_runs_stand_side_by_side() -> None:

@@ -438,6 +438,7 @@ def test_all_groups():
     htfe8 = ("cnn4", "googlenet", "mobilenet-v2", "resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
     assert {name: group.models for name, group in GROUPS.items()} == {
         "small": ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"),
+        "small-gn": ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32-gn"),
         "tiny": ("tiny-vit-32", "tiny-vit-48", "tiny-cnn-64"),
         "htfe2": ("cnn4", "resnet18"),
         "htfe3": ("resnet10", "resnet18", "resnet34"),
@@ -457,7 +458,16 @@ def test_all_groups():
 
 
 def test_widths_of_groups():
-    by_width = {"small": 64, "tiny": None, "fedgh": 500, "fedfree": None, "sensor5": 64, "text6": 64, "table4": 64}
+    by_width = {
+        "small": 64,
+        "small-gn": 64,
+        "tiny": None,
+        "fedgh": 500,
+        "fedfree": None,
+        "sensor5": 64,
+        "text6": 64,
+        "table4": 64,
+    }
     by_width |= dict.fromkeys(("htfe2", "htfe3", "htfe4", "htfe8", "htfe9", "htm10"), 512)
     by_width |= dict.fromkeys(("fedhpl-vit", "fedhpl-resnet", "fedhpl-homogeneous"))
     assert {name: width_of(name) for name in GROUPS} == by_width

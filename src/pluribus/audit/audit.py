@@ -190,15 +190,8 @@ def _about(result: Result) -> dict[str, Any]:
         "rounds": result.rounds,
         "metric": result.metric,
         "score": result.score,
-        "epsilon": spent_epsilon(result.history),
+        "epsilon": result.epsilon,
     }
-
-
-def spent_epsilon(history: Sequence[Mapping[str, Any]]) -> float | None:
-    """The largest epsilon that a client has spent, by the records of a run. None: it has no privacy."""
-    return max(
-        (one for record in history for one in record.get("privacy", {}).get("epsilon", {}).values()), default=None
-    )
 
 
 def _notes(rehearsal: Rehearsal, private: bool) -> list[str]:

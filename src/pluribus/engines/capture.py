@@ -35,7 +35,7 @@ from pluribus.engines.staging import Staging
 from pluribus.engines.visit import Visit
 from pluribus.internal.batches import Batch, gather
 from pluribus.internal.snapshot import copy_all
-from pluribus.internal.steps import Descent, Eager, Fit, Map, Step, sweep_sizes
+from pluribus.internal.steps import Descent, Eager, Fit, Map, RowFinish, RowStep, Step, sweep_sizes
 from pluribus.message import Inbox
 
 Tell = Callable[[str], None]
@@ -96,17 +96,36 @@ class Captured:
         )
         filled: set[int] = set()
         source = self._source(fit.data.store, max(fit.sizes))
-        for visit in _stage(source, visits[done:]):
+        for number, visit in enumerate(_stage(source, visits[done:]), done):
             recording = self._find_step(client, fit, len(visit.rows), source)
             if recording is None:
                 samples += _alone(partial(self._step_as_written, client, fit, visit))
-                continue
-            if id(recording) not in filled:
-                recording.fill(client, fit.data.scale)
-                filled.add(id(recording))
-            recording.play(visit)
-            samples += recording.result
+            else:
+                if id(recording) not in filled:
+                    recording.fill(client, fit.data.scale)
+                    filled.add(id(recording))
+                recording.play(visit)
+                samples += recording.result
+            self._finish(client, fit, number)
         return self._total / samples if samples else None
+
+    def _finish(self, client: Client, fit: Fit, number: int) -> None:
+        """Run the second part of a step, if this was the last chunk of its batch."""
+        finish = fit.finish
+        if finish is None or not finish.ends[number]:
+            return
+        finish.prepare()
+        nothing = torch.empty(0, dtype=torch.int64, device=self._device)
+
+        def step(*_: Any) -> None:
+            with client.autocast():
+                finish.step(client, Batch(nothing, nothing, nothing, 0))
+
+        recording = self._find_recording((name_of_step(finish.step), client.model.training), client, 0, step, None)
+        if recording is None:
+            _alone(step)
+        else:
+            recording.play(Visit(nothing))
 
     def _try_out(self, client: Client, fit: Fit, visits: Sequence[Visit]) -> tuple[int, int]:
         """Run the first batch of a new step as written, and observe it. If it draws random numbers, run all batches.
@@ -125,12 +144,17 @@ class Captured:
             before = generator.get_offset()
             with self._observe(client, name) as watch:
                 samples = self._step_as_written(client, fit, visits[0])
-            if generator.get_offset() == before:
+            drew = generator.get_offset() != before
+            self._finish(client, fit, 0)
+            if not drew:
                 self._judge(client, key, watch)
                 return 1, samples
             self._random.add(name)
             self._refuse(name, "it draws random numbers on the GPU")
-            return len(visits), samples + sum(self._step_as_written(client, fit, visit) for visit in visits[1:])
+            for number, visit in enumerate(visits[1:], 1):
+                samples += self._step_as_written(client, fit, visit)
+                self._finish(client, fit, number)
+            return len(visits), samples
 
     def _observe(self, client: Client, name: Any) -> AbstractContextManager[Observed]:
         """Observe a step. Its operations are the same for all clients of an architecture."""
@@ -403,6 +427,9 @@ def name_of_step(function: Any) -> Any:
     if isinstance(function, Descent):
         loss = name_of_step(function.loss)
         return loss if isinstance(loss, str) else Descent(loss, function.opts)
+    if isinstance(function, RowStep | RowFinish):
+        step = name_of_step(function.step)
+        return step if isinstance(step, str) else type(function)(step, function.opts)
     plain = getattr(function, "__func__", function)
     return plain.__qualname__ if "<" in getattr(plain, "__qualname__", "<") else plain
 
@@ -410,4 +437,6 @@ def name_of_step(function: Any) -> Any:
 def _display_name(name: Any) -> str:
     if isinstance(name, Descent):
         return _display_name(name.loss)
+    if isinstance(name, RowStep | RowFinish):
+        return _display_name(name.step)
     return name if isinstance(name, str) else name.__qualname__

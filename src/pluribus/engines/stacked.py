@@ -26,6 +26,7 @@ from pluribus.data.scaling import Scale
 from pluribus.engines.capture import Tell, capture, name_of_step
 from pluribus.internal.batches import Batch
 from pluribus.internal.steps import Descent, Fit, Loss, Map, Runner
+from pluribus.internal.substitute import substitute
 from pluribus.message import Kept, Rows
 from pluribus.method import Method
 from pluribus.ops import recurrent
@@ -47,6 +48,8 @@ def is_stackable(method: Method, client: Client) -> bool:
     Recurrent layers run as one fused kernel, which vmap cannot stack: these clients train one by one.
     """
     optimizer = client.optimizers.get("model")
+    if client.guard is not None:
+        return False  # its steps take the gradients of single rows
     if not client.data["train"].store.resident:
         return False  # a stack reads the rows of all clients at once
     small = sum(p.numel() for p in client.model.parameters()) <= MOST_WEIGHTS
@@ -363,25 +366,15 @@ def _tensors(client: Client) -> dict[str, Tensor]:
 
 @contextmanager
 def _substitute(client: Client, tensors: Mapping[str, Tensor]) -> Iterator[None]:
-    """Give the client these tensors instead of its own."""
-    before: list[tuple[dict[str, Any], str, Any]] = []
-    for part, module in (("model", client.model), ("state", client.state)):
-        for prefix, child in module.named_modules():
-            for own in (child._parameters, child._buffers):
-                for name, value in own.items():
-                    given = tensors.get(".".join(filter(None, (part, prefix, name))))
-                    if given is not None:
-                        before.append((own, name, value))
-                        own[name] = given
+    """Give the client these tensors instead of its own, also those of its downloads."""
     got, weight = client.got, client.class_weight
     client.class_weight = tensors.get("class_weight")
     client.got = Kept({name: _substitute_value(name, value, tensors) for name, value in got.items()})
     try:
-        yield
+        with substitute(client, tensors):
+            yield
     finally:
         client.got, client.class_weight = got, weight
-        for own, name, value in before:
-            own[name] = value
 
 
 def _substitute_value(name: str, value: Tensor | Rows, tensors: Mapping[str, Tensor]) -> Tensor | Rows:

@@ -79,6 +79,13 @@ class CommonSettings(TypedDict, total=False):
     augment: str | Sequence[str]
     class_weights: Literal["equal", "balanced"]
     loss: Literal["mse", "l1"]
+    dp_epsilon: float | None
+    dp_delta: float
+    dp_clip: float
+    dp_sums_clip: float
+    dp_share: float
+    dp_noise: float | None
+    dp_secure: bool
     participation: float
     drop_rate: float
     straggler_rate: float

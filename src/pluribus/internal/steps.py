@@ -39,6 +39,33 @@ L = TypeVar("L", bound=Learner)
 
 
 @dataclass(frozen=True)
+class RowStep:
+    """The first part of a private step: adds up the clipped gradients of single rows."""
+
+    step: Step
+    opts: tuple[str, ...]
+
+    def __call__(self, client: Client, batch: Batch) -> None:
+        assert client.guard is not None
+        client.guard.add_rows(client, self, batch)
+
+    def finish(self) -> RowFinish:
+        return RowFinish(self.step, self.opts)
+
+
+@dataclass(frozen=True)
+class RowFinish:
+    """The second part of a private step: adds noise to the sum, and lets the optimizers take a step with it."""
+
+    step: Step
+    opts: tuple[str, ...]
+
+    def __call__(self, client: Client, batch: Batch) -> None:
+        assert client.guard is not None
+        client.guard.take_step(client, RowStep(self.step, self.opts))
+
+
+@dataclass(frozen=True)
 class Descent(Generic[L]):
     """The step that descends a loss with these optimizers. Equal ones are one step to an engine that records steps."""
 
@@ -51,6 +78,17 @@ class Descent(Generic[L]):
         return loss
 
 
+class Finish(NamedTuple):
+    """The second part of a step whose batch is visited in chunks: it runs after the last chunk of each batch.
+
+    `prepare` runs before it, and is not recorded.
+    """
+
+    step: Step
+    ends: list[bool]  # for each chunk, whether it is the last one of its batch
+    prepare: Callable[[], None]
+
+
 class Fit(NamedTuple):
     """One call of `client.fit`: a step, a data set, and the positions to visit, batch by batch."""
 
@@ -60,6 +98,7 @@ class Fit(NamedTuple):
     sizes: list[int]
     key: tuple[draws.Key, ...]  # seeds torch's global generators, for layers that draw from them
     augment: Augment | None = None  # augmentation of the images, in the order of visits
+    finish: Finish | None = None
 
 
 class Runner(Protocol):
@@ -79,8 +118,12 @@ class Eager:
         total = torch.zeros((), device=client.device)
         samples = 0
         with draws.seeded(*fit.key, device=client.device), client.autocast():
-            for batch in gather(fit.data, fit.order.to(fit.data.rows.device), fit.sizes, fit.augment):
+            visits = gather(fit.data, fit.order.to(fit.data.rows.device), fit.sizes, fit.augment)
+            for number, batch in enumerate(visits):
                 loss = fit.step(client, batch)
+                if fit.finish is not None and fit.finish.ends[number]:
+                    fit.finish.prepare()
+                    fit.finish.step(client, batch)
                 if loss is not None:
                     total += loss.detach() * batch.n
                     samples += batch.n

@@ -8,8 +8,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from pluribus.client import Client
 from pluribus.message import Dim, Field, Message, Value
-from pluribus.ops import onehot, row_means
+from pluribus.ops import class_counts, class_sums, onehot, row_means
 
 MOST_LOGITS = 2**20  # in the full report of one client
 
@@ -23,17 +24,14 @@ def fields(classes: int, *, full: bool, sizes: bool) -> dict[str, Field]:
     return (each if full else average) | ({"sizes": counts} if sizes else {})
 
 
-def packed(
-    logits: Tensor, labels: Tensor, chosen: Tensor, classes: int, *, full: bool, sizes: bool
-) -> dict[str, Value]:
-    """Write a report of the chosen logits of a client."""
-    members = onehot(labels, classes)
-    known: dict[str, Value] = {"sizes": members.sum(0).int()} if sizes else {}
+def packed(client: Client, logits: Tensor, chosen: Tensor, *, full: bool, sizes: bool) -> dict[str, Value]:
+    """Write a report of the chosen logits of a client's training rows."""
+    labels = client.data["train"].labels()
+    known: dict[str, Value] = {"sizes": class_counts(client).int()} if sizes else {}
     if full:
         return known | {"logits": logits[chosen], "labels": labels[chosen].int()}
-    sent = members * chosen[:, None]
-    counts = sent.sum(0)
-    return known | {"logits": row_means(sent.T @ logits, counts), "counts": counts.int()}
+    sums, counts = class_sums(client, onehot(labels, client.task.classes) * chosen[:, None], logits)
+    return known | {"logits": row_means(sums, counts), "counts": counts.int()}
 
 
 def totals(report: Message, classes: int) -> tuple[Tensor, Tensor, Tensor]:

@@ -16,7 +16,7 @@ from pluribus.draws import uniform_bits
 from pluribus.message import Field, Message, Wire, schema_of
 from pluribus.method import Method, Need, register
 from pluribus.methods._generator import Frozen, Generator, alikeness, label_at
-from pluribus.ops import Weighting, average_uploads, kl, onehot
+from pluribus.ops import Weighting, average_uploads, class_counts, kl
 from pluribus.optim import Rule
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -78,7 +78,7 @@ class FedGen(Method):
         client.state.key = torch.zeros((), dtype=torch.int64)  # of the noise: a step has no random generator
 
     def enrol(self, client: Client) -> Message:
-        return Message({"counts": onehot(client.data["train"].labels(), client.task.classes).sum(0).int()})
+        return Message({"counts": class_counts(client).int()})
 
     def receive(self, client: Client, down: Message) -> None:
         client.model.head.load_state_dict(down.part("head."))

@@ -123,7 +123,7 @@ class FedHPL(Method):
         labels, logits = client.data["train"].labels(), client.sweep(self.predict)
         chosen = (logits.argmax(1) == labels) | (self.send == "all")  # D~_k
         full, sizes = self.upload == "full", self.denominator == "all"
-        return reports.packed(logits, labels, chosen, client.task.classes, full=full, sizes=sizes)  # Eq. 10
+        return reports.packed(client, logits, chosen, full=full, sizes=sizes)  # Eq. 10
 
     # ---- server ----------------------------------------------------------------------------------------------------
 

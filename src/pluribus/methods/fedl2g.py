@@ -31,6 +31,7 @@ SMALLEST_QUIZ = 2  # batch normalization needs two samples for a variance
 class FedL2G(Method):
     """Algorithm 1. FedL2G-l guides logits, FedL2G-f guides features."""
 
+    unbounded = "a row acts on the guide gradients of all others through the quiz gradient, so that no row has a bound."
     paper = "FedL2G, under review 2024"
     up = "gradient of the guiding vectors, for the classes of one batch"
     down = "the guiding vectors"

@@ -19,6 +19,7 @@ from pluribus.settings import setting
 class PerFedAvg(FedAvg):
     """FedAvg on the loss after one adaptation step on the client's data."""
 
+    unbounded = "its step takes gradients at other weights and products with Hessians, not one gradient of each row."
     paper = "Fallah et al., NeurIPS 2020"
     views = ("adapted", "before")  # adapted: the global model after one step on the client's data
 

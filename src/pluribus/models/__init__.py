@@ -2,6 +2,7 @@
 
 from pluribus.models import plain, tiny, vision, vits  # noqa: F401, I001  importing them fills the zoo, in this order
 from pluribus.models import signals, texts, tables  # noqa: F401  models for other rows than images
+from pluribus.models import group_norm  # noqa: F401  twins of models above
 from pluribus.models.groups import GROUPS, Group, assign, width_of
 from pluribus.models.own import OwnModel, own_models, take_models
 from pluribus.models.two_part import TwoPartModel

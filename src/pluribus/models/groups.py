@@ -29,6 +29,9 @@ _RESNETS = ("resnet18", "resnet34", "resnet50", "resnet101", "resnet152")
 
 GROUPS: dict[str, Group] = {
     "small": Group(("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32"), "four small models for 8x8 digits", 64),
+    "small-gn": Group(
+        ("mlp-64", "cnn-16", "mlp-128-64", "cnn-16-32-gn"), "small, with group norm, for differential privacy", 64
+    ),
     "tiny": Group(("tiny-vit-32", "tiny-vit-48", "tiny-cnn-64"), "three pretrained backbones for 16x16 digits", None),
     "htfe2": Group(("cnn4", "resnet18"), "HtFE2 of FedL2G", 512),
     "htfe3": Group(("resnet10", "resnet18", "resnet34"), "HtFE3 of FedL2G", 512),

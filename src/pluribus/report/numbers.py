@@ -88,6 +88,11 @@ class Run:
         values = {k: one.selected.get("test") for k, one in self.chosen.items()}
         return over_clients(values, Counter(), self.metric.smaller)
 
+    @property
+    def epsilon(self) -> float | None:
+        """The most that a client spent of its privacy budget. None: the run has no differential privacy."""
+        return max((spent for record in self.history for spent in record["epsilon"].values()), default=None)
+
     def cumulate(self, of: Callable[[dict[str, Any]], float]) -> list[float]:
         return list(accumulate(map(of, self.history), initial=0.0))[1:]
 
@@ -232,7 +237,7 @@ def _record(line: Mapping[str, Any]) -> dict[str, Any]:
         "mean": {view: _figures(rows) for view, rows in line["mean"].items()},
         "clients": {str(int(k)): _figures(views) for k, views in line["clients"].items()},
         "notes": dict(line.get("notes") or {}),
-        "epsilon": line.get("epsilon"),
+        "epsilon": {str(int(k)): float(spent) for k, spent in line.get("privacy", {}).get("epsilon", {}).items()},
     }
 
 

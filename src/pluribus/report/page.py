@@ -62,7 +62,8 @@ def _values(runs: Sequence[Run]) -> dict[str, Any]:
     title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
     about = {"title": title, "version": __version__, "selection": selection_of(runs)}
     about["metric"] = metrics_text(runs)
-    return about | {"runs": runs, "human": format_bytes, "number": _format}
+    private = any(run.epsilon is not None for run in runs)
+    return about | {"private": private, "runs": runs, "human": format_bytes, "number": _format}
 
 
 def _format(value: float | None) -> str:

@@ -76,10 +76,5 @@ def _read_absences(path: Path) -> dict[str, list[str]]:
 
 
 def _read_epsilon(history: Sequence[Mapping[str, Any]], k: int) -> float | None:
-    """The newest epsilon of a client, or of the whole federation, if the records of rounds have any."""
-    for record in reversed(history):
-        epsilon = record.get("epsilon")
-        value = epsilon.get(str(k)) if isinstance(epsilon, Mapping) else epsilon
-        if isinstance(value, int | float):
-            return float(value)
-    return None
+    """What a client has spent. None: the run has no differential privacy."""
+    return next((record["epsilon"][str(k)] for record in reversed(history) if str(k) in record["epsilon"]), None)

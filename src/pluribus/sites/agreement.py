@@ -22,6 +22,7 @@ from pluribus.models.hf import HF
 from pluribus.models.timm import TIMM
 from pluribus.models.unseen import Unseen
 from pluribus.optim import Life, Rule
+from pluribus.privacy.terms import Terms
 from pluribus.settings import convert_fields
 from pluribus.targets import CLASSES, Target, TargetKind
 from pluribus.task import Card, Task
@@ -68,6 +69,7 @@ class Agreement:
     categories: tuple[tuple[str, ...], ...] = ()  # values of the last columns
     class_weights: Literal["equal", "balanced"] = "equal"
     metrics: tuple[str, ...] = ("accuracy",)  # the headline first
+    privacy: Terms | None = None  # of every site; None: nothing is bounded
     version: str = __version__
 
     @classmethod
@@ -97,10 +99,13 @@ class Agreement:
             categories=form.categories,
             class_weights=one.class_weights,
             metrics=metrics_of_sites(one, target.kind),
+            # noise by the seed, which all sites know, would hide nothing from them
+            privacy=None if (terms := one.privacy()) is None else terms._replace(secure=True),
         )
 
     def facts(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
+        terms = None if self.privacy is None else self.privacy._asdict()
+        return dataclasses.asdict(self) | {"privacy": terms}
 
     @classmethod
     def of(cls, facts: Any) -> Agreement:
@@ -132,6 +137,7 @@ class Agreement:
                 "columns": tuple(map(_text, facts.get("columns", ()))),
                 "categories": tuple(tuple(map(_text, values)) for values in facts.get("categories", ())),
                 "public": tuple(check_integer(size, 0) for size in facts["public"]),
+                "privacy": None if (terms := facts.get("privacy")) is None else Terms(**terms),
             }
             agreed = cls(**facts | counts | texts | others)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -158,6 +164,8 @@ class Agreement:
             return "learning rate and its decay must be above 0, momentum and weight decay at least 0"
         if rule.factor <= 0 or rule.warmup < 0 or (rule.clip_norm is not None and rule.clip_norm <= 0):
             return "the factor of --lr-steps and the norm for clipping must be above 0, the warm-up at least 0"
+        if self.privacy is not None and (problem := self.privacy.problem()):
+            return f"of the terms of privacy {problem}"
         if not set(self.augment) <= set(AUGMENTATIONS):
             return f"augment takes {', '.join(AUGMENTATIONS)}, not '{sanitize(','.join(self.augment))}'"
         if wrong := [name for name in self.augment if AUGMENTS[name] != self.input.kind]:
@@ -212,6 +220,7 @@ class Agreement:
 
     def local(self) -> Local:
         how: dict[str, Any] = {"life": self.optimizer_life, "class_weights": self.class_weights}
+        how["privacy"] = self.privacy
         return Local(self.rule, self.epochs, self.batch, augment=self.augment, **how)
 
 

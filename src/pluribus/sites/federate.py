@@ -17,6 +17,7 @@ from pluribus.federation import Federation, Observer
 from pluribus.internal.robustness import check_robustness
 from pluribus.method import Method, Need, PeerMethod, Wires, check_needs, describe_completed, hyperparameters
 from pluribus.models.unseen import Unseen
+from pluribus.privacy.check import why_unbounded
 from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.norms import LearnedNorms
@@ -183,6 +184,8 @@ def make_federation(
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data, {k for k, one in facts.items() if one.pretrained})
     check_needs(method, task, cards, agreement.rule)
+    if agreement.privacy is not None and (reason := why_unbounded(method, task, cards.firsts())):
+        raise MismatchError(f"{agreement.method} cannot run with dp_epsilon: {reason}")
     known = [model for model in cards.architectures() if model not in task.unseen]
     notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
     notes += _check_defense(experiment, method, task, cards)

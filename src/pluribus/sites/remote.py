@@ -17,7 +17,7 @@ from pluribus.internal.metrics import METRICS, keys_of, range_of
 from pluribus.internal.safe_merge import sizes_in
 from pluribus.message import LARGEST, Rows, Schema, Value, decode
 from pluribus.method import Wires
-from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Spent, Teach, Work
 from pluribus.sites.agreement import Agreement, check_integer, sanitize
 from pluribus.sites.envelope import Envelope, seal, unseal
 from pluribus.sites.norms import LearnedNorms
@@ -125,7 +125,7 @@ class Remote:
             self._check_message(up, self.wires(k)[0].once, "its enrolment")  # once, so no bound can be learned
             steps = _read_steps(answer.head.get("steps"))
             self._enrolled.add(k)
-            return Reply(up, None, steps=steps)
+            return Reply(up, None, steps=steps, privacy=_read_spent(answer.head.get("privacy")))
         stage = request.stage if isinstance(request, Work) else 0
         sent = answer.parts.get("up")
         if sent is not None:
@@ -135,7 +135,8 @@ class Remote:
         loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
         compute, communication = (min(max(0.0, one or 0.0), self.seconds) for one in times)
         steps, left_out = _read_steps(answer.head.get("steps")), _read_left_out(answer.head.get("left_out"), request)
-        return Reply(sent, loss, compute, communication, steps, left_out)
+        spent = _read_spent(answer.head.get("privacy"))
+        return Reply(sent, loss, compute, communication, steps, left_out, spent)
 
     def _check_message(self, data: bytes, schema: Schema, who: str) -> dict[str, float]:
         """Refuse a message that does not match its schema, or with numbers that nobody can compute with. Returns the
@@ -195,6 +196,16 @@ def _read_steps(sent: Any) -> int:
         return check_integer(sent, 0, MOST_STEPS)
     except ValueError as error:
         raise SchemaError(f"its number of steps is invalid: {error}.") from error
+
+
+def _read_spent(sent: Any) -> Spent | None:
+    """What a site says of its privacy budget. Only the site can know it."""
+    if sent is None:
+        return None
+    epsilon = _number_or_none(sent.get("epsilon")) if isinstance(sent, dict) else None
+    if epsilon is None or epsilon < 0 or not isinstance(sent.get("affords_round"), bool):
+        raise SchemaError("what it says of its privacy budget cannot be read.")
+    return Spent(epsilon, sent["affords_round"])
 
 
 def _number_or_none(value: Any) -> float | None:

@@ -35,6 +35,7 @@ from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import Method, Need, PeerMethod
 from pluribus.models.unseen import Unseen
+from pluribus.privacy.check import check_private
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import (
     Agreement,
@@ -256,7 +257,11 @@ class Responder:
             means, self._cards = self._means, {k: self._card(agreement, k)}
             data = Holdings(*self._fit(agreement), agreement.clients, means.device, means.normalize)
             self._scale, where = data.scale, (agreement.local(), means.device, lambda _: None)
-            self._host = Host(self._method(agreement), self._task(agreement), self._cards, data, *where)
+            method, task, local = self._method(agreement), self._task(agreement), where[0]
+            if local.privacy is not None:
+                check_private(method, task, [self._cards[k]], local, "none" if data.scale is None else "client")
+            self._host = Host(method, task, self._cards, data, *where)
+            self._host.rehearse()
             if saved := self._load_saved():
                 self._restore(self._host, k, saved[max(saved)].tensors())
         return self._host
@@ -405,6 +410,14 @@ def _read_number(head: Mapping[str, Any], name: str, end: int) -> int:
 
 def _seal_reply(reply: Reply) -> bytes:
     loss = reply.loss if reply.loss is not None and math.isfinite(reply.loss) else None  # JSON has no NaN
-    facts = {"loss": loss, "compute": reply.compute, "communication": reply.communication, "steps": reply.steps}
-    left_out = {"left_out": {str(j): reason for j, reason in reply.left_out.items()}} if reply.left_out else {}
-    return seal(facts | left_out, {"up": reply.up} if isinstance(reply.up, bytes) else {})
+    facts: dict[str, Any] = {
+        "loss": loss,
+        "compute": reply.compute,
+        "communication": reply.communication,
+        "steps": reply.steps,
+    }
+    if reply.left_out:
+        facts["left_out"] = {str(j): reason for j, reason in reply.left_out.items()}
+    if reply.privacy is not None:
+        facts["privacy"] = {"epsilon": reply.privacy.epsilon, "affords_round": reply.privacy.affords_round}
+    return seal(facts, {"up": reply.up} if isinstance(reply.up, bytes) else {})

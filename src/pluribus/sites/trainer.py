@@ -162,7 +162,9 @@ class RequestHandler:
             answer = self._responder.answer(blob)
             self.over = head.get("verb") == "finish"
             when = f"round {head['t']}" if "t" in head else "federation"
-            _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back")
+            spent = unseal(answer).head.get("privacy")
+            budget = f", epsilon {spent['epsilon']:.2f} spent" if spent else ""
+            _print(f"{when}: {head['verb']}  {time.monotonic() - started:.1f} s, {len(answer)} bytes back{budget}")
             return answer
         except PluribusError as error:
             reason, sent = error.sentence, self._responder.explain(error)

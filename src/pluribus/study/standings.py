@@ -186,6 +186,7 @@ class Standing:
     reached: int  # number of seeds that reached the target
     seconds: float
     parameters: float  # trainable parameters of a client, mean over clients
+    epsilon: float | None = None  # most of a privacy budget that a client spent; None: there is none
 
 
 @dataclass(frozen=True)
@@ -361,7 +362,13 @@ def _costs(rows: Collection[Sequence[Run]]) -> dict[str, list[Cell]]:
     columns = {"steps": [Cell(_format(mean_steps(runs), "{:,.0f}".format)) for runs in rows]}
     for way in ("up", "down"):
         columns[way] = [Cell(format_bytes(statistics.fmean(run.result["bytes"][way] for run in runs))) for runs in rows]
-    return columns
+    spent = [most_epsilon(runs) for runs in rows]
+    return columns | ({"epsilon": [Cell(_format(one, "{:.2f}".format)) for one in spent]} if any(spent) else {})
+
+
+def most_epsilon(runs: Sequence[Run]) -> float | None:
+    """The largest privacy budget that a client spent. None: the runs have no differential privacy."""
+    return max((found for run in runs if (found := run.result.get("epsilon")) is not None), default=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -415,6 +422,7 @@ class Comparison:
             reached=len(reached),
             seconds=statistics.fmean(run.result["seconds"] for run in runs),
             parameters=self.parameters[label],
+            epsilon=most_epsilon(runs),
         )
 
     @cached_property
@@ -454,12 +462,14 @@ class Comparison:
         return self._table((self.what, *COLUMNS.values()), columns)
 
     def _cost(self) -> Table:
-        rows = []
+        rows, private = [], any(row.epsilon is not None for row in self.rows)
         for row in self.rows:
             steps, parameters = _format(row.steps, "{:,.0f}".format), f"{row.parameters:,.0f}"
             texts = row.label, steps, format_bytes(row.up), format_bytes(row.down), f"{row.seconds:.1f}", parameters
-            rows.append([Cell(text) for text in texts])
-        return Table((self.what, "steps", "up", "down", "seconds", "parameters"), rows)
+            spent = [_format(row.epsilon, "{:.2f}".format)] if private else []
+            rows.append([Cell(text) for text in (*texts, *spent)])
+        columns = (self.what, "steps", "up", "down", "seconds", "parameters")
+        return Table((*columns, *(["epsilon"] if private else [])), rows)
 
     def _to_target(self) -> Table:
         rounds, traffic = [row.rounds_to_target for row in self.rows], [row.bytes_to_target for row in self.rows]

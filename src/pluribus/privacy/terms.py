@@ -1,0 +1,36 @@
+"""The terms of a private run: what is protected, by how much, and with which bounds."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Terms(NamedTuple):
+    """What a client promises: everything that it sends is (epsilon, delta)-differentially private in its rows."""
+
+    epsilon: float
+    delta: float = 1e-5
+    clip: float = 1.0
+    """Largest norm of the gradient of one row."""
+    sums_clip: float = 1.0
+    """Largest norm of the vector of one row in a class sum."""
+    share: float = 0.5
+    """Share of epsilon that class sums and counts may use, accounted alone."""
+    noise: float | None = None
+    """Noise multiplier of training. None: the smallest with which the budget lasts for all rounds."""
+    secure: bool = False
+    """Draw noise and batches from the generator of the operating system."""
+
+    def problem(self) -> str | None:
+        """What is wrong with terms that came from another machine."""
+        numbers = [self.epsilon, self.delta, self.clip, self.sums_clip, self.share]
+        numbers += [] if self.noise is None else [self.noise]
+        if not all(isinstance(one, int | float) and 0 < one < math.inf for one in numbers):
+            return "all numbers must be above 0 and finite"
+        return None if max(self.delta, self.share) < 1 else "delta and share must be below 1"
+
+    @property
+    def transparent(self) -> bool:
+        """Whether nothing is bounded and no noise is added: then a run has the bits of one without privacy."""
+        return self.noise == 0 and self.clip == math.inf and self.sums_clip == math.inf
