@@ -163,7 +163,7 @@ class Host:
 
     def _learn(self, request: Learn) -> Reply:
         started = time.perf_counter()
-        client = self._begin(request.t, 1, request.client)
+        client = self.client(request.client)
         messages: dict[int, Message] = {}
         left_out: dict[int, str] = {}
         for j, data in request.messages().items():

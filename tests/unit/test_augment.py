@@ -373,7 +373,7 @@ def test_no_names():
 
 
 @pytest.mark.parametrize(
-    ("given", "unknown"), [("mixup", "mixup"), ("crop,", ""), ("crop flip", "crop flip"), (["crop", 3], 3)]
+    ("given", "unknown"), [("mixup", "mixup"), ("crop,", ""), ("crop flip", "crop flip"), (["crop", "3"], "3")]
 )
 def test_names_that_nobody_knows(given, unknown):
     with refused(UnknownNameError, "--augment", repr(unknown), *AUGMENTATIONS):

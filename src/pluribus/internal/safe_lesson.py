@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
+from torch import Tensor
+
 from pluribus.client import Client
 from pluribus.internal.blame import first_line
 from pluribus.internal.safe_merge import Trouble, describe_size, is_usable, leave_out, sizes_of
-from pluribus.internal.snapshot import Snapshot
+from pluribus.internal.snapshot import Packed, Snapshot
 from pluribus.message import LARGEST, Message
 
 Lesson = Callable[[Mapping[int, Message]], None]
@@ -35,6 +37,8 @@ class SafeLesson:
             self._lesson(messages)
         except (ArithmeticError, RuntimeError, ValueError) as error:  # what Python and torch raise for such numbers
             return Trouble(f"makes its student fail ({first_line(error)})", is_error=True)
+        if not _may_be_spoiled(self._live):
+            return None
         spoiled = {name: size for name, size in sizes_of(self._live).items() if not size <= LARGEST}
         before = self._before.views() if spoiled else {}
         for name, size in spoiled.items():
@@ -44,3 +48,9 @@ class SafeLesson:
 
     def _put_back(self) -> None:
         self._before.put_back(self._live)
+
+
+def _may_be_spoiled(tensors: Mapping[str, Tensor]) -> bool:
+    """Whether some number is too large. A GPU looks at a few blocks of memory, not at a thousand tensors."""
+    blocks = {str(dtype): block for dtype, block in tensors.blocks.items()} if isinstance(tensors, Packed) else tensors
+    return any(not size <= LARGEST for size in sizes_of(blocks).values())
