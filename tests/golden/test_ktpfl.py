@@ -12,7 +12,7 @@ from torch import Tensor
 
 from conftest import assemble_tiny, few_digits, run_tiny
 from kit import ByHand
-from parties import equal, federation_of, run_through, server_of, task_of
+from parties import equal, federation_of, head_numbers, public_party, run_through, server_of, task_of
 from pluribus.errors import ConflictError, MismatchError, PartitionError, RangeError
 from pluribus.message import Message, decode
 from pluribus.methods._public import alignment
@@ -20,7 +20,6 @@ from pluribus.methods.fedmd import FedMD
 from pluribus.methods.ktpfl import MOST_CLIENTS, KTpFL, mixed, projected
 from pluribus.server import Server
 from refusals import refused
-from test_fedmd import numbers, party
 
 LN2, LN3 = math.log(2), math.log(3)
 A, B = [[0.75, 0.25]], [[0.25, 0.75]]  # of one public row
@@ -52,7 +51,7 @@ class TestCoefficients:
         """Both mixes are (1/2, 1/2). Row 0 has ln t - ln s = (ln 2/3, ln 2), so its gradients differ by
         G_01 - G_00 = 1/2 ln 2 - 1/2 ln 2/3 = 1/2 ln 3. Row 1 is the mirror image.
 
-        Client 0 has 3 of 4 samples and eta_3 = 0.4: c_00 = 1/2 + 0.4 * 3/4 * (ln 3)/4, c_11 = 1/2 + 0.4 * 1/4 * (ln 3)/4.
+        Client 0 has 3/4 of the samples: c_00 = 1/2 + eta_3 * 3/4 * (ln 3)/4, c_11 = 1/2 + eta_3 * (ln 3)/16.
         """
         method = KTpFL(coefficient_lr=0.4)
         server = server_for(method, [3, 1])
@@ -202,7 +201,7 @@ class TestClient:
         Then the logits of (1, 1) are (1/2, -1/2), and those of (1, -1) are (3/2, -3/2).
         """
         method = KTpFL(temperature=temperature)
-        client = party(method, [((1, -1), 0)], self.PUBLIC)
+        client = public_party(method, [((1, -1), 0)], self.PUBLIC)
         found = method.train_and_show(client).tensor("soft")
         x, _ = alignment(client, 64).take(torch.arange(2))
         margins = [1.0 if x2 > 0 else 3.0 for _, x2 in x.flatten(1).tolist()]
@@ -217,16 +216,16 @@ class TestClient:
         Both rows have t = (3/4, 1/4), so the second pixel cancels out.
         """
         method = KTpFL(temperature=temperature, transfer_weight=weight)
-        client = party(method, [((1, 1), 0)], self.PUBLIC)
+        client = public_party(method, [((1, 1), 0)], self.PUBLIC)
         client.take(soft([[0.75, 0.25]] * 2))
         method.transfer(client)
         assert client.steps == 1
-        torch.testing.assert_close(numbers(client), ([[move, 0.0], [-move, 0.0]], [move, -move]))
+        torch.testing.assert_close(head_numbers(client), ([[move, 0.0], [-move, 0.0]], [move, -move]))
         assert client.loss() == pytest.approx(weight * (0.75 * math.log(1.5) - 0.25 * LN2), rel=1e-5)
 
     def test_who_predicts_the_mix_learns_nothing(self):
         method = KTpFL(temperature=2.0)
-        client = party(method, [((1, 1), 0)], self.PUBLIC)
+        client = public_party(method, [((1, 1), 0)], self.PUBLIC)
         client.model.head.load_state_dict({"weight": torch.tensor([[1.0, 2.0], [0.0, -3.0]]), "bias": torch.ones(2)})
         before = client.model.head.weight.tolist()
         client.take(Message({"soft": client.sweep(method.soft, alignment(client, 64))}))
@@ -236,10 +235,10 @@ class TestClient:
 
     def test_who_has_no_mix_learns_nothing(self):
         method = KTpFL()
-        client = party(method, [((1, 1), 0)], self.PUBLIC)
+        client = public_party(method, [((1, 1), 0)], self.PUBLIC)
         client.take(soft([[0.0, 0.0]] * 2))
         method.transfer(client)
-        assert numbers(client) == ([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
+        assert head_numbers(client) == ([[0.0, 0.0], [0.0, 0.0]], [0.0, 0.0])
 
 
 # ---- rounds --------------------------------------------------------------------------------------------------------
