@@ -8,10 +8,9 @@ import pytest
 import torch
 
 from conftest import assemble_tiny, make_host, run_tiny
-from parties import client_of, data_of, equal, federation_of, flat_split, run_through, server_of, signs, task_of
+from parties import client_of, data_of, equal, federation_of, flat_split, run_through, signs
 from pluribus.client import Batch, Client
 from pluribus.errors import RangeError
-from pluribus.message import Message
 from pluribus.methods.fedapen import FedAPEN, blend
 from pluribus.optim import Rule
 from refusals import refused
@@ -88,7 +87,7 @@ class TestWeight:
     def test_it_is_learned_before_training(self):
         """Training changes the slope: a weight that was learned afterwards would be another one."""
         client = pair()
-        FedAPEN(adapt_steps=1).local_update(client)
+        FedAPEN(adapt_steps=1, adapt_lr=0.1).local_update(client)
         assert client.state.weight.item() == pytest.approx(0.5 - 0.1 * (HALFWAY - 1) * LN3)
 
     def test_without_held_out_rows_it_stays(self):
@@ -124,22 +123,19 @@ class TestHeldOut:
             assert not held & rest
             assert len(held) == round(len(train) / 4)
 
+    def test_models_train_on_the_rest_alone(self):
+        """With all rows held out, only lambda changes."""
+        client = pair()
+        client.data["rest"] = client.data["train"][:0]
+        before = {name: value.clone() for name, value in client.tensors().items()}
+        FedAPEN().local_update(client)
+        changed = {name for name, value in client.tensors().items() if not torch.equal(value, before[name])}
+        assert changed == {"state.weight"}
+
     def test_they_are_the_same_in_every_process(self):
         parts = assemble_tiny("fedapen", held_out=0.25)
         one, other = (make_host(parts).client(1).data["held out"].rows for _ in range(2))
         assert torch.equal(one, other)
-
-
-class TestServer:
-    @pytest.mark.parametrize(("weighting", "expected"), [("uniform", 2.0), ("samples", 1.5)])
-    def test_the_mean_of_shared_models(self, weighting, expected):
-        task = task_of(2, 2)
-        server = server_of(task, {0: 3, 1: 1})
-        server.state.shared = flat_split(2, 2)
-        models = (torch.full((2, 2), 1.0), torch.full((2, 2), 3.0))
-        uploads = {k: Message({"head.weight": m, "head.bias": m[0]}) for k, m in enumerate(models)}
-        FedAPEN(weighting=weighting).aggregate(server, uploads)
-        assert server.state.shared.head.weight.tolist() == [[expected] * 2] * 2
 
 
 def private_scores(client: Client, x: torch.Tensor) -> torch.Tensor:

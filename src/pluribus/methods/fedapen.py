@@ -35,7 +35,7 @@ class FedAPEN(Auxiliary):
     """Share of a client's training rows that it learns lambda on, and nothing else. 0: lambda stays."""
     adapt_steps: int = setting(10, at_least=0)
     """Gradient steps of lambda before each round. 0: lambda stays."""
-    adapt_lr: float = setting(0.1, at_least=0)
+    adapt_lr: float = setting(0.001, at_least=0)
     """Learning rate of lambda."""
     start: float = setting(0.5, at_least=0, at_most=1, symbol="lambda_0")
     """Weight of the private model in the prediction before the first round."""

@@ -72,7 +72,8 @@ class KTpFL(OnPublicRows):
         return Message({"soft": client.sweep(self.soft, alignment(client, self.align))})
 
     def soft(self, client: Client, x: Tensor) -> Tensor:
-        return (client.model(x) / self.temperature).softmax(1)
+        logits: Tensor = client.model(x)
+        return (logits / self.temperature).softmax(1)
 
     def transfer(self, client: Client) -> Message:
         shown = alignment(client, self.align)
@@ -83,7 +84,7 @@ class KTpFL(OnPublicRows):
     def distil(self, client: Client, batch: Batch) -> Tensor:
         """lambda KL(sum_m c_nm s_m || s_n) (Eq. 6), mean over rows. A client without a mix learns nothing."""
         mix = client.got.tensor("soft")[batch.i]
-        own = (client.model(batch.x) / self.temperature).log_softmax(1)
+        own: Tensor = (client.model(batch.x) / self.temperature).log_softmax(1)
         return self.transfer_weight * (torch.xlogy(mix, mix) - mix * own).sum(1).mean()
 
     # ---- server ----------------------------------------------------------------------------------------------------
