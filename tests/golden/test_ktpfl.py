@@ -298,7 +298,7 @@ class TestRefusals:
             parts.method.check(replace(parts.task, clients=MOST_CLIENTS + 1), parts.cards)
 
     def test_a_pull_that_jumps_over_its_goal(self):
-        with refused(ConflictError, "--coefficient-lr", "--uniformity", 0.25):
+        with refused(ConflictError, "--coefficient-lr 0.3", "--uniformity 2.0", 0.5):
             assemble_tiny("kt-pfl", **TINY, coefficient_lr=0.3, uniformity=2.0)
         assemble_tiny("kt-pfl", **TINY, coefficient_lr=0.25, uniformity=2.0)
 

@@ -52,8 +52,8 @@ class KTpFL(OnPublicRows):
             )
         if 2 * self.coefficient_lr * self.uniformity > 1:
             raise ConflictError(
-                f"--coefficient-lr {self.coefficient_lr} times --uniformity {self.uniformity} is above 0.5, so that "
-                f"each step would jump over 1/N. Use --coefficient-lr {0.5 / self.uniformity:.3g} or less."
+                f"--coefficient-lr {self.coefficient_lr} times --uniformity {self.uniformity} is above 0.5, so each "
+                f"step would jump over 1/N. Use smaller ones, whose product is at most 0.5."
             )
 
     def schema(self, task: Task, card: Card) -> tuple[Wire, Wire]:
