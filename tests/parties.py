@@ -18,6 +18,7 @@ from pluribus.federation import Federation
 from pluribus.inputs import Input
 from pluribus.internal.batches import least_rows
 from pluribus.message import Schema
+from pluribus.method import Method
 from pluribus.models import TwoPartModel
 from pluribus.optim import Life, Opt, Rule
 from pluribus.result import Result
@@ -26,6 +27,7 @@ from pluribus.storage.folder import RunFolder
 from pluribus.task import Card, Cards, Task
 
 CPU = torch.device("cpu")
+Sample = tuple[tuple[int, int], int]  # two pixels and a label
 
 
 def task_of(classes: int, width: int, *, shape=(1, 1, 2), clients: int = 2, seed: int = 0) -> Task:
@@ -81,6 +83,34 @@ def client_of(
     client.equip(opts or {"model": Opt(client.model)}, down or {}, least_rows(model, (channels, height, width)))
     client.begin(0, 0, {})
     return client
+
+
+def public_party(
+    method: Method, private: Sequence[Sample], public: Sequence[Sample], *, batch: int = 10, lr: float = 1.0
+):
+    """A client with a linear model on two pixels, all weights zero, and public samples of its own and of another."""
+    samples = [*private, *public]
+    store = Store(signs([pixels for pixels, _ in samples]), torch.tensor([y for _, y in samples]), CPU)
+    rows = torch.arange(len(samples))
+    half = len(private) + len(public) // 2
+    shared = {0: Data(store, rows[len(private) : half]), 1: Data(store, rows[half:])}
+    sizes = {k: len(data) for k, data in shared.items()}
+    task = Task(2, Input("image", (1, 1, 2)), 2, "pool", clients=2, rounds=3, seed=0, public=sizes)
+    model = flat_split(2, 2)
+    torch.nn.init.zeros_(model.head.weight)
+    torch.nn.init.zeros_(model.head.bias)
+    own = {"train": Data(store, rows[: len(private)])}
+    client = Client(card_of(0, task, len(private)), task, model, own, Local(Rule(lr=lr), 1, batch), CPU, public=shared)
+    method.prepare(client)
+    client.state.fix()
+    client.equip(method.optimizers(client), method.wires(task, client.card)[1].down)
+    client.begin(0, 0, {})
+    return client
+
+
+def head_numbers(client: Client) -> tuple[list, list]:
+    head = client.model.head
+    return head.weight.tolist(), head.bias.tolist()
 
 
 class GivenCards(Cards):

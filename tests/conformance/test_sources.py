@@ -22,6 +22,8 @@ KNOWN: list[tuple[str, dict[str, Any], dict[str, list[str]]]] = [
     ("fedgh", {}, {"class sums": ["means"]}),
     ("fedproto", {"weighting": "samples"}, {"class sums": ["prototypes"], "statistic": ["counts"]}),
     ("fedmd", {}, {"public": ["logits"]}),
+    ("fccl", {}, {"public": ["logits"]}),
+    ("kt-pfl", {}, {"public": ["soft"]}),
     ("fedh2l", {}, {"public": ["posterior", "accuracy"]}),
     ("fedl2g-l", {}, {"gradient": ["gradient"]}),
     ("fedhpl", {}, {"class sums": ["logits"], "statistic": ["counts"]}),

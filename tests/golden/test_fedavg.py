@@ -45,7 +45,8 @@ def of_constant(value: float, batches: int = 0) -> Message:
 class TestWeighting:
     """Client 0 has 1 sample and sends 0, client 1 has 3 and sends 4: (1 * 0 + 3 * 4) / 4 = 3, or (0 + 4) / 2 = 2."""
 
-    FAMILY = "fedavg fedprox fedbabu fedrep pfedpt per-fedavg lg-fedavg fedavg-matched fedprox-matched fml fedmrl"
+    UNIFORM = ("fml", "fedapen")  # by default
+    FAMILY = "fedavg fedprox fedbabu fedrep pfedpt per-fedavg lg-fedavg fedavg-matched fedprox-matched fedmrl"
 
     def merged(self, method: Method) -> dict[str, list]:
         server = server_of(task_of(2, 1), {0: 1, 1: 3})
@@ -54,12 +55,12 @@ class TestWeighting:
         method.aggregate(server, {k: Message(tensors) for k, tensors in sent.items()})
         return {name: value.tolist() for name, value in server.state.shared.state_dict().items()}
 
-    @pytest.mark.parametrize("name", FAMILY.split())
+    @pytest.mark.parametrize("name", [*FAMILY.split(), *UNIFORM])
     def test_by_hand(self, name):
         method = methods()[name]
         assert self.merged(method(weighting="samples")) == {"weight": [[3]], "bias": [3]}
         assert self.merged(method(weighting="uniform")) == {"weight": [[2]], "bias": [2]}
-        assert self.merged(method()) == self.merged(method(weighting="uniform" if name == "fml" else "samples"))
+        assert self.merged(method()) == self.merged(method(weighting="uniform" if name in self.UNIFORM else "samples"))
 
     def test_in_a_run(self):
         """The first round is the same, and from then on nothing is."""

@@ -12,13 +12,14 @@ from torch import Tensor
 
 from conftest import assemble_tiny, few_digits, make_host, run_tiny
 from kit import ByHand, kept
-from parties import CPU, card_of, flat_split, server_of, signs
+from parties import CPU, card_of, flat_split, head_numbers, public_party, server_of
 from pluribus.client import Client, Local
 from pluribus.data.federated import Data, Store
 from pluribus.errors import MismatchError, PartitionError, RangeError
 from pluribus.inputs import Input
 from pluribus.message import Message, decode
-from pluribus.methods.fedmd import FedMD, alignment
+from pluribus.methods._public import alignment
+from pluribus.methods.fedmd import FedMD
 from pluribus.optim import Rule
 from pluribus.request import Work
 from pluribus.task import Task
@@ -26,34 +27,6 @@ from refusals import refused
 
 C = 10
 TINY = {"data": few_digits(160), "public_fraction": 0.2, "pretrain_public": 1, "pretrain_private": 1, "align": 12}
-Sample = tuple[tuple[int, int], int]
-
-
-def party(method: FedMD, private: Sequence[Sample], public: Sequence[Sample], *, batch: int = 10, lr: float = 1.0):
-    """A client with a linear model on two pixels, all weights zero, and public samples of its own and of another."""
-    samples = [*private, *public]
-    store = Store(signs([pixels for pixels, _ in samples]), torch.tensor([y for _, y in samples]), CPU)
-    rows = torch.arange(len(samples))
-    half = len(private) + len(public) // 2
-    shared = {0: Data(store, rows[len(private) : half]), 1: Data(store, rows[half:])}
-    sizes = {k: len(data) for k, data in shared.items()}
-    task = Task(2, Input("image", (1, 1, 2)), 2, "pool", clients=2, rounds=3, seed=0, public=sizes)
-    model = flat_split(2, 2)
-    torch.nn.init.zeros_(model.head.weight)
-    torch.nn.init.zeros_(model.head.bias)
-    own = {"train": Data(store, rows[: len(private)])}
-    client = Client(card_of(0, task, len(private)), task, model, own, Local(Rule(lr=lr), 1, batch), CPU, public=shared)
-    method.prepare(client)
-    client.state.fix()
-    client.equip(method.optimizers(client), method.wires(task, client.card)[1].down)
-    client.begin(0, 0, {})
-    return client
-
-
-def numbers(client: Client) -> tuple[list, list]:
-    head = client.model.head
-    return head.weight.tolist(), head.bias.tolist()
-
 
 # ---- which public samples ------------------------------------------------------------------------------------------
 
@@ -119,7 +92,7 @@ class TestAlignment:
 
 def agreed(*logits: list[list[float]], order: Sequence[int] | None = None) -> Tensor:
     """The mean after these uploads."""
-    client = party(FedMD(), [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
+    client = public_party(FedMD(), [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
     server = server_of(client.task, dict.fromkeys(range(len(logits)), 1) | {0: 1000})
     FedMD().setup(server)
     uploads = {k: Message({"logits": torch.tensor(logits[k])}) for k in order or range(len(logits))}
@@ -145,7 +118,7 @@ class TestAgree:
         assert (agreed(moved, self.B) - agreed(self.A, self.B)).tolist() == [[2, 2], [2, 2]]
 
     def test_only_who_answered_counts(self):
-        client = party(FedMD(), [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
+        client = public_party(FedMD(), [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
         server = server_of(client.task, {0: 1, 1: 1, 2: 1})
         FedMD().setup(server)
         FedMD().agree(server, {1: Message({"logits": torch.tensor(self.B)})})
@@ -159,7 +132,7 @@ ONE = FedMD(digest_steps=1, revisit_steps=1, pretrain_public=1, pretrain_private
 
 class TestClient:
     def test_shows_logits_of_the_chosen_samples_in_their_order(self):
-        client = party(ONE, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0), ((-1, 1), 1)])
+        client = public_party(ONE, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0), ((-1, 1), 1)])
         client.model.head.load_state_dict({"weight": torch.tensor([[1.0, 2.0], [0.0, -3.0]]), "bias": torch.ones(2)})
         x, _ = alignment(client, 64).take(torch.arange(4))
         expected = [[1 + a + 2 * b, 1 - 3 * b] for a, b in x.flatten(1).tolist()]
@@ -170,31 +143,31 @@ class TestClient:
 
         Samples (1, 1) with Z (2, -1) and (1, -1) with Z (1, 5): W_0 = (1, 1)/4 + (1, -1)/4, W_1 = (1, -1)/4 - (1, 1)/4.
         """
-        client = party(ONE, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
+        client = public_party(ONE, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1)])
         chosen = alignment(client, 64)
         z = {(1.0, 1.0): [2.0, -1.0], (1.0, -1.0): [1.0, 5.0]}
         x, _ = chosen.take(torch.arange(2))
         client.take(Message({"logits": torch.tensor([z[tuple(row)] for row in x.flatten(1).tolist()])}))
         client.fit(ONE.digest, on=chosen, opts=("digest",), steps=1)
-        assert numbers(client) == ([[0.5, 0.0], [0.0, -0.5]], [0.5, 0.0])
+        assert head_numbers(client) == ([[0.5, 0.0], [0.0, -0.5]], [0.5, 0.0])
         assert client.loss() == pytest.approx(9 / 4)
 
     def test_who_thinks_what_all_think_learns_nothing_from_it(self):
         method = replace(ONE, digest_epochs=3, digest_steps=None)
-        client = party(method, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0)])
+        client = public_party(method, [((1, 1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0)])
         client.model.head.load_state_dict({"weight": torch.tensor([[1.0, 2.0], [0.0, -3.0]]), "bias": torch.ones(2)})
-        before = numbers(client)
+        before = head_numbers(client)
         client.take(method.show(client))
         assert client.fit(method.digest, on=alignment(client, 64), opts=("digest",), epochs=3) == 3
-        assert numbers(client) == before
+        assert head_numbers(client) == before
         assert client.loss() == 0
 
     def test_revisit_is_cross_entropy_on_private_data(self):
         """Digest off. p = (1/2, 1/2): row 0 moves by (1, -1) / 2, lr = 1."""
         method = replace(ONE, digest_steps=0)
-        client = party(method, [((1, -1), 0)], [((1, 1), 0), ((1, 1), 1)])
+        client = public_party(method, [((1, -1), 0)], [((1, 1), 0), ((1, 1), 1)])
         assert not method.digest_and_revisit(client)
-        assert numbers(client) == ([[0.5, -0.5], [-0.5, 0.5]], [0.5, -0.5])
+        assert head_numbers(client) == ([[0.5, -0.5], [-0.5, 0.5]], [0.5, -0.5])
 
     def test_pretraining_on_all_public_data_then_on_private_data(self, monkeypatch):
         fits: list[tuple[int, int | None]] = []
@@ -207,7 +180,7 @@ class TestClient:
 
         monkeypatch.setattr(Client, "fit", watched)
         method = FedMD(pretrain_public=3, pretrain_private=2)
-        client = party(method, [((1, -1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0)])
+        client = public_party(method, [((1, -1), 0)], [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0)])
         assert not method.enrol(client)
         assert fits == [(3, 3), (1, 2)]
 
@@ -217,9 +190,9 @@ class TestClient:
         W_0 = (1, 1)/2, b_0 = 1/2 and the opposite in row 1, so logits are (3/2, -3/2), p_0 = sigma(3) = 0.9525741.
         Row 0 then moves by -p_0: 1/2 - 0.9525741 = -0.4525741.
         """
-        client = party(ONE, [((1, 1), 1)], [((1, 1), 0)])
+        client = public_party(ONE, [((1, 1), 1)], [((1, 1), 0)])
         ONE.enrol(client)
-        weight, bias = numbers(client)
+        weight, bias = head_numbers(client)
         assert weight[0] == pytest.approx([-0.4525741] * 2, abs=1e-6)
         assert bias[0] == pytest.approx(-0.4525741, abs=1e-6)
 
@@ -239,7 +212,7 @@ class TestClient:
         monkeypatch.setattr(Client, "fit", lambda *args, **how: taken.append(fit(*args, **how)) or taken[-1])
         method = FedMD(align=5, **hyper)
         public = [((1, 1), 0), ((1, -1), 1), ((-1, -1), 0)] * 2
-        client = party(method, [((1, 1), 0)] * 4, public, batch=2)
+        client = public_party(method, [((1, 1), 0)] * 4, public, batch=2)
         method.digest_and_revisit(client)
         assert tuple(taken) == steps
 

@@ -139,7 +139,7 @@ class TestNobodyTeaches:
         assert equal(dict(one), dict(other))
 
 
-METHODS = pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])
+METHODS = pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl", "fedapen"])
 
 
 class TestSmallest:
@@ -235,7 +235,7 @@ class TestRefusals:
             ("test_fml.ready", MismatchError, ("'test_fml.ready'", "width 32")),
         ],
     )
-    @pytest.mark.parametrize("method", ["fml", "fedkd", "fedmrl"])
+    @METHODS
     def test_a_model_that_cannot_be_built(self, method, aux, kind, facts):
         with refused(kind, "--aux-model", *facts):
             assemble_tiny(method, aux_model=aux)

@@ -149,6 +149,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "local": {"models": "mlp-64", "momentum": 0.9, "optimizer_life": "run"},
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
     "fedmd": {"public_fraction": 0.2, "pretrain_public": 1, "pretrain_private": 1},
+    "kt-pfl": {"public_fraction": 0.2},
 }
 
 

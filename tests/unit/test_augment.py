@@ -322,6 +322,8 @@ PUBLIC = {"partition": "dirichlet", "public_fraction": 0.2}
     ("method", "settings", "plain"),
     [
         ("fedmd", PUBLIC | {"pretrain_public": 1, "pretrain_private": 1}, {"FedMD.digest"}),
+        ("kt-pfl", PUBLIC, {"KTpFL.distil"}),
+        ("fccl", PUBLIC | {"pretrain_private": 1}, {"FCCL.correlate"}),
         ("fedh2l", PUBLIC, {"FedH2L.public_step"}),
         ("fedl2g-l", {}, set()),
     ],

@@ -110,9 +110,23 @@ class CommonSettings(TypedDict, total=False):
     stack: bool
     checkpoint_every: int | None
     hyper: dict[str, Any]
+    align: int
+    public_epochs: int
+    public_batch: int
+    public_lr: float
+    redundancy: float
+    inter: float
+    intra: float
+    pretrain_private: int
     gamma: float
     exclude_self: bool
     average: Literal["logits", "probabilities"]
+    aux_model: str | None
+    held_out: float
+    adapt_steps: int
+    adapt_lr: float
+    start: float
+    ensemble_weight: float
     weighting: Literal["samples", "uniform"]
     matched_batch: int
     finetune_epochs: int
@@ -163,7 +177,6 @@ class CommonSettings(TypedDict, total=False):
     kd_t2: bool
     share_prompts: bool
     share_head: bool
-    aux_model: str | None
     mentee_lr: float | None
     losses: Literal["joint", "own"]
     what: Literal["updates", "parameters"]
@@ -171,12 +184,10 @@ class CommonSettings(TypedDict, total=False):
     energy_end: float
     warmup: int
     quiz: int | None
-    align: int
     digest_epochs: int
     digest_steps: int | None
     revisit_steps: int | None
     pretrain_public: int
-    pretrain_private: int
     small_width: int | None
     small_weight: float
     rebuild: bool
@@ -188,6 +199,10 @@ class CommonSettings(TypedDict, total=False):
     server_batch: int
     label_weight: float
     meme_label_weight: float
+    transfer_epochs: int
+    transfer_weight: float
+    coefficient_lr: float
+    uniformity: float
     inner_lr: float
     variant: Literal["exact", "hessian-free", "first-order"]
     difference: float
