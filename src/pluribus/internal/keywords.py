@@ -103,10 +103,11 @@ class CommonSettings(TypedDict, total=False):
     stack: bool
     checkpoint_every: int | None
     hyper: dict[str, Any]
+    weighting: Literal["samples", "uniform"]
+    pull: float
     gamma: float
     exclude_self: bool
     average: Literal["logits", "probabilities"]
-    weighting: Literal["samples", "uniform"]
     matched_batch: int
     finetune_epochs: int
     finetune: Literal["model", "head"]
@@ -142,7 +143,6 @@ class CommonSettings(TypedDict, total=False):
     margin: float
     eps: float
     lesson_lr: float | None
-    pull: float
     mode: Literal["sync", "async"]
     turn_batches: int
     temperature: float
