@@ -172,10 +172,10 @@ class CommonSettings(TypedDict, total=False):
     pretrain_private: int
     small_width: int | None
     small_weight: float
+    head_epochs: int
     rebuild: bool
     last_epoch: bool
     mu: float
-    head_epochs: int
     threshold: float
     server_epochs: int
     server_batch: int
