@@ -16,7 +16,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError, RangeError
 from pluribus.message import Field, Message, Rows
 from pluribus.methods._classifier_weights import combining_weights, smallest_on_simplex
-from pluribus.methods.fedpac import FedPAC
+from pluribus.methods.fedpac import FedPAC, _moments
 from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
 from refusals import refused
@@ -148,6 +148,12 @@ class TestWeights:
 
 
 class TestServer:
+    def test_moments_by_hand(self):
+        """p = (2/3, 1/3, 0) and mu = (1, 0) and (1, 1), as a client sends them."""
+        up = FedPAC().local_update(client_with(FedPAC()))
+        expected = torch.tensor([[2 / 3, 0], [1 / 3, 1 / 3], [0, 0]], dtype=torch.float64)
+        torch.testing.assert_close(_moments(up), expected)
+
     def test_heads_and_centroids_by_hand(self):
         """Two clients with h = (0, .) and (1, .): the weights 2/3 and 1/3 of TestWeights. Class 2 is nobody's.
 
