@@ -27,6 +27,7 @@ from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
 from pluribus.internal.registry import check_free
 from pluribus.message import Inbox, Message, Wire, payload
+from pluribus.models.layers import batch_norms
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
 from pluribus.settings import convert_fields, flag_name
@@ -45,6 +46,7 @@ class Need(Enum):
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "labels of public data"
     PRETRAINED = "a pretrained backbone"
+    BATCH_NORM = "batch norm"
     PLAIN_SGD = "plain SGD"
 
 
@@ -448,6 +450,11 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
                 f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "
                 f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has {card.model}.safetensors"
                 f"{', or set pretrained = True on a builder that loads them itself' if own else ''}."
+            )
+        if Need.BATCH_NORM in method.needs and not batch_norms(task.shape_of(card.model)):
+            raise MismatchError(
+                f"{label} needs a model with batch norm, but {card.model} has none. Use one, such as --models "
+                f"cnn-16-32 for small images, or another method, such as fedavg."
             )
     if Need.PUBLIC_DATA in method.needs and not task.public:
         raise MismatchError(

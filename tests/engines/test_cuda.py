@@ -179,7 +179,8 @@ def test_every_kind_is_captured(name, sample):
     mine = (METHODS.index(name) + SAMPLES.index(sample)) % 3 == 0
     if not mine or sample.kind not in cls.takes or sample.target not in cls.targets:
         pytest.skip("another sample is for this method, or the method is not for this one")
-    settings = sample.settings_for(Need.SAME_MODEL in cls.needs) | {"rounds": 3, "image_size": None}
+    models = Need.SAME_MODEL in cls.needs, Need.BATCH_NORM in cls.needs
+    settings = sample.settings_for(*models) | {"rounds": 3, "image_size": None}
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)

@@ -90,7 +90,8 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name != "image_size"}
-            settings = sample.settings_for(Need.SAME_MODEL in self.cls.needs) | settings
+            needs = self.cls.needs
+            settings = sample.settings_for(Need.SAME_MODEL in needs, Need.BATCH_NORM in needs) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

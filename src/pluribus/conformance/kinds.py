@@ -35,9 +35,11 @@ class Sample(NamedTuple):
     models: tuple[str, str]
     settings: dict[str, Any]
 
-    def settings_for(self, same_model: bool) -> dict[str, Any]:
-        """The settings of an experiment with a method."""
+    def settings_for(self, same_model: bool, batch_norm: bool = False) -> dict[str, Any]:
+        """The settings of an experiment with a method. `batch_norm`: with the first model, and batch norm in it."""
         models = self.models[0] if same_model else ",".join(self.models)
+        if batch_norm:
+            models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
         return {"data": self.data, "models": models, "width": WIDTH, **self.settings}
 
 
@@ -176,6 +178,30 @@ def tensor_mlp(shape: tuple[int, ...], width: int = 16) -> nn.Module:
 def wide_tensor_mlp(shape: tuple[int, ...]) -> nn.Module:
     """The same with more features."""
     return tensor_mlp(shape, 24)
+
+
+def normed_signal_cnn(shape: tuple[int, ...]) -> nn.Module:
+    """With batch norm."""
+    return _normed(signal_cnn(shape))
+
+
+def normed_token_mean(shape: tuple[int, ...], vocabulary: int) -> nn.Module:
+    """With batch norm."""
+    return _normed(token_mean(shape, vocabulary))
+
+
+def normed_table_mlp(shape: tuple[int, ...], categories: tuple[int, ...]) -> nn.Module:
+    """With batch norm."""
+    return _normed(table_mlp(shape, categories))
+
+
+def normed_tensor_mlp(shape: tuple[int, ...]) -> nn.Module:
+    """With batch norm."""
+    return _normed(tensor_mlp(shape))
+
+
+def _normed(net: nn.Module) -> nn.Module:
+    return nn.Sequential(net, nn.BatchNorm1d(WIDTH))
 
 
 SAMPLES = (

@@ -110,6 +110,8 @@ class CommonSettings(TypedDict, total=False):
     stack: bool
     checkpoint_every: int | None
     hyper: dict[str, Any]
+    weighting: Literal["samples", "uniform"]
+    pull: float
     align: int
     public_epochs: int
     public_batch: int
@@ -127,7 +129,6 @@ class CommonSettings(TypedDict, total=False):
     adapt_lr: float
     start: float
     ensemble_weight: float
-    weighting: Literal["samples", "uniform"]
     matched_batch: int
     finetune_epochs: int
     finetune: Literal["model", "head"]
@@ -163,7 +164,6 @@ class CommonSettings(TypedDict, total=False):
     margin: float
     eps: float
     lesson_lr: float | None
-    pull: float
     mode: Literal["sync", "async"]
     turn_batches: int
     temperature: float
@@ -190,10 +190,10 @@ class CommonSettings(TypedDict, total=False):
     pretrain_public: int
     small_width: int | None
     small_weight: float
+    head_epochs: int
     rebuild: bool
     last_epoch: bool
     mu: float
-    head_epochs: int
     threshold: float
     server_epochs: int
     server_batch: int

@@ -6,6 +6,7 @@ from typing import Literal, NamedTuple
 
 import torch
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from pluribus.inputs import Input
 from pluribus.models.probe import run_with_zeros
@@ -64,6 +65,16 @@ def _layer(name: str, module: nn.Module, kind: Kind, output: bool) -> Layer:
     groups = module.groups if isinstance(module, nn.Conv1d | nn.Conv2d) and kind == "conv" else 1
     shape = tuple(bias.shape) if isinstance(bias, torch.Tensor) else None
     return Layer(name, kind, tuple(weight.shape), shape, output, groups)
+
+
+def batch_norms(model: nn.Module) -> set[str]:
+    """The names of all weights and statistics of batch norm.
+
+    >>> sorted(batch_norms(nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3, affine=False))))
+    ['1.num_batches_tracked', '1.running_mean', '1.running_var']
+    """
+    norms = {name: module for name, module in model.named_modules() if isinstance(module, _BatchNorm)}
+    return {f"{name}.{own}" for name, norm in norms.items() for own in norm.state_dict()}
 
 
 def recurrent(model: nn.Module) -> bool:
