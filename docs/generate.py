@@ -319,6 +319,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result gpu": lambda: _result("gpu"),
     "result kinds": lambda: _result("kinds"),
     "result stores": lambda: _result("stores"),
+    "result privacy": lambda: _result("privacy"),
     "result workers": lambda: _result("workers"),
     "result ray": lambda: _result("ray"),
     **{

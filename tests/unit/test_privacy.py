@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -16,7 +17,9 @@ from kit import StopAfter, StoppedError
 from pluribus.client import Batch, Client
 from pluribus.errors import BudgetError, ConflictError, MismatchError, PackageError
 from pluribus.host import Host
+from pluribus.message import Message
 from pluribus.method import methods
+from pluribus.methods.fedgh import FedGH
 from pluribus.models import build
 from pluribus.models.group_norm import twin_of
 from pluribus.privacy import accountant
@@ -290,7 +293,8 @@ def test_a_tally_counts_each_row_once(method: str) -> None:
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
-REFUSED = {"per-fedavg", "fedl2g-l", "fedl2g-f", "fedbabu"}
+REFUSED = {"per-fedavg", "fedl2g-l", "fedl2g-f", "fedbabu", "fedapen", "fedbn", "fedpac"}
+PUBLIC_LOSS = {"fedmd", "fedh2l", "fccl", "kt-pfl"}  # their last loss is that of public rows
 LIBRARY = [name for name, cls in methods().items() if cls.__module__.startswith("pluribus.")]
 
 
@@ -299,6 +303,8 @@ def suited(method: str) -> dict[str, Any]:
         return {"models": "tiny-vit-32"}
     if "matched" in method:
         return {"rounds": 15}
+    if method == "fedbn":
+        return {"models": "cnn-16-32"}
     one = any(need.name == "SAME_MODEL" for need in methods()[method].needs)
     return {"models": "cnn-16" if one else "mlp-64,cnn-16", "width": 64}
 
@@ -309,13 +315,27 @@ def test_every_method_keeps_its_budget(method: str) -> None:
     result = private(method, **(suited(method) | settings))
     assert result.epsilon is not None
     assert 7.5 < result.epsilon <= 8.0 * (1 + 1e-6)
-    assert all(record["loss"] is None for record in result.history) or method in ("fedmd", "fedh2l")
+    assert all(record["loss"] is None for record in result.history) or method in PUBLIC_LOSS
 
 
 @pytest.mark.parametrize("method", sorted(REFUSED))
 def test_what_cannot_be_bounded_is_refused(method: str) -> None:
     with refused(MismatchError, method):
         private(method, **suited(method))
+
+
+@dataclass(frozen=True)
+class Sweeps(FedGH):
+    """Sends what it makes of private rows by itself, beside class means."""
+
+    def local_update(self, client: Client) -> Message:
+        client.sweep(Client.features)
+        return super().local_update(client)
+
+
+def test_rows_that_a_method_reads_by_itself_are_refused() -> None:
+    with refused(MismatchError, "client.sweep"):
+        private(Sweeps)
 
 
 def test_a_plain_run_has_no_trace_of_it() -> None:

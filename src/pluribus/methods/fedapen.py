@@ -29,6 +29,7 @@ class FedAPEN(Auxiliary):
     down = "the mean shared model"
     targets = TARGETS
     views = ("after", "before")
+    unbounded = "the weight of its ensemble is learned on private rows, and nothing bounds one of them."
     defaults = MappingProxyType({"lr": 0.05})  # on digits, 0.01 takes more than 20 rounds
 
     held_out: float = setting(0.05, at_least=0, below=1)

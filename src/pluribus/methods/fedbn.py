@@ -25,6 +25,7 @@ class FedBN(FedAvg):
     up = "the model without batch norm"
     down = "the global model without batch norm"
     needs = frozenset({Need.SAME_MODEL, Need.BATCH_NORM})  # without batch norm it would be FedAvg under another name
+    unbounded = "it needs batch norm, which mixes the rows of a batch, so that no row can be bounded."
     views = ("before", "after")  # before: the global weights with the client's own batch norm
     defaults = MappingProxyType({"models": "cnn-16-32"})  # the smallest for images with batch norm
 

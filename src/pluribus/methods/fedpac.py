@@ -27,6 +27,7 @@ class FedPAC(FedRep):
     down = "the global body, the client's combined head and the class centroids"
     targets = ("classes",)
     defenses = ("clip", "krum")  # the server combines the heads of single clients
+    unbounded = "the variance of features that it sends has no bound for one row."
 
     head_epochs: int = setting(1, at_least=1, symbol="E_phi")
     """Epochs on the head in each round, before --epochs on the body."""

@@ -102,6 +102,11 @@ def try_step(client: Client, step: Step, data: Data) -> None:
 
 def check_releases(method: Method, client: Client, plan: Plan) -> None:
     """Refuse sums of private rows that do not go through `class_sums`, `class_counts` or a `Tally`."""
+    if plan.unbounded > 0:
+        raise MismatchError(
+            f"{name_of(type(method))} reads private rows with client.sweep, and nothing bounds what it makes of them: "
+            f"use class_means, class_sums or Tally of pluribus.ops."
+        )
     sources = sources_of(method.wires(client.task, client.card))
     if plan.releases or not (found := [source for source in RELEASED if source in sources]):
         return

@@ -34,6 +34,8 @@ class Plan(NamedTuple):
     releases: int
     round_steps: Kinds
     round_releases: int
+    unbounded: int = 0
+    """Sweeps over private rows whose result no mechanism has bounded."""
 
     def whole(self, training: float, sums: float) -> list[Spend]:
         """What the whole run spends, with these noise multipliers."""
@@ -56,6 +58,7 @@ class Meter:
         self._guard, self._try_step = guard, try_step
         self.steps = Counter[float]()
         self.releases = 0
+        self.sweeps = 0  # over private rows, without those behind class sums
 
     def protects(self, client: Client, data: Data) -> bool:
         return self._guard.protects(client, data)
@@ -74,6 +77,7 @@ class Meter:
 
     def class_sums(self, client: Client, members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         self.releases += 1
+        self.sweeps -= 1
         return members.T @ torch.zeros_like(values), members.sum(0)
 
     def class_counts(self, client: Client, members: Tensor) -> Tensor:
@@ -89,10 +93,14 @@ class Meter:
 class _Idle:
     """A runner that takes no step, and whose sweeps give zeros."""
 
+    def __init__(self, meter: Meter) -> None:
+        self._meter = meter
+
     def fit(self, client: Client, fit: Fit) -> Tensor | None:
         return None
 
     def sweep(self, client: Client, rows: Map, data: Data) -> Tensor:
+        self._meter.sweeps += self._meter.protects(client, data)
         with torch.no_grad():
             one = rows(client, client.task.input.zeros(1, device=client.device)).float()
         return torch.zeros_like(one).expand(len(data), *one.shape[1:]).clone()
@@ -108,6 +116,7 @@ def measure_plan(method: Method, client: Client, guard: Guard, try_step: TryStep
         once, once_releases = meter.take()
         warm, warm_releases = _rehearse_round(method, client, meter, 0) if task.warmup else (Counter[float](), 0)
         steps, releases = _rehearse_round(method, client, meter, task.warmup)
+        unbounded = meter.sweeps
         _check_views(method, client, meter)
     trained = task.rounds - task.warmup
     whole = Counter[float]()
@@ -115,13 +124,13 @@ def measure_plan(method: Method, client: Client, guard: Guard, try_step: TryStep
         for rate, number in found.items():
             whole[rate] += times * number
     released = once_releases + task.warmup * warm_releases + trained * releases
-    return Plan(tuple(sorted(whole.items())), released, tuple(sorted(steps.items())), releases)
+    return Plan(tuple(sorted(whole.items())), released, tuple(sorted(steps.items())), releases, unbounded)
 
 
 @contextmanager
 def _rehearsing(client: Client, meter: Meter) -> Iterator[Meter]:
     before = client.guard, client.runner
-    client.guard, client.runner = meter, _Idle()
+    client.guard, client.runner = meter, _Idle(meter)
     try:
         with client.fork():
             yield meter
