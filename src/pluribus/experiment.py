@@ -154,7 +154,7 @@ class Experiment:
     dp_epsilon: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="epsilon")
     """Privacy budget of each client for the whole run, at most. Default: no differential privacy."""
     dp_level: Level = setting("row", group="privacy")
-    """What is hidden: one row of a client, by private training, or all of its rows, by noise in every message."""
+    """What is hidden: one row of a client; all of its rows, by noise in its messages; or by noise in their mean."""
     dp_delta: float = setting(1e-5, group="privacy", above=0, below=1, symbol="delta")
     """Chance that the bound of --dp-epsilon does not hold."""
     dp_clip: float = setting(1.0, group="privacy", above=0, symbol="C")
@@ -254,7 +254,11 @@ class Experiment:
             own = {name: getattr(type(self), name) for name in group_names(type(self))["privacy"]}
             if changed := [flag_name(name) for name, value in own.items() if getattr(self, name) != value]:
                 raise ConflictError(f"{changed[0]} needs --dp-epsilon, the privacy budget of each client.")
-        if self.dp_level == "client":
+        if self.dp_level == "client-central" and self.defense != "none":
+            raise ConflictError(
+                "--dp-level client-central merges one mean, which --defense cannot judge: use one of them."
+            )
+        if self.dp_level != "row":
             for name in ("dp_sums_clip", "dp_share"):
                 if getattr(self, name) != getattr(type(self), name):
                     raise ConflictError(f"{flag_name(name)} is for --dp-level row: a message is noised as a whole.")

@@ -118,7 +118,7 @@ class Host:
         self._headline = METRICS[self.task.metrics[0]]
         self.wires = Wires(self.method, self.task, self.cards)
         terms = self.local.privacy
-        self._guard = None if terms is None else MessageGuard(terms) if terms.level == "client" else RowGuard(terms)
+        self._guard = None if terms is None else RowGuard(terms) if terms.level == "row" else MessageGuard(terms)
 
     def answer(self, request: Request) -> Answer:
         """Answer a request about a client. An error of the method gets the round and the client as a note."""

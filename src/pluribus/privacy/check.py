@@ -18,6 +18,7 @@ from pluribus.models import entries
 from pluribus.models.group_norm import SUFFIX, twin_of
 from pluribus.models.layers import recurrent
 from pluribus.privacy.accountant import require_accountant
+from pluribus.privacy.central import why_no_mean
 from pluribus.privacy.messages import why_not_noised
 from pluribus.privacy.plan import Plan
 from pluribus.privacy.rows import RowSums, collecting, optimizers_of, tallies
@@ -42,7 +43,7 @@ def check_private(method: Method, task: Task, cards: Sequence[Card], local: Loca
     assert local.privacy is not None
     if reason := why_unbounded(method, task, cards, local.privacy.level):
         raise MismatchError(f"{name_of(type(method))} cannot run with --dp-epsilon: {reason}")
-    if local.privacy.level == "client":
+    if local.privacy.level != "row":
         if normalization == "dataset":
             raise ConflictError(
                 "--normalize dataset tells every client about the rows of all others. With --dp-level client, use "
@@ -60,8 +61,10 @@ def check_private(method: Method, task: Task, cards: Sequence[Card], local: Loca
 
 def why_unbounded(method: Method, task: Task, cards: Sequence[Card], level: Level) -> str:
     """Why the messages of a method cannot be bounded. Empty: they can."""
-    if level == "client":
-        return why_not_noised(method, task, cards)
+    if level != "row":
+        enrolments = [wire.once for card in cards for wire in method.wires(task, card)]
+        no_mean = why_no_mean(method, enrolments) if level == "client-central" else ""
+        return why_not_noised(method, task, cards) or no_mean
     if method.unbounded:
         return method.unbounded
     for card in cards:

@@ -2,13 +2,15 @@
 
 Neighbors differ by one client, whose rows are all replaced by as many others. A clipped message lies within C of its
 start, which the receiver knows: so another client's message is at most 2 C away, and noise has the standard deviation
-`noise` times 2 C. Training is plain. Whatever a message says in another way than by numbers says nothing: all classes
-are sent, and integers are sent back as they were downloaded.
+`noise` times 2 C. With a trusted server, clients only clip, and central.py noises the mean. Training is plain. Whatever
+a message says in another way than by numbers says nothing: all classes are sent, and integers are sent back as they
+were downloaded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -32,7 +34,6 @@ class MessageGuard(Account):
 
     def __init__(self, terms: Terms) -> None:
         super().__init__(terms)
-        self._noise: dict[int, float] = {}  # by the number of messages of a run
         self._uploads: dict[int, tuple[int, int]] = {}  # of each client: messages of a round, and of the whole run
 
     def begin(self, method: Method, client: Client) -> None:
@@ -57,6 +58,8 @@ class MessageGuard(Account):
         noise = self._multiplier(client)
         self.charge(client, Spend(noise, RATE, 1))
         clipped = clip_message(message, about, self.terms.clip)
+        if self.terms.level == "client-central":
+            return in_form(clipped, schema)  # the server noises the mean
         return add_noise(clipped, schema, 2 * noise * self.terms.clip, self.randomness(client, "message", on="cpu"))
 
     def _round(self, client: Client) -> list[Spend]:
@@ -64,14 +67,16 @@ class MessageGuard(Account):
         return [Spend(self._multiplier(client), RATE, uploads)]
 
     def _multiplier(self, client: Client) -> float:
-        """The noise multiplier with which the budget lasts for all messages of a run."""
-        if self.terms.noise is not None:
-            return self.terms.noise
         _, times = self._uploads[client.card.id]
-        if times not in self._noise:
-            terms = self.terms
-            self._noise[times] = find_noise(terms.epsilon, terms.delta, lambda noise: [Spend(noise, RATE, times)])
-        return self._noise[times]
+        return find_multiplier(self.terms, times)
+
+
+@cache
+def find_multiplier(terms: Terms, times: int) -> float:
+    """The noise multiplier with which the budget lasts for so many messages."""
+    if terms.noise is not None or not times:
+        return terms.noise or 0.0
+    return find_noise(terms.epsilon, terms.delta, lambda noise: [Spend(noise, RATE, times)])
 
 
 def count_messages(method: Method, task: Task, card: Card) -> tuple[int, int]:
@@ -104,19 +109,28 @@ def clip_message(message: Message, about: Message | None, clip: float) -> Messag
 def add_noise(message: Message, schema: Schema, deviation: float, randomness: Randomness) -> Message:
     """The message with noise of this deviation in every number, and then within its bounds."""
 
-    def noised(name: str, value: Tensor) -> Tensor:
+    def noised(value: Tensor) -> Tensor:
         noise = torch.empty(value.shape, dtype=torch.float64)
         randomness.fill_normal(noise)
+        return value + deviation * noise
+
+    return in_form(message, schema, noised)
+
+
+def in_form(message: Message, schema: Schema, change: Callable[[Tensor], Tensor] = lambda value: value) -> Message:
+    """The message with its numbers changed, in their declared types and within their bounds."""
+
+    def formed(name: str, value: Tensor) -> Tensor:
         declared = schema[name]
         least = 0.0 if name.endswith(VARIANCE) else declared.least
-        return bounded((value + deviation * noise).to(declared.dtype), least, declared.most)
+        return bounded(change(value).to(declared.dtype), least, declared.most)
 
     fields: dict[str, Value] = {}
     for name, value in message.items():
         if isinstance(value, Rows):
-            fields[name] = Rows(noised(name, value.value), value.held)
+            fields[name] = Rows(formed(name, value.value), value.held)
         else:
-            fields[name] = noised(name, value) if value.is_floating_point() else value
+            fields[name] = formed(name, value) if value.is_floating_point() else value
     return Message(fields)
 
 

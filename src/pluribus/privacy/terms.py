@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal, NamedTuple, get_args
 
-Level = Literal["row", "client"]
+Level = Literal["row", "client", "client-central"]
 
 
 class Terms(NamedTuple):
@@ -24,7 +24,7 @@ class Terms(NamedTuple):
     secure: bool = False
     """Draw noise and batches from the generator of the operating system."""
     level: Level = "row"
-    """What neighbors differ by: one row of a client, or all rows of a client."""
+    """What neighbors differ by: one row of a client, or all rows of a client. Central: a trusted server adds noise."""
 
     def problem(self) -> str | None:
         """What is wrong with terms that came from another machine."""
@@ -34,6 +34,8 @@ class Terms(NamedTuple):
             return "all numbers must be above 0 and finite"
         if self.level not in get_args(Level):
             return f"the level must be one of {', '.join(get_args(Level))}"
+        if self.level == "client-central":
+            return "the level client-central would trust the server: use client"
         return None if max(self.delta, self.share) < 1 else "delta and share must be below 1"
 
     @property
