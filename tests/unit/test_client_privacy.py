@@ -16,6 +16,7 @@ from pluribus.errors import BudgetError, ConflictError, MismatchError
 from pluribus.host import Host
 from pluribus.message import Field, Message, Rows, decode
 from pluribus.method import methods
+from pluribus.privacy.central import NoisedMean
 from pluribus.privacy.messages import MessageGuard, add_noise, clip_message
 from pluribus.privacy.sampling import Randomness
 from pluribus.privacy.terms import Terms
@@ -160,6 +161,7 @@ def test_epsilon_is_that_of_composed_gaussians() -> None:
 @pytest.mark.parametrize("method", ["fedmd", "fedl2g-f", "fedh2l"])
 def test_all_messages_of_a_run_are_planned(method: str) -> None:
     result = private(method, rounds=3, **HETERO)
+    assert len(result.history) >= 3
     assert result.epsilon is not None
     assert 7.9 < result.epsilon <= 8.0 * (1 + 1e-6)
 
@@ -255,6 +257,74 @@ def test_the_message_of_enrolment_is_noised_and_paid_for() -> None:
     assert client.state.spent[0, 2] == 1
 
 
+# ---- noise in the mean ----------------------------------------------------------------------------------------------
+
+
+def noised_mean(noise: float = 2.0, clip: float = 0.5) -> NoisedMean:
+    parts = assemble_tiny("fedavg", dp_epsilon=50.0, dp_level="client-central", dp_noise=noise, dp_clip=clip, **HEAD)
+    terms = parts.local.privacy
+    assert terms is not None
+    return NoisedMean(terms, parts.method, parts.task, parts.cards)
+
+
+def test_the_mean_has_the_noise_that_the_accountant_was_told() -> None:
+    """One of n clients moves the mean by 2 C / n, so the deviation is the multiplier times that."""
+    uploads = {k: Message({"w": torch.full((20_000,), float(k))}) for k in range(4)}
+    schemas = {k: {"w": Field((20_000,))} for k in uploads}
+    found = noised_mean().of_messages(uploads, schemas, t=0, stage=0)
+    values = [found[k].tensor("w") for k in uploads]
+    assert all(torch.equal(values[0], one) for one in values)  # the method sees nothing but the mean
+    assert values[0].mean() == pytest.approx(1.5, abs=0.02)
+    assert values[0].std() == pytest.approx(2.0 * 2 * 0.5 / 4, rel=0.03)
+    later = noised_mean().of_messages(uploads, schemas, t=1, stage=0)[0].tensor("w")
+    assert not torch.equal(later, values[0])
+
+
+def test_clients_with_other_models_have_a_mean_of_their_own() -> None:
+    sizes = {0: 3, 1: 5, 2: 3}
+    uploads = {k: Message({"w": torch.full((size,), 100.0 * k)}) for k, size in sizes.items()}
+    found = noised_mean().of_messages(uploads, {k: {"w": Field((size,))} for k, size in sizes.items()}, 0, 0)
+    assert [round(float(found[k].tensor("w").mean()), -2) for k in sizes] == [100, 100, 100]
+    assert [len(found[k].tensor("w")) for k in sizes] == [3, 5, 3]
+
+
+def test_a_client_of_a_trusted_server_only_clips() -> None:
+    settings = {"dp_clip": 0.05, "dp_level": "client-central", **HEAD}
+    host, plain = private_host("fedavg", **settings), make_host(assemble_tiny("fedavg", **HEAD))
+    down = plain_download(plain)
+    sent = decode(host.answer(Work(0, 0, 0, down)).up, host.wires(0)[0].up, "client 0")  # type: ignore[union-attr, arg-type]
+    start = decode(down, plain.wires(0)[0].down, "client 0")
+    assert float((numbers(sent) - numbers(start)).norm()) == pytest.approx(0.05, rel=1e-4)
+    assert host.client(0).state.spent[0, 2] == 1
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedproto", "fedgh", "fd", "scaffold", "fedl2g-l", "fedmd"])
+def test_a_trusted_server_keeps_the_budget(method: str) -> None:
+    result = private(method, dp_level="client-central", **suited(method))
+    assert result.epsilon == pytest.approx(8.0, rel=0.01)
+    assert all(math.isfinite(one["test_loss"]["mean"]) for one in result.history[-1]["mean"].values())
+
+
+def test_a_resumed_server_draws_the_same_noise(tmp_path: Any) -> None:
+    settings = {"rounds": 3, "dp_level": "client-central", **HETERO}
+    whole, folder = private("fedproto", **settings), tmp_path / "run"
+    with pytest.raises(StoppedError):
+        private("fedproto", out=str(folder), checkpoint_every=1, observers=[StopAfter(0)], **settings)
+    resumed = pluribus.resume(folder, progress=False)
+    assert [r["clients"] for r in resumed.history] == [r["clients"] for r in whole.history]
+
+
+@pytest.mark.parametrize("method", ["fedh2l", "pfedla", "fedkd", "fedgen"])
+def test_a_method_that_needs_single_messages_is_refused(method: str) -> None:
+    with refused(MismatchError, method):
+        private(method, dp_level="client-central", **suited(method))
+
+
+def test_a_mean_leaves_nothing_to_a_defense() -> None:
+    with refused(ConflictError, "defense"):
+        private("fedproto", dp_level="client-central", defense="median", **HETERO)
+
+
 # ---- refusals --------------------------------------------------------------------------------------------------------
 
 
@@ -273,3 +343,4 @@ def test_numbers_of_all_rows_are_refused_and_those_of_a_client_are_not() -> None
 def test_the_level_of_terms_from_elsewhere_is_checked() -> None:
     assert Terms(8.0, level="nobody").problem() is not None  # type: ignore[arg-type]
     assert Terms(8.0, level="client").problem() is None
+    assert Terms(8.0, level="client-central").problem() is not None  # a site does not trust its server

@@ -185,8 +185,6 @@ def make_federation(
     cards = Cards(task, models, data, {k for k, one in facts.items() if one.pretrained})
     check_needs(method, task, cards, agreement.rule)
     terms = agreement.privacy
-    if terms is not None and (problem := terms.problem()):
-        raise MismatchError(f"of the terms of privacy {problem}.")
     if terms is not None and (reason := why_unbounded(method, task, cards.firsts(), terms.level)):
         raise MismatchError(f"{agreement.method} cannot run with dp_epsilon: {reason}")
     known = [model for model in cards.architectures() if model not in task.unseen]
