@@ -305,6 +305,16 @@ def test_a_trusted_server_keeps_the_budget(method: str) -> None:
     assert all(math.isfinite(one["test_loss"]["mean"]) for one in result.history[-1]["mean"].values())
 
 
+def test_a_trusted_server_merges_with_noise() -> None:
+    """Clients only clip: with another multiplier, nothing but the server's noise differs."""
+    settings = {"dp_level": "client-central", "dp_epsilon": 50.0, **HEAD}
+    runs = [private("fedavg", dp_noise=noise, **settings) for noise in (2.0, 2.0, 4.0)]
+    losses = [run.history[0]["mean"]["after"]["test_loss"]["mean"] for run in runs]
+    shared = [run.history[-1]["mean"]["before"]["test_loss"]["mean"] for run in runs]
+    assert losses[0] == losses[1] == losses[2]  # before the first merge
+    assert shared[0] == shared[1] != shared[2]
+
+
 def test_a_resumed_server_draws_the_same_noise(tmp_path: Any) -> None:
     settings = {"rounds": 3, "dp_level": "client-central", **HETERO}
     whole, folder = private("fedproto", **settings), tmp_path / "run"

@@ -31,10 +31,7 @@ def length(vector: Tensors, start: Tensors) -> float:
 
 def shortened(vector: Tensors, start: Tensors, factor: float) -> dict[str, Tensor]:
     """The vector at so much of its distance to its start, in double precision."""
-    return {
-        name: start.get(name, 0.0) + _move(value, start.get(name)) * factor  # type: ignore[misc]
-        for name, value in vector.items()
-    }
+    return {name: start.get(name, 0.0) + _move(value, start.get(name)) * factor for name, value in vector.items()}
 
 
 def bounded(value: Tensor, least: float | None, most: float | None) -> Tensor:

@@ -42,7 +42,8 @@ def check_private(method: Method, task: Task, cards: Sequence[Card], local: Loca
     require_accountant()
     assert local.privacy is not None
     if reason := why_unbounded(method, task, cards, local.privacy.level):
-        raise MismatchError(f"{name_of(type(method))} cannot run with --dp-epsilon: {reason}")
+        flag = "--dp-epsilon" if local.privacy.level == "row" else f"--dp-level {local.privacy.level}"
+        raise MismatchError(f"{name_of(type(method))} cannot run with {flag}: {reason}")
     if local.privacy.level != "row":
         if normalization == "dataset":
             raise ConflictError(
