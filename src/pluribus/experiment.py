@@ -38,7 +38,7 @@ from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
-from pluribus.privacy.terms import Terms
+from pluribus.privacy.terms import Level, Terms
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.folder import DIGEST, PUBLIC_DIGEST
 from pluribus.storage.toml import read_toml
@@ -153,16 +153,18 @@ class Experiment:
 
     dp_epsilon: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="epsilon")
     """Privacy budget of each client for the whole run, at most. Default: no differential privacy."""
+    dp_level: Level = setting("row", group="privacy")
+    """What is hidden: one row of a client; all of its rows, by noise in its messages; or by noise in their mean."""
     dp_delta: float = setting(1e-5, group="privacy", above=0, below=1, symbol="delta")
     """Chance that the bound of --dp-epsilon does not hold."""
     dp_clip: float = setting(1.0, group="privacy", above=0, symbol="C")
-    """Largest norm of the gradient of one row."""
+    """Largest norm of the gradient of one row; with --dp-level client, of a whole message."""
     dp_sums_clip: float = setting(1.0, group="privacy", above=0)
     """Largest norm of the vector of one row, such as its features, in a sum over the rows of a class."""
     dp_share: float = setting(0.5, group="privacy", above=0, below=1)
     """Share of --dp-epsilon that class sums and counts may use, if they are accounted alone."""
     dp_noise: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="sigma")
-    """Noise multiplier of training. Default: so that the budget lasts. With less noise, training ends early."""
+    """Noise multiplier of training or messages. Default: so that the budget lasts. With less, training ends early."""
     dp_secure: bool = setting(False, group="privacy")
     """Draw noise and batches from the system's generator, not by --seed. The run cannot be repeated to the bit."""
 
@@ -252,6 +254,14 @@ class Experiment:
             own = {name: getattr(type(self), name) for name in group_names(type(self))["privacy"]}
             if changed := [flag_name(name) for name, value in own.items() if getattr(self, name) != value]:
                 raise ConflictError(f"{changed[0]} needs --dp-epsilon, the privacy budget of each client.")
+        if self.dp_level == "client-central" and self.defense != "none":
+            raise ConflictError(
+                "--dp-level client-central merges one mean, which --defense cannot judge: use one of them."
+            )
+        if self.dp_level != "row":
+            for name in ("dp_sums_clip", "dp_share"):
+                if getattr(self, name) != getattr(type(self), name):
+                    raise ConflictError(f"{flag_name(name)} is for --dp-level row: a message is noised as a whole.")
         if self.test == "common" and not self.test_fraction:
             raise ConflictError("--test common needs test data: --test-fraction must be above 0.")
 
@@ -354,7 +364,7 @@ class Experiment:
         if self.dp_epsilon is None:
             return None
         bounds = self.dp_delta, self.dp_clip, self.dp_sums_clip, self.dp_share
-        return Terms(self.dp_epsilon, *bounds, self.dp_noise, self.dp_secure)
+        return Terms(self.dp_epsilon, *bounds, self.dp_noise, self.dp_secure, self.dp_level)
 
     @property
     def data_name(self) -> str:

@@ -27,6 +27,7 @@ from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
 from pluribus.message import Message
 from pluribus.method import PeerMethod
 from pluribus.privacy.budgets import Budgets
+from pluribus.privacy.central import NoisedMean
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
 from pluribus.server_half import ServerHalf
@@ -93,6 +94,9 @@ class Federation:
         """Takes a sentence about a client that is missing in a round."""
         runner, defense = server_runner_for(parts, self.warn), parts.experiment.guard()
         self.half = ServerHalf(parts.method, parts.task, parts.cards, runner, defense)
+        terms = parts.experiment.privacy()
+        if terms is not None and terms.level == "client-central":
+            self.half.noised = NoisedMean(terms, parts.method, parts.task, parts.cards)
         self.server = self.half.server
         if engine is None:
             assert isinstance(parts, Assembly), "only a simulation has the clients' parts"

@@ -31,10 +31,11 @@ from pluribus.internal.metrics import METRICS
 from pluribus.internal.safe_lesson import SafeLesson
 from pluribus.internal.snapshot import Snapshot, copy_all
 from pluribus.internal.starts import Starts
-from pluribus.message import Inbox, Message, decode, encode
+from pluribus.message import Inbox, Message, Schema, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
 from pluribus.privacy.guard import RowGuard
+from pluribus.privacy.messages import MessageGuard
 from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Spent, Teach, Work
 from pluribus.storage.checkpoint import TESTED, put_back
 from pluribus.task import Card, Task
@@ -117,7 +118,7 @@ class Host:
         self._headline = METRICS[self.task.metrics[0]]
         self.wires = Wires(self.method, self.task, self.cards)
         terms = self.local.privacy
-        self._guard = None if terms is None else RowGuard(terms)
+        self._guard = None if terms is None else RowGuard(terms) if terms.level == "row" else MessageGuard(terms)
 
     def answer(self, request: Request) -> Answer:
         """Answer a request about a client. An error of the method gets the round and the client as a note."""
@@ -140,7 +141,8 @@ class Host:
         client = self._prepared(k)
         client.begin(-1, "enrol", self.method.schedule(0, self.task.rounds))
         self._changed.add(k)
-        up = encode(self.method.enrol(client), self.wires(k)[0].once, f"client {k} at enrolment")
+        schema, who = self.wires(k)[0].once, f"client {k} at enrolment"
+        up = self._protect(client, encode(self.method.enrol(client), schema, who), schema, None, who)
         return Reply(up, None, steps=client.steps, privacy=self._spent(client))
 
     def _work(self, request: Work) -> Reply:
@@ -194,6 +196,8 @@ class Host:
         down: Message | None = None,
     ) -> Reply:
         loss = client.loss()  # waits for the GPU, so that its work is not counted as communication
+        if isinstance(self._guard, MessageGuard):
+            loss = None  # it would tell about private rows
         worked = time.perf_counter()
         started, received = since
         up, stage = None, request.stage if isinstance(request, Work) else 0
@@ -214,7 +218,7 @@ class Host:
         """Serialize what a client sends in a round and exchange. Attackers send something else."""
         (t, stage), k = when, client.card.id
         schema, who = self.wires(k)[stage].up, f"round {t}, client {k}"
-        up = encode(message, schema, who)
+        up = self._protect(client, encode(message, schema, who), schema, down, who)
         if self.attack is None or not self.attack.lies(k):
             return up
         if self.attack.replays:
@@ -224,6 +228,12 @@ class Host:
             return first or up
         lie = self.attack.falsify(decode(up, schema, who), schema, down, k, *when)
         return encode(lie, schema, who, checked=self.attack.kind != "nan")
+
+    def _protect(self, client: Client, up: bytes, schema: Schema, down: Message | None, who: str) -> bytes:
+        """What a client sends in place of this message: with client-level privacy, one that is clipped and noised."""
+        if not isinstance(self._guard, MessageGuard):
+            return up
+        return encode(self._guard.protect(client, decode(up, schema, who), schema, down), schema, who)
 
     def _evaluate(self, request: Evaluate) -> Measured:
         """Evaluate all views without a change to the client. If its validation data prefers this round to the best one

@@ -17,6 +17,7 @@ from pluribus.internal.safe_merge import Merge, SafeMerge, sizes_in, sizes_of
 from pluribus.internal.steps import ServerRunner
 from pluribus.message import LARGEST, Message, decode, encode
 from pluribus.method import Method, Wires
+from pluribus.privacy.central import NoisedMean
 from pluribus.server import Server
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Cards, Task
@@ -36,6 +37,7 @@ class ServerHalf:
         self.method, self.task, self.cards = method, task, cards
         self.wires = Wires(method, task, cards)
         self.server = Server(task, cards, runner, defense)
+        self.noised: NoisedMean | None = None  # of a private run with a trusted server
         self.enrolled: dict[int, bytes] = {}
         cards.enrolled.clear()  # clients that enrolled after the last checkpoint do so again
         with at("server"):
@@ -113,6 +115,10 @@ class ServerHalf:
 
     def _merge_defended(self, merge: Merge, stage: int, server: Server, uploads: Mapping[int, Message]) -> None:
         """Merge uploads as the defense lets them through. Clipping bounds the distance to what the server sent."""
+        if self.noised is not None:
+            schemas = {k: self.wires(k)[stage].up for k in uploads}
+            merge(server, self.noised.of_messages(uploads, schemas, server.t, stage))
+            return
         down = self.method.functions(stage).down
         about: dict[int, dict[str, Tensor]] = {}
         if server.defense.name == "clip" and down is not None:

@@ -244,8 +244,9 @@ def test_only_serve_goes_on_with_a_run_of_sites(tmp_path: Path) -> None:
 # ---- privacy -------------------------------------------------------------------------------------------------------
 
 
-def test_a_private_site_keeps_its_own_account(tmp_path: Path) -> None:
-    parts, agreement, given = agreed("fedgh", dp_epsilon=8.0, models="mlp-64,cnn-16", width=64)
+@pytest.mark.parametrize("level", ["row", "client"])
+def test_a_private_site_keeps_its_own_account(level: str, tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh", dp_epsilon=8.0, dp_level=level, models="mlp-64,cnn-16", width=64)
     terms = parts.local.privacy
     assert terms is not None
     agreement = dataclasses.replace(agreement, privacy=terms._replace(secure=True))
@@ -267,7 +268,16 @@ def test_a_method_that_nothing_bounds_is_refused_by_the_server(tmp_path: Path) -
         federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
 
 
-@pytest.mark.parametrize("change", [{"epsilon": -1.0}, {"delta": 2.0}, {"clip": "one"}, {"noise": 0.0}])
+def test_a_server_that_sites_would_have_to_trust_is_refused() -> None:
+    described = experiment("fedgh", dp_epsilon=8.0, dp_level="client-central")
+    with refused(ConflictError, "client-central"):
+        Agreement.of_experiment(described, "run", ("x", "y"), Form(Input("image", (1, 8, 8))))
+
+
+NUMBERS: list[dict[str, Any]] = [{"epsilon": -1.0}, {"delta": 2.0}, {"clip": "one"}, {"noise": 0.0}]
+
+
+@pytest.mark.parametrize("change", [*NUMBERS, {"level": "all"}, {"level": "client-central"}])
 def test_terms_of_privacy_are_checked(change: dict[str, Any]) -> None:
     _, agreement, _ = agreed("fedgh")
     facts = agreement.facts() | {"privacy": Terms(8.0)._asdict() | change}

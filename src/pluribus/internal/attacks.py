@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pluribus import draws
+from pluribus.internal.vectors import bounded, starts
 from pluribus.message import Message, Rows, Schema, Value, payload
 
 Kind = Literal["none", "label-flip", "sign-flip", "noise", "scale", "nan", "replay"]
@@ -48,6 +49,7 @@ class Attack(NamedTuple):
         """
         if self.kind not in OF_NUMBERS:
             return message
+        begun = starts(message.part(), {} if about is None else about.part())
         lies: dict[str, Value] = {}
         for name, value in message.items():
             declared, draw = schema[name], draws.generator(self.seed, "lie", *key, name)
@@ -57,7 +59,7 @@ class Attack(NamedTuple):
                 lie[value.held] = self._bounded(changed, declared.least, declared.most)
                 lies[name] = Rows(lie, value.held)
             elif value.is_floating_point():
-                lie = self._lie(value, _start(name, value, about), draw)
+                lie = self._lie(value, begun.get(name, torch.zeros_like(value)), draw)
                 lies[name] = self._bounded(lie, declared.least, declared.most)
             else:
                 lies[name] = value
@@ -72,25 +74,7 @@ class Attack(NamedTuple):
         return start + (value - start) * (-1.0 if self.kind == "sign-flip" else self.strength)
 
     def _bounded(self, value: Tensor, least: float | None, most: float | None) -> Tensor:
-        """The same numbers within what a valid message may hold."""
-        if self.kind == "nan":
-            return value
-        known = torch.finfo(value.dtype)
-        lowest, highest = (known.min if least is None else least), (known.max if most is None else most)
-        down, up = value.new_tensor(lowest), value.new_tensor(highest)
-        if float(up) > highest:  # rounded up
-            up = up.nextafter(down)
-        if float(down) < lowest:
-            down = down.nextafter(up)
-        return value.clamp(down, up)
-
-
-def _start(name: str, value: Tensor, about: Message | None) -> Tensor:
-    if about is not None and name in about:
-        known = about[name]
-        if isinstance(known, Tensor) and known.shape == value.shape:
-            return known
-    return torch.zeros_like(value)
+        return value if self.kind == "nan" else bounded(value, least, most)
 
 
 def choose_attackers(clients: int, wanted: float, seed: int) -> frozenset[int]:

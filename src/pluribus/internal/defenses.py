@@ -16,6 +16,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from pluribus.internal.vectors import Tensors, floats, length, shortened, starts
 from pluribus.message import Message, Rows
 
 Name = Literal["none", "median", "trimmed-mean", "clip", "krum"]
@@ -24,7 +25,6 @@ SHARED = ("trimmed-mean", "krum")  # defenses that expect a share of liars
 SHARE = 0.2
 FEWEST = 3  # messages: of two that differ, nobody knows which one lies
 
-Tensors = Mapping[str, Tensor]
 Parts = Mapping[int, Tensors]  # of clients
 NOTHING: Parts = MappingProxyType({})
 Layout = tuple[tuple[str, tuple[int, ...]], ...]
@@ -57,8 +57,8 @@ class Defense(NamedTuple):
         if self.name == "none":
             return found
         for clients in _alike(parts):
-            sent = {k: _floats(parts[k]) for k in clients}
-            kept = self._of_vectors(sent, {k: _starts(sent[k], about.get(k, {})) for k in clients})
+            sent = {k: floats(parts[k]) for k in clients}
+            kept = self._of_vectors(sent, {k: starts(sent[k], about.get(k, {})) for k in clients})
             for k in clients:
                 if k in kept:
                     found[k] = {**parts[k], **kept[k]}
@@ -126,44 +126,23 @@ def krum_scores(vectors: Sequence[Tensors], liars: int) -> list[float]:
 
 
 def _clip(parts: Parts, about: Parts) -> dict[int, Tensors]:
-    """Shorten each vector to the median length of all, in double precision: squares of large numbers overflow."""
-    starts = {k: about.get(k, {}) for k in parts}
-    lengths = {k: _length(one, starts[k]) for k, one in parts.items()}
+    """Shorten each vector to the median length of all."""
+    begun = {k: about.get(k, {}) for k in parts}
+    lengths = {k: length(one, begun[k]) for k, one in parts.items()}
     most = median(lengths.values())
-    longer = {k: most / length for k, length in lengths.items() if length > most}
-    return {k: _shortened(one, starts[k], longer[k]) if k in longer else one for k, one in parts.items()}
+    longer = {k: most / found for k, found in lengths.items() if found > most}
+    return {k: _scaled(one, begun[k], longer[k]) if k in longer else one for k, one in parts.items()}
 
 
-def _length(vector: Tensors, start: Tensors) -> float:
-    return math.sqrt(math.fsum(float(_move(v, start.get(name)).square().sum()) for name, v in vector.items()))
-
-
-def _shortened(vector: Tensors, start: Tensors, factor: float) -> dict[str, Tensor]:
-    return {
-        name: (start.get(name, 0.0) + _move(value, start.get(name)) * factor).to(value.dtype)
-        for name, value in vector.items()
-    }
-
-
-def _move(value: Tensor, start: Tensor | None) -> Tensor:
-    return value.double() if start is None else value.double() - start.double()
-
-
-def _floats(fields: Tensors) -> dict[str, Tensor]:
-    """The plain tensors of floating-point numbers."""
-    return {n: value for n, value in fields.items() if value.is_floating_point()}
-
-
-def _starts(sent: Tensors, about: Tensors) -> dict[str, Tensor]:
-    """What a client started from, of the tensors that it sent."""
-    return {n: about[n] for n, value in sent.items() if n in about and about[n].shape == value.shape}
+def _scaled(vector: Tensors, start: Tensors, factor: float) -> dict[str, Tensor]:
+    return {name: value.to(vector[name].dtype) for name, value in shortened(vector, start, factor).items()}
 
 
 def _alike(parts: Parts) -> list[list[int]]:
     """The clients by the layout of their plain tensors. Those that sent none are left out."""
     groups: dict[Layout, list[int]] = {}
     for k, fields in parts.items():
-        layout = tuple(sorted((name, tuple(value.shape)) for name, value in _floats(fields).items()))
+        layout = tuple(sorted((name, tuple(value.shape)) for name, value in floats(fields).items()))
         if layout:
             groups.setdefault(layout, []).append(k)
     return list(groups.values())

@@ -80,6 +80,7 @@ class CommonSettings(TypedDict, total=False):
     class_weights: Literal["equal", "balanced"]
     loss: Literal["mse", "l1"]
     dp_epsilon: float | None
+    dp_level: Literal["row", "client", "client-central"]
     dp_delta: float
     dp_clip: float
     dp_sums_clip: float

@@ -1,4 +1,4 @@
-"""What a private run refuses before round 0: whatever would break the bound on one row without anyone seeing it."""
+"""What a private run refuses before round 0: whatever would break a bound without anyone seeing it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ from pluribus.models import entries
 from pluribus.models.group_norm import SUFFIX, twin_of
 from pluribus.models.layers import recurrent
 from pluribus.privacy.accountant import require_accountant
+from pluribus.privacy.central import why_no_mean
+from pluribus.privacy.messages import why_not_noised
 from pluribus.privacy.plan import Plan
 from pluribus.privacy.rows import RowSums, collecting, optimizers_of, tallies
+from pluribus.privacy.terms import Level
 from pluribus.task import Card, Task
 
 if TYPE_CHECKING:
@@ -37,8 +40,17 @@ BOUNDED = {
 def check_private(method: Method, task: Task, cards: Sequence[Card], local: Local, normalization: str) -> None:
     """Refuse settings, models and messages that no mechanism bounds."""
     require_accountant()
-    if reason := why_unbounded(method, task, cards):
-        raise MismatchError(f"{name_of(type(method))} cannot run with --dp-epsilon: {reason}")
+    assert local.privacy is not None
+    if reason := why_unbounded(method, task, cards, local.privacy.level):
+        flag = "--dp-epsilon" if local.privacy.level == "row" else f"--dp-level {local.privacy.level}"
+        raise MismatchError(f"{name_of(type(method))} cannot run with {flag}: {reason}")
+    if local.privacy.level != "row":
+        if normalization == "dataset":
+            raise ConflictError(
+                "--normalize dataset tells every client about the rows of all others. With --dp-level client, use "
+                "another one, such as client."
+            )
+        return
     if normalization in ("client", "dataset"):
         raise ConflictError(
             "rows that are normalized by the rows of clients let one row act on all others. A private run needs "
@@ -48,8 +60,12 @@ def check_private(method: Method, task: Task, cards: Sequence[Card], local: Loca
         raise ConflictError("--class-weights balanced counts private rows: use equal with --dp-epsilon.")
 
 
-def why_unbounded(method: Method, task: Task, cards: Sequence[Card]) -> str:
+def why_unbounded(method: Method, task: Task, cards: Sequence[Card], level: Level) -> str:
     """Why the messages of a method cannot be bounded. Empty: they can."""
+    if level != "row":
+        enrolments = [wire.once for card in cards for wire in method.wires(task, card)]
+        no_mean = why_no_mean(method, enrolments) if level == "client-central" else ""
+        return why_not_noised(method, task, cards) or no_mean
     if method.unbounded:
         return method.unbounded
     for card in cards:

@@ -7,36 +7,33 @@ rows, which costs nothing more. What it has spent is part of its state: a table 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 
 import torch
 from torch import Tensor
 
-from pluribus import draws
 from pluribus.client import Client
 from pluribus.data.federated import Data
-from pluribus.errors import BudgetError, ConflictError, MismatchError
+from pluribus.errors import MismatchError
 from pluribus.internal.batches import Batch
 from pluribus.internal.steps import Descent, Finish, RowStep, Step, sweep_sizes
 from pluribus.method import Method
 from pluribus.ops import onehot
-from pluribus.privacy.accountant import Spend, epsilon_of, find_noise
+from pluribus.privacy.account import Account, read_spends
+from pluribus.privacy.accountant import Spend, find_noise
 from pluribus.privacy.check import check_client, check_releases, try_step
 from pluribus.privacy.plan import Plan, measure_plan
 from pluribus.privacy.rows import clip_factors, collecting, optimizers_of, sums_of, tallies
 from pluribus.privacy.sampling import Randomness, draw_batches
 from pluribus.privacy.terms import Terms
 
-MOST_KINDS = 16  # of releases of one client: noise and sampling rate
-SLACK = 1 + 1e-6  # of epsilon: sums in another order round differently
 HELD = 2.0  # standard deviations: a class with a smaller noised count is taken for one that the client does not hold
 
 
-class RowGuard:
+class RowGuard(Account):
     """Protects the rows of the clients of a host. One row more or less changes little of what a client sends."""
 
     def __init__(self, terms: Terms) -> None:
-        self._terms = terms
+        super().__init__(terms)
         self._plans: dict[int, Plan] = {}
         self._noise: dict[Plan, tuple[float, float]] = {}  # of training, and of class sums
         self._own: dict[int, Tensor] = {}  # private rows of each client, sorted
@@ -44,9 +41,8 @@ class RowGuard:
     # ---- what the host calls -----------------------------------------------------------------------------------------
 
     def attach(self, client: Client) -> None:
-        """Give a new client a table of what it has spent. Before `State.fix`."""
+        super().attach(client)
         client.guard = self
-        client.state.spent = torch.zeros(MOST_KINDS, 3, dtype=torch.float64)
 
     def begin(self, method: Method, client: Client) -> None:
         """Choose the noise of a client before it first works."""
@@ -60,41 +56,27 @@ class RowGuard:
         """Refuse, before round 0, what could not be bounded later. Tries every step of the method on two rows."""
         check_client(client)
         plan = measure_plan(method, client, self, try_step)
-        if not self._terms.transparent:
+        if not self.terms.transparent:
             check_releases(method, client, plan)
-            self._check_first_round(client, plan)
-
-    def _check_first_round(self, client: Client, plan: Plan) -> None:
-        """Refuse noise with which the budget does not last for one round."""
-        cost = epsilon_of(plan.round(*self._choose_noise(plan)), self._terms.delta)
-        if cost > self._terms.epsilon * SLACK:
-            raise BudgetError(
-                f"client {client.card.id} would spend epsilon {cost:.3g} in one round, and {self._terms.epsilon:g} is "
-                f"allowed (--dp-epsilon): use a larger --dp-noise, or leave it out."
-            )
-
-    def epsilon(self, client: Client) -> float:
-        """What a client has spent so far."""
-        return epsilon_of(_read(client.state.spent), self._terms.delta)
+            self.check_first_round(client, plan.round(*self._choose_noise(plan)))
 
     def affords_round(self, client: Client) -> bool:
         """Whether the budget of a client allows one more round."""
-        if self._terms.transparent:
+        if self.terms.transparent:
             return True
         plan = self._plans[client.card.id]
         training, sums = self._choose_noise(plan)
-        after = [*_read(client.state.spent), *plan.round(training, sums)]
-        return epsilon_of(after, self._terms.delta) <= self._terms.epsilon * SLACK
+        return self.affords(client, plan.round(training, sums))
 
     def _choose_noise(self, plan: Plan) -> tuple[float, float]:
         if plan not in self._noise:
-            self._noise[plan] = choose_noise(self._terms, plan)
+            self._noise[plan] = choose_noise(self.terms, plan)
         return self._noise[plan]
 
     # ---- training ----------------------------------------------------------------------------------------------------
 
     def protects(self, client: Client, data: Data) -> bool:
-        if self._terms.transparent:
+        if self.terms.transparent:
             return False
         k = client.card.id
         if k not in self._own:
@@ -104,10 +86,10 @@ class RowGuard:
         return bool((own[place] == data.rows).any())
 
     def fit(self, client: Client, step: Step, data: Data, batch: int, steps: int, augment: bool) -> None:
-        terms, rows = self._terms, len(data)
+        terms, rows = self.terms, len(data)
         noise, _ = self._choose_noise(self._plans[client.card.id])
-        self._charge(client, Spend(noise, min(1.0, batch / rows), steps))
-        randomness = self._randomness(client, "training")
+        self.charge(client, Spend(noise, min(1.0, batch / rows), steps))
+        randomness = self.randomness(client, client.fits, "training")
         batches = draw_batches(rows, batch, steps, randomness.uniform)
         first = RowStep(step, optimizers_of(client, step))
         sums = sums_of(client, first)
@@ -146,9 +128,9 @@ class RowGuard:
 
     def class_sums(self, client: Client, members: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """One release: a row is the vector (v / C, 1) in its class, whose norm is at most sqrt(2)."""
-        if self._terms.transparent:
+        if self.terms.transparent:
             return members.T @ values, members.sum(0)
-        clip = self._terms.sums_clip
+        clip = self.terms.sums_clip
         noise, randomness = self._release(client)
         deviation = math.sqrt(2) * noise
         values = values.float()
@@ -159,7 +141,7 @@ class RowGuard:
         return sums * held[:, None], counts * held
 
     def class_counts(self, client: Client, members: Tensor) -> Tensor:
-        if self._terms.transparent:
+        if self.terms.transparent:
             return members.sum(0)
         noise, randomness = self._release(client)
         counts = members.sum(0) + noise * _normal(randomness, (members.shape[1],), members)
@@ -168,26 +150,9 @@ class RowGuard:
     def _release(self, client: Client) -> tuple[float, Randomness]:
         """Pay for a release of class sums or counts. Returns its noise multiplier, and where noise comes from."""
         _, noise = self._choose_noise(self._plans[client.card.id])
-        self._charge(client, Spend(noise, 1.0, 1))
-        times = sum(one.times for one in _read(client.state.spent))  # another key for each release
-        return noise, self._randomness(client, "sums", times)
-
-    # ---- budget ------------------------------------------------------------------------------------------------------
-
-    def _charge(self, client: Client, spend: Spend) -> None:
-        """Write a release into the table of the client, before it happens. BudgetError: it would cost too much."""
-        spent = [*_read(client.state.spent), spend]
-        cost = epsilon_of(spent, self._terms.delta)
-        if cost > self._terms.epsilon * SLACK:
-            raise BudgetError(
-                f"client {client.card.id} has used up its privacy budget: this work would spend epsilon {cost:.3g}, "
-                f"and {self._terms.epsilon:g} is allowed (--dp-epsilon)."
-            )
-        client.state.spent = _write(spent)
-
-    def _randomness(self, client: Client, *key: draws.Key) -> Randomness:
-        seed = None if self._terms.secure else client.draw("privacy", client.fits, *key).initial_seed()
-        return Randomness(seed, client.device)
+        self.charge(client, Spend(noise, 1.0, 1))
+        times = sum(one.times for one in read_spends(client.state.spent))  # another key for each release
+        return noise, self.randomness(client, client.fits, "sums", times)
 
 
 def choose_noise(terms: Terms, plan: Plan) -> tuple[float, float]:
@@ -211,20 +176,3 @@ def _normal(randomness: Randomness, shape: tuple[int, ...], like: Tensor) -> Ten
     noise = torch.empty(shape, device=like.device)
     randomness.fill_normal(noise)
     return noise
-
-
-def _read(table: Tensor) -> list[Spend]:
-    return [Spend(noise, rate, int(times)) for noise, rate, times in table.tolist() if times]
-
-
-def _write(spends: Iterable[Spend]) -> Tensor:
-    """The table of these releases, those of one kind together."""
-    kinds: dict[tuple[float, float], int] = {}
-    for one in spends:
-        kinds[one.noise, one.rate] = kinds.get((one.noise, one.rate), 0) + one.times
-    if len(kinds) > MOST_KINDS:
-        raise ConflictError(f"a client has more than {MOST_KINDS} kinds of private work: use one batch size for all.")
-    table = torch.zeros(MOST_KINDS, 3, dtype=torch.float64)
-    for row, ((noise, rate), times) in zip(table, kinds.items(), strict=False):
-        row.copy_(torch.tensor([noise, rate, times], dtype=torch.float64))
-    return table

@@ -3,24 +3,28 @@
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
+
+Level = Literal["row", "client", "client-central"]
 
 
 class Terms(NamedTuple):
-    """What a client promises: everything that it sends is (epsilon, delta)-differentially private in its rows."""
+    """What a client promises: everything that it sends is (epsilon, delta)-differentially private."""
 
     epsilon: float
     delta: float = 1e-5
     clip: float = 1.0
-    """Largest norm of the gradient of one row."""
+    """Largest norm of the gradient of one row, or of a whole message of a client."""
     sums_clip: float = 1.0
     """Largest norm of the vector of one row in a class sum."""
     share: float = 0.5
     """Share of epsilon that class sums and counts may use, accounted alone."""
     noise: float | None = None
-    """Noise multiplier of training. None: the smallest with which the budget lasts for all rounds."""
+    """Noise multiplier of training, or of messages. None: the smallest with which the budget lasts for all rounds."""
     secure: bool = False
     """Draw noise and batches from the generator of the operating system."""
+    level: Level = "row"
+    """What neighbors differ by: one row of a client, or all rows of a client. Central: a trusted server adds noise."""
 
     def problem(self) -> str | None:
         """What is wrong with terms that came from another machine."""
@@ -28,6 +32,10 @@ class Terms(NamedTuple):
         numbers += [] if self.noise is None else [self.noise]
         if not all(isinstance(one, int | float) and 0 < one < math.inf for one in numbers):
             return "all numbers must be above 0 and finite"
+        if self.level not in get_args(Level):
+            return f"the level must be one of {', '.join(get_args(Level))}"
+        if self.level == "client-central":
+            return "the level client-central would trust the server: use client"
         return None if max(self.delta, self.share) < 1 else "delta and share must be below 1"
 
     @property

@@ -99,8 +99,7 @@ class Agreement:
             categories=form.categories,
             class_weights=one.class_weights,
             metrics=metrics_of_sites(one, target.kind),
-            # noise by the seed, which all sites know, would hide nothing from them
-            privacy=None if (terms := one.privacy()) is None else terms._replace(secure=True),
+            privacy=_terms(one),
         )
 
     def facts(self) -> dict[str, Any]:
@@ -222,6 +221,16 @@ class Agreement:
         how: dict[str, Any] = {"life": self.optimizer_life, "class_weights": self.class_weights}
         how["privacy"] = self.privacy
         return Local(self.rule, self.epochs, self.batch, augment=self.augment, **how)
+
+
+def _terms(one: Experiment) -> Terms | None:
+    """The terms of privacy of every site. Noise by the seed, which all sites know, would hide nothing from them."""
+    terms = one.privacy()
+    if terms is not None and terms.level == "client-central":
+        raise ConflictError(
+            "--dp-level client-central trusts the server with messages that have no noise: real sites need client."
+        )
+    return None if terms is None else terms._replace(secure=True)
 
 
 def make_card(task: Task, client: int, model: str, samples: int) -> Card:

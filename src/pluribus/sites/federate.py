@@ -184,7 +184,8 @@ def make_federation(
     models, data = {k: one.model for k, one in facts.items()}, ReportedSizes(facts)
     cards = Cards(task, models, data, {k for k, one in facts.items() if one.pretrained})
     check_needs(method, task, cards, agreement.rule)
-    if agreement.privacy is not None and (reason := why_unbounded(method, task, cards.firsts())):
+    terms = agreement.privacy
+    if terms is not None and (reason := why_unbounded(method, task, cards.firsts(), terms.level)):
         raise MismatchError(f"{agreement.method} cannot run with dp_epsilon: {reason}")
     known = [model for model in cards.architectures() if model not in task.unseen]
     notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
