@@ -6,6 +6,7 @@ import io
 import json
 import shutil
 import zipfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ from pluribus.errors import (
 )
 from pluribus.experiment import Experiment, from_toml
 from pluribus.report import write_report
-from pluribus.sites.serve import read_federation
+from pluribus.sites.serve import _read_agreement, read_federation
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.model_file import read_model
@@ -161,6 +162,15 @@ def test_a_list_of_the_wrong_type(tmp_path: Path, name: str, value: Any) -> None
     path = tmp_path / "federation.toml"
     path.write_text(to_toml(FEDERATION | {name: value}))
     check(survives(lambda: read_federation(path, "fedgh"), tmp_path), FormatError, name)
+
+
+@pytest.mark.parametrize("saved", [{}, [], {"facts": {"x": {}}}, {"facts": {}, "sites": [], "agreement": 3}], ids=str)
+def test_an_agreement_that_no_server_wrote(tmp_path: Path, saved: Any) -> None:
+    config, agreed = tmp_path / "federation.toml", tmp_path / "agreement.json"
+    config.write_text(to_toml(FEDERATION))
+    agreed.write_text(json.dumps(saved))
+    read = partial(_read_agreement, agreed, *read_federation(config, "fedgh"))
+    check(survives(read, tmp_path), DamagedFileError, agreed)
 
 
 def test_a_whole_number_that_no_float_holds(tmp_path: Path) -> None:

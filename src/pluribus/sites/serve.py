@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pluribus.data.augment import check_augmentations, parse_augmentations
-from pluribus.errors import CertificateError, ConfigError, ConflictError, OtherRunError, PluribusError
+from pluribus.errors import CertificateError, ConfigError, ConflictError, DamagedFileError, OtherRunError, PluribusError
 from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
 from pluribus.federation import Observer
 from pluribus.method import find, hyperparameters
@@ -149,12 +149,13 @@ def _read_agreement(path: Path, file: FederationFile, described: Experiment) -> 
     if not path.exists():
         return None
     saved = read_json(path)
-    facts = {int(k): SiteFacts.of(one) for k, one in saved["facts"].items()}
-    agreement = complete_agreement(
-        _offer(file, described, run=saved["agreement"]["run"]), facts, dict(enumerate(file.sites))
-    )
+    try:
+        facts = {int(k): SiteFacts.of(one) for k, one in saved["facts"].items()}
+        run, before = saved["agreement"]["run"], {"sites": saved["sites"]} | saved["agreement"]
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        raise DamagedFileError(f"{path} is not what the server wrote. Start a new run with another --out.") from error
+    agreement = complete_agreement(_offer(file, described, run=run), facts, dict(enumerate(file.sites)))
     now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
-    before = {"sites": saved["sites"]} | saved["agreement"]
     if changed := [name for name in now if now[name] != before.get(name)]:
         raise OtherRunError(
             f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
