@@ -104,6 +104,8 @@ SIZES = {
     "table-resnet": linear(30, K) + 2 * (2 * K + linear(K, 2 * K) + linear(2 * K, K)) + 2 * K,
     "ft-transformer": 30 * K + 30 * K + K + blocks(2),
 }
+# group norm has as many weights as batch norm
+SIZES |= {f"{name}-gn": SIZES[name] for name in ("cnn1d-3", "resnet1d")}
 
 
 def test_sizes_by_hand():
