@@ -47,8 +47,8 @@ def check_private(method: Method, task: Task, cards: Sequence[Card], local: Loca
     if local.privacy.level != "row":
         if normalization == "dataset":
             raise ConflictError(
-                "numbers of the whole dataset tell every client about the rows of all others. With --dp-level client, use "
-                "another --normalize, such as client."
+                "numbers of the whole dataset tell every client about the rows of all others. With --dp-level client, "
+                "use another --normalize, such as client."
             )
         return
     if normalization in ("client", "dataset"):
