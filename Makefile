@@ -1,4 +1,5 @@
-# `make run`: install, then the main job on embedded data. `make test`: install, then every check. `make docs`: site/. `make fuzz`: long.
+# `make run`: install, then the main job on embedded data. `make test`: install, then every check. `make docs`: site/.
+# `make fuzz`: wrong input for every reader, for hours.
 PYTHON ?= python3
 BIN := .venv/bin
 # more processes than cores: some of them wait for Flower's sites, or for a browser
