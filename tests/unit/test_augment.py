@@ -382,6 +382,11 @@ def test_names_that_nobody_knows(given, unknown):
         Experiment(augment=given)
 
 
+def test_a_name_that_is_no_text():
+    with refused(FormatError, "--augment", "3"):
+        Experiment(augment=["crop", 3])
+
+
 def test_what_is_no_name():
     with refused(FormatError, "--augment", 3):
         Experiment(augment=3)
