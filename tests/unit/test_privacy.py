@@ -157,6 +157,7 @@ class Written:
     ("method", "settings"),
     [
         ("local", {"models": "cnn-16-32-gn"}),
+        ("local", {"models": "resnet6-gn"}),
         ("fedprox", {"models": "cnn-16"}),
         ("fedkd", SMALL),
         ("fml", SMALL),

@@ -138,10 +138,11 @@ class RowSums:
         used = {id(p) for opt in self.opts for p in client.optimizers[opt].parameters.values()}
         with torch.no_grad():
             pairs = zip(gradients, self.parameters, torch.split(self.total, self._sizes), strict=True)
-            mine = [(g, part) for g, p, part in pairs if id(p) in used]
+            mine = _joined([(g, [part]) for g, p, part in pairs if id(p) in used])
             norms = torch.stack([g.squared_norms() for g, _ in mine]).sum(0).sqrt()
             factors = clip_factors(norms, self.clip) * (batch.i >= 0)
-            torch._foreach_add_([part for _, part in mine], [g.sum(factors).flatten() for g, _ in mine])
+            sums = [g.sum(factors).flatten().split([len(part) for part in parts]) for g, parts in mine]
+            torch._foreach_add_([part for _, parts in mine for part in parts], [one for some in sums for one in some])
 
     def row_gradients(self, client: Client, step: Step, batch: Batch) -> list[Factors | Whole]:
         """The gradients of each row by itself, in the order of `parameters`."""
@@ -193,6 +194,15 @@ class RowSums:
                 optimizer = client.optimizers[opt]
                 optimizer.apply([gradients[id(p)] for p in optimizer.parameters.values()])
         self.total.zero_()
+
+
+def _joined(pairs: list[tuple[Factors | Whole, list[Tensor]]]) -> list[tuple[Factors | Whole, list[Tensor]]]:
+    """The same with all gradients that are whole as one: biases and norms are many, and small."""
+    whole = [(g.value.flatten(1), parts) for g, parts in pairs if isinstance(g, Whole)]
+    if len(whole) < 2:
+        return pairs
+    joined = Whole(torch.cat([value for value, _ in whole], 1)), [part for _, parts in whole for part in parts]
+    return [pair for pair in pairs if isinstance(pair[0], Factors)] + [joined]
 
 
 def clip_factors(norms: Tensor, clip: Tensor | float) -> Tensor:
