@@ -209,7 +209,7 @@ class _GroupNorm(torch.autograd.Function):
         x = _rows_first(info, in_dims, x)[0]
         rows = x.flatten(0, 1).contiguous()  # torch's kernels want the channels of a row one after the other
         found = _GroupNorm.apply(rows, groups, weight, bias, eps)  # type: ignore[no-untyped-call]
-        return tuple(one.unflatten(0, x.shape[:2]) for one in found), (0, 0, 0)
+        return tuple(one.view(*x.shape[:2], *one.shape[1:]) for one in found), (0, 0, 0)
 
 
 class _GroupNormBack(torch.autograd.Function):
@@ -243,8 +243,8 @@ class _GroupNormBack(torch.autograd.Function):
         by_bias = g.flatten(2).sum(2)
         mean, scale = (one.repeat_interleave(each, 1) for one in (mean, scale))
         by_weight = ((g * x).flatten(2).sum(2) - mean * by_bias) * scale
-        rows = given[0].shape[:2]
-        return (back.unflatten(0, rows), *(one.unflatten(0, rows).sum(1) for one in (by_weight, by_bias))), (0, 0, 0)
+        by_row = [one.view(info.batch_size, -1, channels).sum(1) for one in (by_weight, by_bias)]
+        return (back.view(given[1].shape), *by_row), (0, 0, 0)
 
 
 def _rows_first(info: Any, in_dims: tuple[Any, ...], *given: Tensor) -> list[Tensor]:

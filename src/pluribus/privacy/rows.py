@@ -141,7 +141,7 @@ class RowSums:
             mine = _joined([(g, [part]) for g, p, part in pairs if id(p) in used])
             norms = torch.stack([g.squared_norms() for g, _ in mine]).sum(0).sqrt()
             factors = clip_factors(norms, self.clip) * (batch.i >= 0)
-            sums = [g.sum(factors).flatten().split([len(part) for part in parts]) for g, parts in mine]
+            sums = [torch.split(g.sum(factors).flatten(), [len(part) for part in parts]) for g, parts in mine]
             torch._foreach_add_([part for _, parts in mine for part in parts], [one for some in sums for one in some])
 
     def row_gradients(self, client: Client, step: Step, batch: Batch) -> list[Factors | Whole]:
