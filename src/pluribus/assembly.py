@@ -33,7 +33,8 @@ from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.internal.robustness import check_robustness
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
-from pluribus.models import OwnModel, assign, build, note_on, own_models, width_of
+from pluribus.models import OwnModel, build, note_on, own_models, width_of
+from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
 from pluribus.privacy.check import check_private
 from pluribus.targets import IN_WORDS, Target
@@ -368,7 +369,7 @@ def _task(
     """What all clients agree on, their cards, and notes about the width of features."""
     if experiment.projector == "none" and experiment.width is not None:
         raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
-    models, own = assign(experiment.models, experiment.clients), own_models(experiment.models)
+    models, own = experiment.client_models(), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
     native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
@@ -407,7 +408,9 @@ def native_widths(
     native = set()
     for name in dict.fromkeys(models):
         with without_numbers(), at(f"client {models.index(name)}"):
-            native.add(build(own.get(name, name), shape=shape, classes=classes, split=split).width)
+            architecture, capacity = split_name(name)
+            source = own.get(architecture, architecture)
+            native.add(build(source, shape=shape, classes=classes, split=split, capacity=capacity).width)
     return native
 
 
@@ -426,7 +429,7 @@ def common_width(
 
 def _note_on_model(task: Task, model: str) -> str:
     """How a user's own model becomes a model in two parts."""
-    return note_on(task.own.get(model, model), task.input, task.classes, task.width, task.split)
+    return note_on(task.own.get(architecture_of(model), model), task.input, task.classes, task.width, task.split)
 
 
 def _note_width(declared: int | None, width: int | None, native: Callable[[], set[int]]) -> list[str]:

@@ -36,6 +36,7 @@ from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
+from pluribus.models.capacity import give_capacities, write_capacities
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.privacy.terms import Level, Terms
@@ -105,6 +106,8 @@ class Experiment:
 
     models: Any = setting("small", group="models", simulated=True)
     """A group, a model, timm:NAME, hf:NAME, or several with commas (pluribus list groups). Client i: model i mod X."""
+    capacity: Any = setting("", group="models", simulated=True)
+    """Share of its model's width per client: 1,0.5,0.25. Client i: number i mod X. For some methods, depth or rank."""
     split: str | None = setting(None, group="models", simulated=True)
     """Head layer of your own classifiers; none: they are backbones. Default: their last linear layer."""
     width: int | None = setting(None, group="models", at_least=1, symbol="K")
@@ -234,6 +237,7 @@ class Experiment:
             "partition": take_partition(self.partition),
         }
         taken |= {"models": take_models(self.models), "augment": ",".join(parse_augmentations(self.augment))}
+        taken["capacity"] = write_capacities(self.capacity, self.clients)
         taken["metrics"] = ",".join(parse_metrics(self.metrics))
         taken["columns"] = write_columns(parse_columns(self.columns))
         taken["public_data"] = None if self.public_data is None else take_data(self.public_data, self.label_kind)
@@ -327,6 +331,10 @@ class Experiment:
     def own_builders(self) -> dict[str, Any]:
         """The user's own code that models are named by."""
         return find_own_builders(assign(self.models, self.clients))
+
+    def client_models(self) -> tuple[str, ...]:
+        """The name of each client's model, with its capacity."""
+        return give_capacities(assign(self.models, self.clients), self.capacity, find(self.method).capacity)
 
     def runs_without_script(self) -> bool:
         """Whether another process can get the method and the models without the user's script or notebook."""

@@ -27,6 +27,7 @@ from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
 from pluribus.internal.registry import check_free
 from pluribus.message import Inbox, Message, Wire, payload
+from pluribus.models.capacity import CapacityKind
 from pluribus.models.layers import batch_norms
 from pluribus.optim import Opt, Rule
 from pluribus.server import Server
@@ -43,6 +44,7 @@ class Need(Enum):
     SAME_WIDTH = "features of one width"
     SAME_HEAD = "heads of one shape"
     SAME_MODEL = "one model for all"
+    SAME_ARCHITECTURE = "one architecture for all"
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "labels of public data"
     PRETRAINED = "a pretrained backbone"
@@ -95,6 +97,8 @@ class Method:
     unbounded: ClassVar[str] = ""
     """Why the method cannot run with differential privacy of rows, although its messages have sources that can be
     bounded: a sentence. Empty: it can."""
+    capacity: ClassVar[CapacityKind] = "width"
+    """What the setting `capacity` cuts: the width of models, their depth, or the rank of their adapters."""
     takes: ClassVar[tuple[Kind, ...]] = KINDS
     """The kinds of rows that the method can work with."""
     targets: ClassVar[tuple[TargetKind, ...]] = ("classes",)
@@ -432,6 +436,11 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             raise MismatchError(
                 f"{label} averages whole models, but {pair} differ. Use one model (--models {one.model}) or a method "
                 f"for mixed models, such as fedgh, fedproto or local: pluribus list methods shows all."
+            )
+        if Need.SAME_ARCHITECTURE in method.needs and one.architecture != other.architecture:
+            raise MismatchError(
+                f"{label} cuts one architecture to the capacity of each client, but {pair} differ. Use one model "
+                f"(--models {one.architecture}), and --capacity for smaller clients."
             )
         if Need.SAME_WIDTH in method.needs and one.width != other.width:
             raise MismatchError(

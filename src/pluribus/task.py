@@ -16,9 +16,11 @@ from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.message import Message
 from pluribus.models import OwnModel, TwoPartModel, build, has_weights
+from pluribus.models.capacity import Capacity, architecture_of, split_name
 from pluribus.models.layers import Layer, layers_of
 from pluribus.models.meta import without_numbers
 from pluribus.models.unseen import Unseen
+from pluribus.models.width import Part, part_of
 from pluribus.targets import CLASSES, Target
 
 
@@ -63,8 +65,12 @@ class Task:
     def _shapes(self) -> dict[str, TwoPartModel]:
         return {}
 
+    @cached_property
+    def _parts(self) -> dict[tuple[str, int], Part]:
+        return {}
+
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name != "_shapes"}  # others build them again
+        return {name: value for name, value in self.__dict__.items() if name not in ("_shapes", "_parts")}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -89,22 +95,27 @@ class Task:
         """Build a model of the zoo with weights from torch's global generator."""
         if model in self.unseen:
             return self.unseen[model].stand_in(model, self.classes)
+        architecture, capacity = split_name(model)
         return build(
-            self.own.get(model, model),
+            self.own.get(architecture, architecture),
             shape=self.input,
             classes=self.classes,
             width=self.width,
             projector=self.projector,
             weights=self._weights(model),
             split=self.split,
+            capacity=capacity,
         )
 
     def has_weights(self, model: str) -> bool:
         """Whether a model starts from pretrained weights."""
-        return model not in self.unseen and has_weights(self.own.get(model, model), self._weights(model))
+        if model in self.unseen:
+            return False
+        architecture = architecture_of(model)
+        return has_weights(self.own.get(architecture, architecture), self._weights(model))
 
     def _weights(self, model: str) -> str | None:
-        return self.weights_of.get(model, self.weights)
+        return self.weights_of.get(architecture_of(model), self.weights)
 
     def start(self, model: str, client: int | None = None) -> TwoPartModel:
         """The initial model of a client. Without a client, the one that all clients of an architecture may share."""
@@ -145,6 +156,14 @@ class Task:
         """The model with the fewest parameters for this task; the first one if several are equal."""
         return min(models, key=lambda model: sum(p.numel() for p in self._shape(model).parameters()))
 
+    def part_of(self, model: str, first: int = 0) -> Part:
+        """Which numbers of the whole architecture a model with a share of its width holds: see `models.width`."""
+        key = model, first
+        if key not in self._parts:
+            whole = self._shape(architecture_of(model))
+            self._parts[key] = part_of(whole, self._shape(model), self.input, first)
+        return self._parts[key]
+
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""
         return layers_of(self.shape_of(model), self.input)
@@ -165,6 +184,16 @@ class Card:
     head: tuple[tuple[int, ...], ...]
     enrolled: Message | None = None
     pretrained: bool = False
+
+    @property
+    def architecture(self) -> str:
+        """The name of its model without the capacity."""
+        return architecture_of(self.model)
+
+    @property
+    def capacity(self) -> Capacity | None:
+        """How much of the architecture the client has. None: all of it."""
+        return split_name(self.model)[1]
 
 
 class DataFacts(Protocol):

@@ -16,6 +16,7 @@ from pluribus.data import entries as data_sets
 from pluribus.errors import FormatError, UnknownNameError, unknown
 from pluribus.internal.lookup import import_dotted
 from pluribus.method import Method, methods, name_of
+from pluribus.models.capacity import architecture_of
 from pluribus.models.hf import HF
 from pluribus.models.timm import TIMM
 
@@ -56,7 +57,7 @@ def _kind_of(target: Any) -> Kind:
 def _kind_of_name(name: str) -> Kind:
     if name in methods():
         return "method"
-    if name in models.entries() or name.startswith((TIMM, HF)):
+    if architecture_of(name) in models.entries() or name.startswith((TIMM, HF)):
         return "model"
     if name.replace("_", "-") in data_sets() or Path(name).exists() or "/" in name or name.endswith(".npz"):
         return "data"

@@ -58,6 +58,7 @@ class CommonSettings(TypedDict, total=False):
     length: int | None
     normalize: str
     models: ModelsLike
+    capacity: Any
     split: str | None
     width: int | None
     projector: Literal["pool", "linear", "none"]

@@ -11,6 +11,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from pluribus.models.capacity import architecture_of
 from pluribus.models.probe import Shape
 from pluribus.models.zoo import Builder, entries, register_model
 
@@ -22,6 +23,7 @@ SIGNAL_TWINS = ("cnn1d-3", "resnet1d")
 
 def twin_of(model: str) -> str | None:
     """The name of the twin of a model, if there is one."""
+    model = architecture_of(model)
     return f"{model}{SUFFIX}" if f"{model}{SUFFIX}" in entries() else None
 
 

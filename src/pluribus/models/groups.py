@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from pluribus.errors import FormatError, MissingSettingError, unknown
 from pluribus.internal.lookup import is_given
+from pluribus.models.capacity import architecture_of
 from pluribus.models.hf import HF
 from pluribus.models.own import Models, name_model
 from pluribus.models.timm import TIMM
@@ -70,7 +71,7 @@ def assign(models: Models, clients: int) -> tuple[str, ...]:
     else:
         names = tuple(name_model(models[client % len(models)]) for client in range(clients))
     known = entries()
-    for name in dict.fromkeys(names):
+    for name in dict.fromkeys(map(architecture_of, names)):
         if name in GROUPS:
             raise FormatError(f"'{name}' is a group, but one model is needed here: name the models of the group.")
         if not ("." in name or name.startswith((TIMM, HF)) or is_given(name) or name in known):

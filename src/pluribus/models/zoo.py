@@ -16,6 +16,7 @@ from pluribus.inputs import KINDS, MANY, Input, Kind, as_input
 from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, is_given, refuse_given
 from pluribus.internal.registry import check_free, is_built_in
+from pluribus.models.capacity import Capacity, architecture_of, split_name
 from pluribus.models.hf import HF, hf_backbone
 from pluribus.models.meta import without_numbers
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
@@ -23,6 +24,7 @@ from pluribus.models.pretrained import Origin, fill_weights
 from pluribus.models.probe import Shape, output_width
 from pluribus.models.timm import TIMM, timm_backbone
 from pluribus.models.two_part import PROJECTORS, TwoPartModel, projection
+from pluribus.models.width import narrow
 
 Builder = Callable[..., nn.Module]
 HeadKind = Literal["linear", "mlp"]
@@ -79,8 +81,10 @@ def register_model(
     """
 
     def register(builder: _B) -> _B:
-        if "." in name or "," in name:
-            raise UserCodeError(f"model name '{name}' must not contain a dot (own builders) or a comma (lists).")
+        if any(sign in name for sign in ".,@"):
+            raise UserCodeError(
+                f"model name '{name}' must not contain a dot (own builders), a comma (lists) or an @ (capacities)."
+            )
         known = _entries.get(name)
         check_free("model", name, known and known.builder, builder)
         kinds = (takes,) if isinstance(takes, str) else takes
@@ -97,13 +101,17 @@ def entries() -> dict[str, ModelEntry]:
 
 def comes_with_library(model: str) -> bool:
     """Whether a name is that of a model of this library, not of a user or of another library."""
-    entry = _entries.get(model)
+    entry = _entries.get(architecture_of(model))
     return entry is not None and is_built_in(entry.builder)
 
 
 def find_own_builders(names: Iterable[str]) -> dict[str, Any]:
     """The builders that are the user's own code, of those models that have a registered name or a dotted path."""
-    known = [name for name in dict.fromkeys(names) if not (is_given(name) or name.startswith((TIMM, HF)))]
+    known = [
+        name
+        for name in dict.fromkeys(map(architecture_of, names))
+        if not (is_given(name) or name.startswith((TIMM, HF)))
+    ]
     builders = {name: _find(name).builder for name in known}
     return {name: builder for name, builder in builders.items() if not is_built_in(builder)}
 
@@ -124,10 +132,12 @@ def build(
     projector: str = "pool",
     weights: str | None = None,
     split: str | None = None,
+    capacity: Capacity | None = None,
 ) -> TwoPartModel:
     """Build a model for rows of a form: an `Input`, or the shape of an image (channels, height, width).
 
-    `classes` is the number of outputs.
+    `classes` is the number of outputs. `capacity` says how much of the model is built; a name may contain it
+    (`cnn4@0.5`).
     `model` is a registered name, a model of timm (`timm:NAME`), a text encoder of Hugging Face (`hf:NAME`), the dotted
     path of your own builder, `package.module.function`, or an object (see `own.py`). A builder returns a backbone,
     a complete `TwoPartModel`, or a classifier, which is split at the layer `split`. `width` is the common feature
@@ -140,8 +150,12 @@ def build(
     if projector not in PROJECTORS:
         raise UnknownNameError(f"unknown projector '{projector}'. Use one of {', '.join(PROJECTORS)}.")
     common, shape = None if projector == "none" else width, as_input(shape)
+    if isinstance(model, str) and capacity is None:
+        model, capacity = split_name(model)
     entry = _find(model)
     name = entry.name
+    if capacity is not None and capacity.kind != "rank":
+        _check_cut(name, has_weights(model, weights))
     if shape.kind not in entry.takes:
         *some, last = (MANY[kind] for kind in entry.takes)
         kinds = f"{', '.join(some)} and {last}" if some else last
@@ -151,14 +165,18 @@ def build(
             made = make(entry.builder, name, shape, classes)
             net = made.net
             if isinstance(net, TwoPartModel):
+                if capacity is not None and capacity.kind != "rank":
+                    raise MismatchError(f"model '{name}' is complete: only a backbone can be cut to a capacity.")
                 _check(net, name, shape, classes, common)
                 fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
                 return net
             is_open = entry.own or made.may_classify  # a registered builder of the shape alone makes backbones
             path = find_cut(entry.builder, made, name, shape, classes, split).path if is_open else None
             net, head = (net, None) if path is None else cut(net, path)
+            if capacity is not None and capacity.kind != "rank":
+                net, head = cut_to(net, capacity, name, shape), None
             backbone = fill_weights(net, name, entry.origin, entry.loads_own, weights, shape)
-            native = _native_width(backbone, entry.builder, shape, path)
+            native = _native_width(backbone, entry.builder, shape, (path, capacity))
         except RuntimeError as error:
             own = own_line(error)
             why = first_line(error) + (f" ({own})" if own else "")
@@ -168,6 +186,19 @@ def build(
             return TwoPartModel(backbone, head, width)
         features = nn.Sequential(OrderedDict(backbone=backbone, projector=projection(projector, native, width)))
         return TwoPartModel(features, _head(entry.head, width, classes), width)
+
+
+def cut_to(net: nn.Module, capacity: Capacity, name: str, shape: Input) -> nn.Module:
+    """The part of a backbone that a capacity leaves."""
+    return narrow(net, capacity.value, name, shape)
+
+
+def _check_cut(name: str, pretrained: bool) -> None:
+    if pretrained:
+        raise MismatchError(
+            f"model '{name}' has pretrained weights, which do not fit a part of it. Use another model, or leave "
+            f"out the capacity."
+        )
 
 
 def note_on(model: Model, shape: Input, classes: int, width: int | None, split: str | None) -> str:
@@ -183,7 +214,7 @@ def note_on(model: Model, shape: Input, classes: int, width: int | None, split: 
         if found.path is None or width is None:
             return found.note
         net, _ = cut(made.net, found.path)
-        native = _native_width(net, entry.builder, shape, found.path)
+        native = _native_width(net, entry.builder, shape, (found.path, None))
     if native == width:
         return found.note
     replaced = f"Its head takes {native} features, but the common width is {width}: it gets a new head."
@@ -194,6 +225,7 @@ def _find(model: Model) -> ModelEntry:
     """The entry of a registered name, or one made for a dotted path, a model of another library or an object."""
     if isinstance(model, OwnModel):
         return ModelEntry(model.name, "given in Python", model.source, own=True)
+    model = architecture_of(model)
     refuse_given("model", model)
     if model.startswith(TIMM):
         return _timm_entry(model)
@@ -211,6 +243,7 @@ def _find(model: Model) -> ModelEntry:
 
 def is_code(name: str) -> bool:
     """Whether the name of a model is the dotted path of a builder."""
+    name = architecture_of(name)
     return "." in name and not is_given(name) and not name.startswith((TIMM, HF))
 
 
@@ -226,9 +259,9 @@ def _hf_entry(name: str) -> ModelEntry:
     return ModelEntry(name, "a model of Hugging Face", backbone, origin=Origin("hf", backbone.name), takes=("tokens",))
 
 
-def _native_width(backbone: nn.Module, builder: Any, shape: Input, path: str | None) -> int:
-    """Measure the width once per builder, shape and cut, because a deep network takes up to half a second."""
-    known, key = _native_widths.setdefault(builder, {}), (shape, path, layout(builder))
+def _native_width(backbone: nn.Module, builder: Any, shape: Input, parts: tuple[str | None, Capacity | None]) -> int:
+    """Measure the width once per builder, shape, cut and capacity: a deep network takes up to half a second."""
+    known, key = _native_widths.setdefault(builder, {}), (shape, parts, layout(builder))
     if key not in known:
         known[key] = output_width(backbone, shape)
     return known[key]

@@ -25,7 +25,6 @@ from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients
 from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
-from pluribus.models import assign
 from pluribus.report.sites import Site, read_sites
 from pluribus.storage.code import Allow, check_code, find_code
 from pluribus.storage.files import read_json, to_json
@@ -212,7 +211,7 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
         traffic=traffic,
         counts=counts,
         partition=digest,
-        models=folder.read("config.toml", lambda: assign(described.models, described.clients), ()),
+        models=folder.read("config.toml", lambda: described.client_models(), ()),
         classes=facts.classes,
         parameters=facts.parameters,
         metric=headline_in(history) if history else METRICS[facts.metric],
@@ -333,7 +332,7 @@ def _facts(described: Experiment, folder: _Folder, allow: Allow, known: Known) -
 def _find_facts(described: Experiment) -> Facts:
     parts = assemble(replace(described, device="cpu", workers=1))
     host = make_host(parts, lambda k: None)
-    models = Counter(assign(described.models, described.clients))
+    models = Counter(described.client_models())
     sizes = {model: _sizes(host.client(k)) for model, k in parts.cards.architectures().items()}
     names = parts.task.names if parts.task.target.kind == "classes" else ("all",)
     counts = Counter(names)  # two classes may have the same name

@@ -18,6 +18,7 @@ from pluribus.inputs import Input
 from pluribus.internal.metrics import METRICS, asks_for_confusion, choose_metrics
 from pluribus.method import Method, hyperparameters, methods
 from pluribus.models import entries
+from pluribus.models.capacity import architecture_of
 from pluribus.models.hf import HF
 from pluribus.models.timm import TIMM
 from pluribus.models.unseen import Unseen
@@ -250,7 +251,7 @@ def metrics_of_sites(one: Experiment, target: TargetKind) -> tuple[str, ...]:
 
 def check_model(name: Any, remedy: str = "") -> str:
     """Check that a model has a registered name: one machine must not choose what another imports."""
-    if not isinstance(name, str) or name not in entries():
+    if not isinstance(name, str) or architecture_of(name) not in entries():
         raise AgreementError(
             f"model '{sanitize(name)}' is not registered at all sites: use one of pluribus list models{remedy}."
         )
@@ -259,7 +260,8 @@ def check_model(name: Any, remedy: str = "") -> str:
 
 def is_own(model: str) -> bool:
     """Whether only the site that names a model can build it: a dotted path, timm:NAME or hf:NAME."""
-    return model not in entries() and ("." in model or model.startswith((TIMM, HF)))
+    architecture = architecture_of(model)
+    return architecture not in entries() and ("." in architecture or model.startswith((TIMM, HF)))
 
 
 def own_name(client: int) -> str:

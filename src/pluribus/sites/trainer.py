@@ -35,6 +35,7 @@ from pluribus.errors import (
     unknown,
 )
 from pluribus.models import build, entries, has_weights
+from pluribus.models.capacity import architecture_of
 from pluribus.sites.agreement import is_own
 from pluribus.sites.config import SiteFile, read_site
 from pluribus.sites.envelope import seal, unseal
@@ -46,7 +47,7 @@ from pluribus.sites.responder import Responder, SiteResources
 
 def load_resources(site: SiteFile) -> SiteResources:
     """Load what site.toml names: data, model, state folder and device. This finds mistakes without a server."""
-    if site.model not in entries() and not is_own(site.model):
+    if architecture_of(site.model) not in entries() and not is_own(site.model):
         raise unknown("model", site.model, entries(), "pluribus list models")
     if site.classes and len(set(site.classes)) < len(site.classes):
         raise FormatError("'classes' in site.toml must be names, each once.")

@@ -21,6 +21,7 @@ from pluribus.data.partitions import PARTITIONS
 from pluribus.errors import ForeignCodeError, UserCodeError
 from pluribus.internal.lookup import import_dotted, is_dotted, is_given
 from pluribus.method import methods
+from pluribus.models.capacity import architecture_of
 from pluribus.models.zoo import is_code
 
 Kind = Literal["method", "data", "partition", "model"]
@@ -85,7 +86,7 @@ def find_code(settings: Mapping[str, Any]) -> Iterator[Named]:
     if isinstance(partition, str) and "." in partition and partition not in PARTITIONS and not is_given(partition):
         yield Named("partition", partition)
     for text in (*_texts(settings.get("models")), *_texts(settings.get("hyper"))):
-        names = map(str.strip, text.split(","))
+        names = (architecture_of(name.strip()) for name in text.split(","))
         yield from (Named("model", name) for name in names if is_code(name) and is_dotted(name))
 
 

@@ -17,6 +17,7 @@ from pluribus.errors import ConfigError, DamagedFileError, MismatchError, Unknow
 from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
 from pluribus.models import OwnModel, TwoPartModel, build, entries
+from pluribus.models.capacity import architecture_of
 from pluribus.models.meta import without_numbers
 from pluribus.models.prompts import Prompting, prompting_of
 from pluribus.settings import convert_fields
@@ -92,7 +93,9 @@ def read_model(path: Path, own: Any = None, allow: Allow = False) -> nn.Module:
     if own is None:
         check_code(path, {"models": facts.model}, allow, f"{ADD}, or give its builder: load_model(path, model=...)")
     try:
-        if own is None and facts.model in entries():  # facts that do not fit the tensors must not take memory
+        if (
+            own is None and architecture_of(facts.model) in entries()
+        ):  # facts that do not fit the tensors must not take memory
             _check_tensors(path, facts, _build_skeleton(path, facts), tensors)
         model = facts.build(own)
     except (UnknownNameError, UserCodeError) as error:
