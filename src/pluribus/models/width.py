@@ -192,22 +192,26 @@ class Part:
         return picked[0][:, None], picked[1]
 
 
-def part_of(whole: nn.Module, small: nn.Module, shape: Input | tuple[int, ...], first: int = 0) -> Part:
-    """Which numbers of a whole model a narrow one holds: in a layer of K channels, those from `first` mod K on."""
-    structure, sizes = structure_of(whole, shape), small.state_dict()
-    found: dict[str, tuple[Tensor | None, ...]] = {}
-    for prefix, module in whole.named_modules():
-        for own, value in module.state_dict(prefix="").items():
-            if "." in own:
-                continue
-            name = f"{prefix}.{own}" if prefix else own
-            sides = _sides(module, own, value.dim())
-            pairs = zip(value.shape, sizes[name].shape, sides, strict=True)
-            found[name] = tuple(
-                None if full == kept else structure.of(module, side).indices(full, kept, first)
-                for full, kept, side in pairs
-            )
-    return Part(found)
+class Cut:
+    """How a narrow model is cut out of a whole one."""
+
+    def __init__(self, whole: nn.Module, small: nn.Module, shape: Input | tuple[int, ...]) -> None:
+        structure, sizes = structure_of(whole, shape), small.state_dict()
+        self._dimensions: dict[str, list[tuple[Dimension, int, int]]] = {}  # of each tensor, with both sizes
+        for prefix, module in whole.named_modules():
+            own = {name: value for name, value in module.state_dict().items() if "." not in name}
+            for name, value in own.items():
+                path = f"{prefix}.{name}" if prefix else name
+                forms = [structure.of(module, side) for side in _sides(module, name, value.dim())]
+                self._dimensions[path] = list(zip(forms, value.shape, sizes[path].shape, strict=True))
+
+    def part(self, first: int = 0) -> Part:
+        """The part that holds, in a layer of K channels, those from `first` mod K on."""
+
+        def indices(form: Dimension, full: int, kept: int) -> Tensor | None:
+            return None if full == kept else form.indices(full, kept, first)
+
+        return Part({name: tuple(indices(*one) for one in some) for name, some in self._dimensions.items()})
 
 
 def _sides(module: nn.Module, name: str, dimensions: int) -> tuple[str, ...]:
