@@ -263,7 +263,7 @@ class Host:
     ) -> Iterator[Client]:
         """The client as a view evaluates it. Its tensors are restored on exit."""
         if view in SERVER_VIEWS:
-            with self._guests.seat(published[view], self._card(k), self._sets(k)) as guest:
+            with self._guests.seat(view, published[view], self._card(k), self._sets(k)) as guest:
                 guest.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
                 yield guest
             return

@@ -34,8 +34,9 @@ def publish(
         with at("server", f"view {view}"):
             model, tensors = method.server_model(server, view, client)
         if (view, model) not in known:
-            schema, who = schema_of(server.task.shape_of(model)), f"round {server.t}, view {view}"
-            known[view, model] = Published(model, encode(Message(tensors), schema, who))
+            schema, who = schema_of(server.task.shape_of(model), view), f"round {server.t}, view {view}"
+            message = Message({f"{view}.{name}": value for name, value in tensors.items()})
+            known[view, model] = Published(model, encode(message, schema, who))
         found[view] = known[view, model]
     return found
 

@@ -28,7 +28,7 @@ class Guests:
         self._lock = threading.Lock()  # clients on a GPU are evaluated by several threads
 
     @contextmanager
-    def seat(self, published: Published, card: Card, sets: Sets) -> Iterator[Client]:
+    def seat(self, view: str, published: Published, card: Card, sets: Sets) -> Iterator[Client]:
         """A model of the server in the place of a client."""
         name = published.model
         with self._lock:
@@ -37,8 +37,8 @@ class Guests:
             guest = self._known[name]
             guest.take_over(replace(card, model=name), sets)
             if self._loaded.get(name) != published.tensors:
-                schema = schema_of(self._task.shape_of(name))
-                guest.model.load_state_dict(decode(published.tensors, schema, f"the server's model {name}").part())
+                schema = schema_of(self._task.shape_of(name), view)
+                guest.model.load_state_dict(decode(published.tensors, schema, f"the server's model {name}").part(view))
                 self._loaded[name] = published.tensors
             yield guest
 

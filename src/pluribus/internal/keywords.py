@@ -196,9 +196,13 @@ class CommonSettings(TypedDict, total=False):
     rebuild: bool
     last_epoch: bool
     mu: float
+    scaler: bool
+    masked: bool
     threshold: float
     server_epochs: int
     server_batch: int
+    widths: int
+    distill: float
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int

@@ -89,7 +89,8 @@ def _cut_off(client: Client, size: int, layer: nn.Module, inputs: Any, output: T
         return None
     channels = torch.arange(output.shape[1], device=output.device)
     kept = channels < (client.state.share * size).ceil()
-    return output * kept.view(-1, *[1] * (output.dim() - 2))
+    cut: Tensor = output * kept.view(-1, *[1] * (output.dim() - 2))
+    return cut
 
 
 @contextmanager

@@ -50,6 +50,7 @@ class Structure:
     """How the channels of a network are connected."""
 
     entry: nn.Module | None = None  # the layer that takes rows
+    lookups: list[nn.Module] = field(default_factory=list)  # embeddings before it, of a table's categories
     dimensions: dict[tuple[nn.Module, str], Dimension] = field(
         default_factory=dict
     )  # of inputs and outputs, if special
@@ -59,12 +60,23 @@ class Structure:
 
 
 class _Joins(TorchFunctionMode):
-    """Refuses networks that join channels: the first channels of two layers are not the first of both together."""
+    """Refuses networks that join channels: the first channels of two layers are not the first of both together.
+
+    A table's row may be joined of numbers and embedded categories, which then stay whole.
+    """
+
+    def __init__(self, found: Structure) -> None:
+        super().__init__()
+        self._found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.cat and args[0][0].dim() == 4 and (args[1:2] or (kwargs.get("dim", 0),))[0] in (1, -3):
-            raise MismatchError("it joins the channels of several layers")
+        if func is torch.cat:
+            dimensions, at = args[0][0].dim(), (args[1:2] or (kwargs.get("dim", 0),))[0]
+            if dimensions == 4 and at in (1, -3):
+                raise MismatchError("it joins the channels of several layers")
+            if dimensions == 2 and at in (1, -1) and isinstance(self._found.entry, nn.Embedding | None):
+                self._found.entry = None  # what takes the joined row
         return func(*args, **kwargs)
 
 
@@ -75,7 +87,10 @@ def structure_of(net: nn.Module, shape: Input | tuple[int, ...]) -> Structure:
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal last
-        if found.entry is None and isinstance(module, (*_CONVOLUTIONS, nn.Linear, nn.Embedding)):
+        if isinstance(module, nn.Embedding) and isinstance(found.entry, nn.Embedding | None):
+            found.lookups.append(module)
+            found.entry = module
+        elif found.entry is None and isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
             found.entry = module
         elif isinstance(module, nn.Linear) and last is not None and inputs[0].dim() == 2:
             if math.prod(last) == module.in_features:
@@ -86,7 +101,7 @@ def structure_of(net: nn.Module, shape: Input | tuple[int, ...]) -> Structure:
 
     hooks = [module.register_forward_hook(note) for module in net.modules()]
     try:
-        with _Joins():
+        with _Joins(found):
             run_with_zeros(net, shape)
     finally:
         for hook in hooks:
@@ -122,7 +137,8 @@ def _narrow_layer(layer: nn.Module, share: float, structure: Structure) -> nn.Mo
     """The same layer with fewer channels. None: it has no weights of its own."""
 
     def kept(size: int, side: str) -> int:
-        if side == "in" and layer is structure.entry:
+        is_lookup = layer in structure.lookups and not isinstance(structure.entry, nn.Embedding)
+        if is_lookup or (side == "in" and layer is structure.entry):
             return size
         return structure.of(layer, side).kept(size, share)
 
