@@ -26,7 +26,7 @@ from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import SETTINGS, Experiment
 from pluribus.listing import list_methods, name_sources
-from pluribus.method import Method, Need, PeerMethod, methods
+from pluribus.method import FAMILIES, Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS
 from pluribus.models import entries as model_entries
 from pluribus.models.sizes import size_of, typical_input
@@ -91,12 +91,22 @@ def _groups() -> str:
 
 
 def _methods(folder: str = "methods") -> str:
-    rows = []
-    for name, cls in methods().items():
+    rows, known = [], methods()
+    for name in sorted(known, key=lambda name: (list(FAMILIES).index(known[name].family), name)):
+        cls = known[name]
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
         sources = name_sources(_sources()[name])
-        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.paper, cls.up, sources, cls.down, needs))
-    return table(("method", "paper", "up", "from", "down", "needs"), rows)
+        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.family, cls.paper, cls.up, sources, cls.down, needs))
+    return table(("method", "family", "paper", "up", "from", "down", "needs"), rows)
+
+
+def _families() -> str:
+    """The families that have a method, and what their methods have in common."""
+    rows = []
+    for family, about in FAMILIES.items():
+        if found := [code(name) for name, cls in methods().items() if cls.family == family]:
+            rows.append((family, about, ", ".join(found)))
+    return table(("family", "what its methods have in common", "methods"), rows)
 
 
 @cache
@@ -305,6 +315,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "models": _models,
     "groups": _groups,
     "methods": _methods,
+    "families": _families,
     "methods in the readme": lambda: _methods("docs/methods"),
     "hooks": _hooks,
     "needs": _needs,

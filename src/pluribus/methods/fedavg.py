@@ -22,6 +22,7 @@ class FedAvg(Method):
     """Average whole models."""
 
     paper = "McMahan et al., AISTATS 2017"
+    family = "one model"
     up = "the model"
     down = "the global model"
     targets = TARGETS
