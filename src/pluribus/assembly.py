@@ -372,7 +372,7 @@ def _task(
     models, own = experiment.client_models(), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
+    native = cache(partial(native_widths, shape, classes, measured_models(models, method), own, experiment.split))
     common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
@@ -395,6 +395,11 @@ def _task(
         public_labels=data.public_labels,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)
+
+
+def measured_models(models: tuple[str, ...], method: Method) -> tuple[str, ...]:
+    """The models whose widths count. A server that cuts a model has the whole of it, even if no client does."""
+    return (*models, *map(architecture_of, models)) if Need.SAME_ARCHITECTURE in method.needs else models
 
 
 def native_widths(

@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pluribus.assembly import Parts, common_width, native_widths
+from pluribus.assembly import Parts, common_width, measured_models, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
@@ -147,7 +147,8 @@ def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: 
     models = tuple(facts[k].model for k in range(offer.clients))
     known = tuple(model for model in models if model not in own)
     widths = {one.width for one in own.values()}  # sites report native widths, unless one is declared
-    native = partial(native_widths, offer.input, len(offer.classes), known)
+    measured = measured_models(known, offer.build_method(None))
+    native = partial(native_widths, offer.input, len(offer.classes), measured)
     width = common_width(offer.width, offer.projector, lambda: native() | widths)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
