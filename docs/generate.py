@@ -40,8 +40,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 KEYWORDS = ROOT / "src" / "pluribus" / "internal" / "keywords.py"
-# found by a rehearsal, not declared: adapt() trains
-REFUSED_VIEWS = {"fedbabu": "it trains on private rows before every evaluation; --finetune-epochs 0 can run."}
+MASKED = "its masked loss tells which classes a client holds; --no-masked can run."
+# settings that a private run needs
+NEEDED_SETTINGS = {
+    "fedbabu": "it trains on private rows before every evaluation; --finetune-epochs 0 can run.",
+    "heterofl": MASKED,
+    "fedrolex": MASKED,
+}
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Where a data set is looked for, if not in the file of its own name.
@@ -131,7 +136,7 @@ def _privacy() -> str:
     for name, cls in methods().items():
         sources = list(_sources()[name])
         bounds = "; ".join(f"{source}: {BOUNDED[source]}" for source in sources if source in BOUNDED)
-        refused = cls.unbounded or REFUSED_VIEWS.get(name, "")
+        refused = cls.unbounded or NEEDED_SETTINGS.get(name, "")
         rows.append((code(name), ", ".join(sources) or "nothing", f"refused: {refused}" if refused else bounds))
     return table(("method", "sources", "what bounds them"), rows)
 

@@ -255,6 +255,10 @@ class Method:
         """Warnings to the user about these architectures, before round 0. They are saved with the run."""
         return []
 
+    def why_unbounded(self) -> str:
+        """Why these hyper-parameters cannot run with differential privacy of rows. Default: `unbounded`."""
+        return self.unbounded
+
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
         """Most bytes per client and round, without headers. Default: what the schema allows."""
         wires, known = self.wires(task, card), {"batch": sizes.batch}

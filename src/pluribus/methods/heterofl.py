@@ -49,6 +49,9 @@ class HeteroFL(SubModels):
         _divide_weights(client, share_of(client))  # so that the model alone predicts what it was trained to
         return trained
 
+    def why_unbounded(self) -> str:
+        return "its masked loss tells which classes a client holds. Leave it out: --no-masked." if self.masked else ""
+
     def loss(self, client: Client, batch: Batch) -> Tensor:
         logits = client.model(batch.x)
         return client.task_loss(logits * client.state.held if self.masked else logits, batch.y)
