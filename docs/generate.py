@@ -96,9 +96,8 @@ def _groups() -> str:
 
 
 def _methods(folder: str = "methods") -> str:
-    rows, known = [], methods()
-    for name in sorted(known, key=lambda name: (list(FAMILIES).index(known[name].family), name)):
-        cls = known[name]
+    rows = []
+    for name, cls in methods().items():
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
         sources = name_sources(_sources()[name])
         rows.append((f"[`{name}`]({folder}/{name}.md)", cls.family, cls.paper, cls.up, sources, cls.down, needs))
@@ -205,9 +204,9 @@ def _reproduced(name: str) -> str:
     return load_table(name, RESULTS).to_markdown().strip()
 
 
-def _result(benchmark: str) -> str:
+def _result(benchmark: str, part: str = "rows") -> str:
     written = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
-    rows = written["rows"] if isinstance(written, dict) else written
+    rows = written[part] if isinstance(written, dict) else written
     columns = [name.replace("_", " ") for name in rows[0]]
     numbers = [name for name, value in zip(columns, rows[0].values(), strict=True) if not isinstance(value, str)]
     return table(columns, [row.values() for row in rows], numbers)
@@ -333,6 +332,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result overhead": lambda: _result("overhead"),
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),
+    "result families": lambda: _result("families"),
+    "result families models": lambda: _result("families", "models"),
     "result kinds": lambda: _result("kinds"),
     "result stores": lambda: _result("stores"),
     "result privacy": lambda: _result("privacy"),
