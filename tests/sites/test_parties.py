@@ -77,7 +77,7 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {
         name: getattr(task, name)
-        for name in ("input", "target", "width", "projector", "clients", "warmup", "seed", "metrics")
+        for name in ("input", "target", "width", "projector", "clients", "warmup", "seed", "metrics", "share_counts")
     }
     how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
     how |= {"optimizer_life": local.life, "rounds": parts.experiment.rounds}
@@ -283,6 +283,87 @@ def test_terms_of_privacy_are_checked(change: dict[str, Any]) -> None:
     facts = agreement.facts() | {"privacy": Terms(8.0)._asdict() | change}
     with refused(SchemaError, "privacy"):
         Agreement.of(json.loads(json.dumps(facts)))
+
+
+# ---- numbers of rows -----------------------------------------------------------------------------------------------
+
+
+class Overheard(Direct):
+    """Keeps the head of every answer."""
+
+    def __init__(self, responders: Mapping[int, Responder]) -> None:
+        super().__init__(responders)
+        self.heads: list[dict[str, Any]] = []
+
+    def carry(self, k: int, blob: bytes) -> bytes | Missing:
+        answer = super().carry(k, blob)
+        assert isinstance(answer, bytes)
+        self.heads.append(unseal(answer).head)
+        return answer
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmd", "fedh2l"])
+def test_sites_need_not_tell_how_many_rows_they_have(method: str, tmp_path: Path) -> None:
+    """No answer holds a number of rows or of steps. All else is as in a simulation, to the bit."""
+    more = {"models": "cnn-16"} if method == "fedavg" else RUNS[method]
+    parts, agreement, given = agreed(method, share_counts=False, **more)
+    assert Agreement.of(json.loads(json.dumps(agreement.facts()))) == agreement
+    transport = Overheard({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
+    made = federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+    assert dict(made.parts.cards) == dict(parts.cards)
+    result = made.run()
+    assert numbers(result) == numbers(simulated)
+    assert result.bytes == simulated.bytes
+    assert [one.train for one in result.clients.values()] == [None] * 3
+    assert [transport.responders[k]._get_host(k).cards[k].samples for k in NAMES] == [1] * 3
+    known = {"model", "pretrained", "public", "loss", "compute", "communication", "figures"}
+    assert {name for head in transport.heads for name in head} == known
+    assert not {"samples", "test", "steps"} & known
+
+
+def test_a_server_ignores_a_number_that_was_not_to_be_told(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh", share_counts=False)
+    responders = {k: responder_of(parts, given, k, tmp_path) for k in NAMES}
+    transport = Liar(responders, "hello", lambda head: head | {"samples": 7, "test": "many"})
+    facts = greet(agreement, NAMES, transport, seconds=0)
+    assert [(one.samples, one.test) for one in facts.values()] == [(None, None)] * 3
+
+
+def test_a_site_may_refuse_to_tell(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh")
+    shy = responder_of(parts, given, 0, tmp_path)
+    shy._means = dataclasses.replace(shy._means, share_counts=False)
+    with refused(AgreementError, "share_counts"):
+        shy.answer(hello(agreement))
+    shy.answer(hello(dataclasses.replace(agreement, share_counts=False)))
+
+
+def hello(agreement: Agreement) -> bytes:
+    return seal({"verb": "hello", "client": 0, "agreement": agreement.facts()}, {})
+
+
+def test_site_toml_says_whether_it_tells(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"server": "localhost:1", "keys": tmp_path, "state": tmp_path / "state"}
+    sites = [SiteFile("north", model="mlp-64", **where, data="digits", share_counts=told) for told in (True, False)]
+    assert [load_resources(site).share_counts for site in sites] == [True, False]
+
+
+def test_a_method_that_counts_rows_is_refused_by_server_and_site(tmp_path: Path) -> None:
+    """A site does not rely on its server for that."""
+    parts, agreement, given = agreed("fedgen")
+    agreement = dataclasses.replace(agreement, share_counts=False)
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    with refused(MismatchError, "fedgen", "counts"):
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+    with refused(MismatchError, "fedgen", "counts"):
+        transport.responders[0].answer(seal({"verb": "enrol", "client": 0, "agreement": agreement.facts()}, {}))
+
+
+def test_what_is_agreed_about_counts_is_yes_or_no() -> None:
+    _, agreement, _ = agreed("fedgh")
+    with refused(SchemaError, "share_counts"):
+        Agreement.of(agreement.facts() | {"share_counts": "no"})
 
 
 # ---- crashes -------------------------------------------------------------------------------------------------------

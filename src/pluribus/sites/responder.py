@@ -33,7 +33,7 @@ from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
-from pluribus.method import Method, Need, PeerMethod
+from pluribus.method import Method, Need, PeerMethod, check_counts
 from pluribus.models.unseen import Unseen
 from pluribus.privacy.check import check_private
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
@@ -82,6 +82,7 @@ class SiteResources:
     normalize: Normalize = CHOOSE
     weights: str | None = None  # source of pretrained weights of its model
     allow: tuple[str, ...] = ()  # models that the server may name by their dotted path
+    share_counts: bool = True  # whether it tells how many rows it has, if the federation asks
 
 
 class Responder:
@@ -102,6 +103,10 @@ class Responder:
         envelope = unseal(blob)
         agreement = Agreement.of(envelope.head.get("agreement"))
         k, verb = _read_number(envelope.head, "client", agreement.clients), envelope.head.get("verb")
+        if agreement.share_counts and not self._means.share_counts:
+            raise AgreementError(
+                "this site does not tell how many rows it has: set share_counts = false in federation.toml."
+            )
         if verb == "hello":
             self._fit(agreement)
             return seal(self._facts(agreement, k), {})
@@ -159,10 +164,12 @@ class Responder:
         if is_own(card.model):
             model = {"own": {"width": card.width, "head": card.head}}
         pretrained = self._task(agreement).has_weights(card.model)
-        facts = {"samples": card.samples, "test": 0 if test is None else len(test.y), "pretrained": pretrained}
-        return (
-            model | facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
-        )
+        counts = {"samples": card.samples, "test": 0 if test is None else len(test.y)}
+        facts = {
+            "pretrained": pretrained,
+            "public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True)),
+        }
+        return model | (counts if agreement.share_counts else {}) | facts
 
     def _check_messages(self, agreement: Agreement, card: Card, public: tuple[int, ...]) -> None:
         """Refuse a model whose messages the server cannot know, because it has neither its code nor its weights."""
@@ -258,6 +265,7 @@ class Responder:
             data = Holdings(*self._fit(agreement), agreement.clients, means.device, means.normalize)
             self._scale, where = data.scale, (agreement.local(), means.device, lambda _: None)
             method, task, local = self._method(agreement), self._task(agreement), where[0]
+            check_counts(method, task, [self._cards[k]])
             if local.privacy is not None:
                 check_private(method, task, [self._cards[k]], local, "none" if data.scale is None else "client")
             self._host = Host(method, task, self._cards, data, *where)
@@ -414,8 +422,9 @@ def _seal_reply(reply: Reply) -> bytes:
         "loss": loss,
         "compute": reply.compute,
         "communication": reply.communication,
-        "steps": reply.steps,
     }
+    if reply.steps is not None:
+        facts["steps"] = reply.steps
     if reply.left_out:
         facts["left_out"] = {str(j): reason for j, reason in reply.left_out.items()}
     if reply.privacy is not None:
