@@ -30,8 +30,10 @@ from pluribus.data import Dataset
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
     AgreementError,
+    BudgetError,
     ConflictError,
     DamagedDataError,
+    DamagedFileError,
     DataError,
     FileAccessError,
     FormatError,
@@ -258,6 +260,76 @@ def test_a_private_site_keeps_its_own_account(level: str, tmp_path: Path) -> Non
     assert all(set(one) == {"0", "1", "2"} for one in spent)
     assert spent[0]["0"] < spent[1]["0"] < spent[2]["0"] <= 8.0
     assert all(record["loss"] is None for record in result.history)
+
+
+PRIVATE: dict[str, Any] = {"models": "mlp-64", "dp_epsilon": 8.0, "dp_noise": 2.0, "rounds": 4}
+
+
+def private_site(folder: Path, **settings: Any) -> tuple[Responder, Agreement]:
+    parts, agreement, given = agreed("local", **PRIVATE | settings)
+    terms = parts.local.privacy
+    assert terms is not None
+    return responder_of(parts, given, 0, folder), dataclasses.replace(agreement, privacy=terms._replace(secure=True))
+
+
+def spent_by(site: Responder, agreement: Agreement, t: int, **more: Any) -> float:
+    """What a site says after a round that it has spent."""
+    head = unseal(site.answer(request(agreement, t=t, **more))).head
+    return float(head["privacy"]["epsilon"])
+
+
+def test_a_private_site_that_starts_again_remembers_what_it_has_spent(tmp_path: Path) -> None:
+    """Whether it is killed between rounds or not, and whether it answers once or twice."""
+    whole, agreement = private_site(tmp_path / "whole")
+    killed, _ = private_site(tmp_path / "killed")
+    expected = [spent_by(whole, agreement, t) for t in range(3)]
+    assert expected[0] < expected[1] < expected[2]
+    for t in range(3):
+        assert spent_by(Responder(killed._means), agreement, t) == expected[t]
+        assert spent_by(Responder(killed._means), agreement, t) == expected[t]
+
+
+def test_a_server_that_falls_back_does_not_refund_what_was_spent(tmp_path: Path) -> None:
+    """It asks for rounds 0 and 1 again, otherwise than before: a site that goes back has sent messages all the same."""
+    straight_on, agreement = private_site(tmp_path / "straight")
+    expected = [spent_by(straight_on, agreement, t) for t in range(4)]
+    site, _ = private_site(tmp_path / "back")
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 1)
+    assert spent_by(site, agreement, 0, again=1) == expected[2]
+    assert spent_by(Responder(site._means), agreement, 0, again=2) == expected[3]
+
+
+def test_a_site_that_cannot_read_its_account_says_so(tmp_path: Path) -> None:
+    site, agreement = private_site(tmp_path)
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 0, again=1)
+    (file,) = tmp_path.rglob("spent.safetensors")
+    file.write_bytes(file.read_bytes()[:20])
+    with refused(DamagedFileError, file, "budget"):
+        spent_by(Responder(site._means), agreement, 1)
+
+
+def test_it_is_not_refunded_if_the_site_crashes_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the state of the later round is gone, and before that of the new one is there."""
+    straight_on, agreement = private_site(tmp_path / "straight")
+    expected = [spent_by(straight_on, agreement, t) for t in range(4)]
+    site, _ = private_site(tmp_path / "back")
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Responder, "_save", Crashing._crash)
+        with pytest.raises(CrashedError):
+            site.answer(request(agreement, t=1, again=1))
+    assert spent_by(Responder(site._means), agreement, 1, again=1) == expected[2]
+
+
+def test_a_server_cannot_ask_for_the_same_round_until_all_is_told(tmp_path: Path) -> None:
+    """A private site ends when its budget does, whatever rounds it is asked for."""
+    site, agreement = private_site(tmp_path, dp_noise=1.0)
+    with refused(BudgetError, "budget"):
+        for again in range(100):
+            spent_by(site, agreement, 0, again=again)
 
 
 def test_a_method_that_nothing_bounds_is_refused_by_the_server(tmp_path: Path) -> None:

@@ -2,7 +2,8 @@
 
 A responder answers one request at a time. It saves state and answer of a request in one file, atomically by rename, and
 then sends the answer. So a request that arrives twice is done once and gets the same answer twice. If the server went
-back to an earlier round, the site goes back to its state of that round.
+back to an earlier round, the site goes back to its state of that round. What it has spent of its privacy budget stays
+spent: its messages were sent.
 """
 
 from __future__ import annotations
@@ -31,10 +32,12 @@ from pluribus.errors import (
 )
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors
+from pluribus.internal.blame import first_line
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
 from pluribus.method import Method, Need, PeerMethod, check_counts
 from pluribus.models.unseen import Unseen
+from pluribus.privacy.account import choose_larger
 from pluribus.privacy.check import check_private
 from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.sites.agreement import (
@@ -56,6 +59,7 @@ from pluribus.task import Card, Task
 STATE, ANSWER = "state/", "answer"
 STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 SELECTED = "selected-*.safetensors"
+SPENT = "spent"  # the account of a private site that went back, in a file of this name
 KEPT = 8  # saved requests, so that the server may go back by a round of several exchanges
 CHOOSE = Normalize("auto")
 ENROLMENT = -1  # the round in which a client enrols
@@ -210,6 +214,9 @@ class Responder:
                 raise AgreementError(
                     f"this site cannot go back to round {step.t}: it no longer has its state of that round."
                 )
+            assert self._agreed is not None
+            if self._agreed[0].privacy is not None:
+                self._keep_account(request.client)
             self._host = None
             for one in later:
                 saved.pop(one).path.unlink()
@@ -272,6 +279,8 @@ class Responder:
             self._host.rehearse()
             if saved := self._load_saved():
                 self._restore(self._host, k, saved[max(saved)].tensors())
+            if self._account_path().exists():
+                self._restore_account(self._host, k)
         return self._host
 
     def _restore(self, host: Host, k: int, kept: Tensors) -> None:
@@ -282,6 +291,25 @@ class Responder:
                 f"that folder away to start again."
             )
         copy_all(live, kept)
+
+    def _account_path(self) -> Path:
+        return self._folder() / f"{SPENT}.safetensors"
+
+    def _keep_account(self, k: int) -> None:
+        """Write what the client has spent to a file that outlives the states of later rounds."""
+        write_tensors(self._account_path(), {SPENT: self._get_host(k).client(k).state.spent.cpu()}, {})
+
+    def _restore_account(self, host: Host, k: int) -> None:
+        path, state = self._account_path(), host.client(k).state
+        try:
+            with safe_open(path, framework="pt") as file:
+                known = file.get_tensor(SPENT)
+            state.spent = choose_larger(state.spent, known.to(state.spent))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise DamagedFileError(
+                f"{path} is damaged ({first_line(error)}), so nobody knows what this site has spent of its privacy "
+                f"budget: give the run another name."
+            ) from error
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
         state = _copies(self._get_host(k).client(k).all_tensors())
