@@ -32,6 +32,7 @@ from pluribus.internal.attacks import Kind as AttackKind
 from pluribus.internal.blame import first_line
 from pluribus.internal.defenses import SHARE, SHARED, Defense
 from pluribus.internal.defenses import Name as DefenseName
+from pluribus.internal.digits import is_whole
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
@@ -571,7 +572,7 @@ def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
     check_names(written, known_settings(), f"setting in {where}:", "pluribus run --help")
     models = written.get("models")
     if isinstance(models, dict):
-        if stray := [key for key in models if not str(key).isdecimal()]:
+        if stray := [key for key in models if not is_whole(str(key))]:
             raise FormatError(f"[models] in {where} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)
