@@ -28,9 +28,10 @@ DIGITS = 6
 
 
 def _is_client(row: Any) -> bool:
-    views = is_table(is_text, lambda one: first_wrong(one, {"selected": is_figures}) is None)
-    needed: dict[str, Check] = {"selected": is_figures}
-    return first_wrong(row, needed | ({"views": views} if "views" in row else {})) is None
+    """Whether these are the results of a client. Those in other views may be missing."""
+    selected: dict[str, Check] = {"selected": is_figures}
+    is_views = is_table(is_text, lambda one: first_wrong(one, selected) is None)
+    return first_wrong(row, selected) is None and is_views(row.get("views", {}))
 
 
 CHECKS: dict[str, Check] = {
