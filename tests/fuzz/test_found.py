@@ -473,7 +473,9 @@ def test_a_step_that_no_site_saved(tmp_path: Path, step: Any) -> None:
     [
         ({}, {"width": 10**6, "projector": "linear", "input": {"kind": "image", "shape": [1, 2**15, 2**15]}}, "large"),
         ({}, {"public": [2**60]}, "empty"),
-        ({"rows": {"type": "uint8", "scale": {"mean": [2**70], "factor": [1]}}}, {}, "numbers"),
+        ({"rows": {"type": "uint8", "scale": {"mean": ["x"], "factor": 1.0}}}, {}, "numbers"),
+        ({"rows": {"type": "uint8", "scale": {"mean": [], "factor": 1.0}}}, {}, "numbers"),
+        ({"rows": {"type": "uint8", "scale": {"mean": 0.0, "factor": [[[[1.0]]]]}}}, {}, "numbers"),
     ],
 )
 def test_a_site_that_claims_too_much(tmp_path: Path, facts: Any, agreement: Any, kind: str) -> None:

@@ -125,16 +125,17 @@ def test_the_files_of_a_run(file: tuple[str, bytes]) -> None:
         survives(lambda: RunFolder.open(run, read_only=True).read_partition(), folder)
 
 
+def make_page(run: Path) -> str:
+    runs = read_runs([run])
+    return content(runs, sections(runs, why_not="not asked for"))
+
+
 @fuzzed(0.1)
 @given(changed_texts())
 def test_reports(file: tuple[str, bytes]) -> None:
-    def read() -> Any:
-        runs = read_runs([run])
-        return content(runs, sections(runs, why_not="not asked for"))
-
     with scratch() as folder:
         run = copy_with(folder, *file)
-        survives(read, folder)
+        survives(lambda: make_page(run), folder)
 
 
 @fuzzed(0.1)

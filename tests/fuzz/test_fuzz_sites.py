@@ -16,7 +16,7 @@ from guard import scratch, survives
 from hypothesis import given
 from hypothesis import strategies as st
 from mutate import documents, fuzzed, mutated
-from test_fuzz_folders import forge, written
+from test_fuzz_folders import forge, make_page, written
 from test_parties import Direct, agreed, responder_of
 
 import pluribus
@@ -25,9 +25,6 @@ from pluribus.assembly import Assembly
 from pluribus.data.scaling import Normalize
 from pluribus.experiment import SITES, Experiment, experiment
 from pluribus.federation import Federation
-from pluribus.report.numbers import read_runs
-from pluribus.report.page import content
-from pluribus.report.plots import sections
 from pluribus.sites.config import FederationFile
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.federate import Absences, greet, make_federation
@@ -153,13 +150,9 @@ def test_the_files_of_a_server(file: tuple[str, bytes]) -> None:
 @fuzzed(0.1)
 @given(changed_texts())
 def test_the_live_page_of_a_server(file: tuple[str, bytes]) -> None:
-    def read() -> Any:
-        runs = read_runs([server])
-        return content(runs, sections(runs, why_not="not asked for"))
-
     with scratch() as folder:
         server = copy_server(folder, *file)
-        survives(read, folder)
+        survives(lambda: make_page(server), folder)
 
 
 @fuzzed(0.05)

@@ -98,7 +98,8 @@ class _SavedModel:
             k, t = int(facts["client"]), int(facts["round"])
             if not 0 <= k < agreement.clients:
                 raise ValueError(f"there is no client {k}")
-            method, rows = agreement.build_method(None), _Rows.of(json.loads(facts.get("rows", "{}")))
+            method, shape = agreement.build_method(None), agreement.input.shape
+            rows = _Rows.of(json.loads(facts.get("rows", "{}")), shape)
             return cls(path, agreement, method, k, facts["model"], t, tensors, facts.get("weights", ""), rows)
         except DAMAGE as error:
             raise DamagedFileError(f"{path} cannot be read as the state of a site ({error}).") from error
@@ -133,12 +134,17 @@ class _Rows(NamedTuple):
     scale: Scale | None
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> _Rows:
-        """Read the facts of a file. An older one is of images in bytes, which were not normalized."""
+    def of(cls, facts: Mapping[str, Any], shape: tuple[int, ...]) -> _Rows:
+        """Read the facts of a file about rows of this shape. An older file is of images in bytes, not normalized."""
         scale, dtype = facts.get("scale"), getattr(torch, facts.get("type", "uint8"))
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{dtype} is no type of numbers")
-        return cls(dtype, None if scale is None else Scale(*(torch.tensor(scale[name]) for name in Scale._fields)))
+        if scale is None:
+            return cls(dtype, None)
+        mean, factor = (torch.tensor(scale[name], dtype=torch.float32) for name in Scale._fields)
+        if any(torch.broadcast_shapes(one.shape, shape) != shape for one in (mean, factor)):
+            raise ValueError("the rows cannot be normalized by numbers of another shape")
+        return cls(dtype, Scale(mean, factor))
 
 
 class _NoData:
