@@ -103,6 +103,7 @@ def _is_metric(key: Any) -> bool:
     return isinstance(key, str) and key.partition("_")[2] in ("", LOSS, *METRICS)
 
 
+SPENT: dict[str, Check] = {"epsilon": is_table(is_client, is_number), "used_up": is_list(is_count)}
 NEEDED: dict[str, Check] = {
     "round": is_count,
     "seconds": is_number,
@@ -116,6 +117,10 @@ FURTHER: dict[str, Check] = {
     "steps": is_table(is_client, is_count),
     "spans": is_table(is_text, is_number),
     "notes": is_table(is_text, lambda note: True),
+    "present": is_count,
+    "answered": is_count,
+    "attackers": is_list(is_count),
+    "privacy": lambda spent: first_wrong(spent, SPENT) is None,
 }
 
 FACTS: dict[str, Check] = {"model": is_text, "classes": is_list(is_text), "train": is_count, "test": is_count}
@@ -137,4 +142,5 @@ FURTHER_SUMMARY: dict[str, Check] = {
     "classes": is_list(is_text),
     "metric": FURTHER["metric"],
     "confusion": lambda table: isinstance(table, dict),
+    "epsilon": is_number,
 }
