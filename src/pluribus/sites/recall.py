@@ -142,8 +142,8 @@ class _Rows(NamedTuple):
         if scale is None:
             return cls(dtype, None)
         mean, factor = (torch.tensor(scale[name], dtype=torch.float32) for name in Scale._fields)
-        if any(torch.broadcast_shapes(one.shape, shape) != shape for one in (mean, factor)):
-            raise ValueError("the rows cannot be normalized by numbers of another shape")
+        for one in (mean, factor):
+            one.expand(shape)  # torch refuses numbers that do not fit such rows
         return cls(dtype, Scale(mean, factor))
 
 
