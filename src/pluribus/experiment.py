@@ -518,9 +518,12 @@ def experiment(
     if "data" in given:  # once: an object becomes a Dataset, whose kind chooses the models
         given["data"] = take_data(given["data"], given.get("label_kind", Experiment.label_kind))
     hyper = embedded_hyper(cls, given) | hyper
-    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
+    one_model = not cls.needs.isdisjoint({Need.SAME_MODEL, Need.SAME_ARCHITECTURE})
+    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model)
     if "public_data" in given:
         usual.pop("public_fraction", None)
+    if usual.get("models") != cls.defaults.get("models") or "models" in given:
+        usual.pop("capacity", None)  # it suits the method's own models
     return Experiment(method=name, hyper=hyper, **{**usual, **given})
 
 

@@ -7,6 +7,7 @@ stage belongs to it. What follows the last stage is the tail: pooling, a last no
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections import OrderedDict
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ class Stages:
 
     net: Any  # the network that has them
     prefix: str  # of its names in the backbone
+    parts: tuple[tuple[str, ...], ...]  # the names of what each stage has
     ends: tuple[nn.Module, ...]  # the last layer of each stage
     tail: tuple[str, ...]  # the names of what follows the last stage
 
@@ -45,10 +47,8 @@ class Stages:
 class Chain(Stages):
     """Stages of children that run one after the other."""
 
-    stages: tuple[tuple[str, ...], ...]  # the names of each stage's children
-
     def keep(self, depth: int) -> None:
-        for names in self.stages[depth:]:
+        for names in self.parts[depth:]:
             self._drop(*names)
 
     def drop_weighted_tail(self) -> None:
@@ -57,7 +57,7 @@ class Chain(Stages):
         if True in has_weights:
             self._drop(*self.tail[has_weights.index(True) :])
 
-    def without_stages(self) -> nn.Module:
+    def without_stages(self, model: str) -> nn.Module:
         self.keep(0)
         return self.net  # type: ignore[no-any-return]
 
@@ -78,7 +78,12 @@ class Blocks(Stages):
     def drop_weighted_tail(self) -> None:
         """All blocks have outputs of one width, so the tail fits each of them."""
 
-    def without_stages(self) -> nn.Module:
+    def without_stages(self, model: str) -> nn.Module:
+        if getattr(self.net, "global_pool", None) not in _POOLS:
+            raise MismatchError(
+                f"model '{model}' can have no exits: what follows its blocks needs more than their outputs. Use a "
+                f"ResNet, a plain CNN, a perceptron, or a transformer with a class token."
+            )
         self.keep(0)
         return TokenTail(self.net)
 
@@ -88,10 +93,7 @@ class TokenTail(nn.Module):
 
     def __init__(self, net: Any) -> None:
         super().__init__()
-        self.pool = getattr(net, "global_pool", None)
-        if self.pool not in _POOLS:
-            raise MismatchError("what follows its blocks needs more than their outputs")
-        self.prefix_tokens = net.num_prefix_tokens
+        self.pool, self.prefix_tokens = net.global_pool, net.num_prefix_tokens
         for name in ("layers",) if hasattr(net, "layers") else _TOKEN_TAIL:
             if isinstance(child := getattr(net, name, None), nn.Module):
                 self.add_module(name, child)
@@ -106,23 +108,24 @@ class TokenTail(nn.Module):
         return features
 
 
-def stages_of(backbone: nn.Module) -> Chain | Blocks:
-    """Find the stages of a backbone. A network without stages is refused."""
+def stages_of(backbone: nn.Module, model: str = "") -> Chain | Blocks:
+    """Find the stages of a backbone. A model without stages is refused, by its name."""
     prefix, net = "", backbone
     while isinstance(net, nn.Sequential) and (children := list(net.named_children())) and children[-1][0] == INNER:
         prefix, net = f"{prefix}{INNER}.", children[-1][1]  # after layers that only prepare images
     for name, owner in (("", net), ("layers.", getattr(net, "layers", None))):
         blocks = getattr(owner, "blocks", None)
         if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks):
-            return Blocks(net, prefix, tuple(blocks), tuple(f"{name}{part}" for part in _TOKEN_TAIL), blocks)
+            parts = tuple((f"{name}blocks.{number}",) for number in range(len(blocks)))
+            return Blocks(net, prefix, parts, tuple(blocks), tuple(f"{name}{part}" for part in _TOKEN_TAIL), blocks)
     names = [name for name, child in net.named_children() if not isinstance(child, nn.Identity)]
     first, end = _units(net, names)
     if not first:
-        raise MismatchError("it has no stages")
+        raise MismatchError(f"model '{model}' has no stages that could be cut off. Use {HAVE_STAGES}.")
     starts = [0, *first[1:], end]
-    stages = tuple(tuple(names[a:b]) for a, b in zip(starts, starts[1:], strict=False))
-    ends = tuple(net.get_submodule(stage[-1]) for stage in stages)
-    return Chain(net, prefix, ends, tuple(names[end:]), stages)
+    parts = tuple(tuple(names[a:b]) for a, b in itertools.pairwise(starts))
+    ends = tuple(net.get_submodule(part[-1]) for part in parts)
+    return Chain(net, prefix, parts, ends, tuple(names[end:]))
 
 
 def _units(net: nn.Module, names: list[str]) -> tuple[list[int], int]:
@@ -149,13 +152,7 @@ def _is_block(child: nn.Module) -> bool:
 
 def shorten(backbone: nn.Module, depth: int, name: str, shape: Input | tuple[int, ...]) -> nn.Module:
     """Leave the first stages of a backbone, and of its tail what fits them. The names of weights stay."""
-    try:
-        stages = stages_of(backbone)
-    except MismatchError as error:
-        raise MismatchError(
-            f"model '{name}' cannot be cut to a depth of {depth}: {error.sentence}. Use {HAVE_STAGES}, or leave out "
-            f"the capacity."
-        ) from error
+    stages = stages_of(backbone, name)
     if depth > (most := len(stages.ends)):
         raise MismatchError(
             f"model '{name}' cannot be cut to a depth of {depth}: it has {most} stage{'s' * (most > 1)}. Use a depth "
@@ -180,29 +177,35 @@ def _backbone_of(model: TwoPartModel) -> tuple[str, nn.Module]:
     return ("features.", model.features) if inner is None else (WITH_PROJECTOR, inner)
 
 
-def depth_of(model: TwoPartModel) -> int:
+def depth_of(model: TwoPartModel, name: str) -> int:
     """The number of stages of a model."""
-    return len(stages_of(_backbone_of(model)[1]).ends)
+    return len(stages_of(_backbone_of(model)[1], name).ends)
 
 
-def exit_of(model: TwoPartModel) -> TwoPartModel:
+def exit_of(model: TwoPartModel, name: str) -> TwoPartModel:
     """What follows the last stage of a model, as a model of the outputs of that stage. It takes the model apart."""
     prefix, backbone = _backbone_of(model)
-    stages = stages_of(backbone)
-    left = stages.without_stages()
-    for name in filter(None, stages.prefix.split(".")):
-        left = nn.Sequential(OrderedDict({name: left}))
+    stages = stages_of(backbone, name)
+    left = stages.without_stages(name)
+    for outer in filter(None, stages.prefix.split(".")):
+        left = nn.Sequential(OrderedDict({outer: left}))
     model.set_submodule(prefix.removesuffix("."), left)
     return model
 
 
-def exit_names(model: TwoPartModel) -> set[str]:
-    """The names of a model's tensors that follow its last stage."""
+def part_names(model: TwoPartModel) -> dict[str, str]:
+    """Where each tensor of a model belongs: to `stageN`, or to the exit after the last stage, `exitN`."""
     prefix, backbone = _backbone_of(model)
     stages = stages_of(backbone)
-    tail = tuple(f"{prefix}{stages.prefix}{name}." for name in stages.tail)
+    inside = f"{prefix}{stages.prefix}"
     beside = ("features.projector.", "head.") if prefix == WITH_PROJECTOR else ("head.",)
-    return {name for name in model.state_dict() if name.startswith(tail + beside)}
+    after = (*beside, *(f"{inside}{name}." for name in stages.tail))
+    starts = [tuple(f"{inside}{name}." for name in part) for part in stages.parts]
+    found = {}
+    for name in model.state_dict():
+        number = next((number for number, start in enumerate(starts, 1) if name.startswith(start)), 1)
+        found[name] = f"exit{len(starts)}" if name.startswith(after) else f"stage{number}"
+    return found
 
 
 def run_stages(model: TwoPartModel, x: Tensor) -> tuple[list[Tensor], Tensor]:
