@@ -59,7 +59,7 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if needs_one_model(cls) and (pretrained or models != STATISTICS):
+    if needs_one_model(cls) and (pretrained or models != STATISTICS or cls.capacity == "depth"):  # few have stages
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
 
@@ -97,7 +97,8 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name not in ("image_size", "capacity")}
-            settings = sample.settings_for(needs_one_model(self.cls), Need.BATCH_NORM in self.cls.needs) | settings
+            depths = self.cls.capacity == "depth"
+            settings = sample.settings_for(needs_one_model(self.cls), Need.BATCH_NORM in self.cls.needs, depths) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from pluribus.client import Batch, Client
 from pluribus.errors import MismatchError
+from pluribus.inputs import KINDS
 from pluribus.message import Field, Message, Wire
 from pluribus.method import Method, Need, register
 from pluribus.models import TwoPartModel
@@ -34,6 +35,7 @@ class DepthFL(Method):
     paper = "Kim et al., ICLR 2023"
     up = "the client's stages and exits"
     down = "the global stages and exits that it has"
+    takes = tuple(kind for kind in KINDS if kind != "tokens")  # no model of texts has exits
     targets = TARGETS
     needs = frozenset({Need.SAME_ARCHITECTURE})
     capacity = "depth"
