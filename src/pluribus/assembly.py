@@ -32,7 +32,7 @@ from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.internal.robustness import check_robustness
-from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
+from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed, note_weights
 from pluribus.models import OwnModel, build, note_on, own_models, width_of
 from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
@@ -131,7 +131,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     _check_normalization(task, data, architectures)
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
-    warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
+    warnings += [*describe_completed(given, method), *method.warnings(task, architectures), *note_weights(method, task)]
     warnings += check_robustness(experiment, method, task, cards)
     if one.attack == "label-flip":
         _flip_labels(experiment, data, disjoint)
@@ -393,6 +393,7 @@ def _task(
         target=Target(dataset.target, experiment.loss),
         metrics=choose_metrics(experiment.metrics, dataset.target),
         public_labels=data.public_labels,
+        share_counts=experiment.share_counts,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)
 

@@ -197,7 +197,12 @@ class TestRound:
                 if name != "(header)":
                     sizes[name.partition(".")[0]] += size
             # 3 rounds; 4 clients have the first stage and exit, 2 the second
-            assert sizes == {"stage1": 3 * 4 * 904, "exit1": 3 * 4 * 10_280, "stage2": 3 * 2 * 19_080, "exit2": 3 * 2 * 35_624}
+            assert sizes == {
+                "stage1": 3 * 4 * 904,
+                "exit1": 3 * 4 * 10_280,
+                "stage2": 3 * 2 * 19_080,
+                "exit2": 3 * 2 * 35_624,
+            }
 
 
 class TestRefusals:
@@ -234,7 +239,9 @@ class TestRefusals:
         with refused(ConflictError, "--capacity", "cnn-16-32@depth1"):
             assemble_tiny("depthfl", models="cnn-16-32@depth1", capacity="1")
 
-    @pytest.mark.parametrize(("hyper", "facts"), [({"distill": -1}, ("--distill", -1)), ({"ramp_up": -1}, ("--ramp-up", -1))])
+    @pytest.mark.parametrize(
+        ("hyper", "facts"), [({"distill": -1}, ("--distill", -1)), ({"ramp_up": -1}, ("--ramp-up", -1))]
+    )
     def test_numbers_that_make_no_sense(self, hyper, facts):
         with refused(RangeError, *facts):
             assemble_tiny("depthfl", **hyper)

@@ -14,7 +14,7 @@ from pluribus.conformance.digits import FEW, NORMED
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.internal.ledger import Ledger
-from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.method import Method, Need, find, hyperparameters, name_of, takes_one_model
 from pluribus.result import Result
 
 T = TypeVar("T")
@@ -45,8 +45,8 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
     """Settings that are small, that the method can work with, and under which a checkpoint follows every round."""
     cls = class_of(method)
     settings = TINY | {"models": models_for(cls, MIXED)}
-    if "capacity" in cls.defaults:
-        settings["capacity"] = cls.defaults["capacity"]
+    if cls.capacity == "depth":  # a default for the method's own model, which is named here
+        settings["capacity"] = cls.defaults.get("capacity", "")
     if "image_size" in cls.defaults or Need.PRETRAINED in cls.needs:
         settings["image_size"] = cls.defaults.get("image_size", 16)
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
@@ -59,14 +59,9 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if needs_one_model(cls) and (pretrained or models != STATISTICS or cls.capacity == "depth"):  # few have stages
+    if takes_one_model(cls) and (pretrained or models != STATISTICS or cls.capacity == "depth"):  # few have stages
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
-
-
-def needs_one_model(cls: type[Method]) -> bool:
-    """Whether all clients need the same architecture."""
-    return not cls.needs.isdisjoint({Need.SAME_MODEL, Need.SAME_ARCHITECTURE})
 
 
 def class_of(method: str | Method | type[Method]) -> type[Method]:
@@ -97,8 +92,8 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name not in ("image_size", "capacity")}
-            depths = self.cls.capacity == "depth"
-            settings = sample.settings_for(needs_one_model(self.cls), Need.BATCH_NORM in self.cls.needs, depths) | settings
+            normed, depths = Need.BATCH_NORM in self.cls.needs, self.cls.capacity == "depth"
+            settings = sample.settings_for(takes_one_model(self.cls), normed, depths) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

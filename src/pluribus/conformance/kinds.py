@@ -46,7 +46,8 @@ class Sample(NamedTuple):
             return {"data": self.data, "models": STAGED[self.kind], "capacity": "2,1", "width": WIDTH, **self.settings}
         if batch_norm:
             models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
-        return {"data": self.data, "models": models, "width": WIDTH, **self.settings}
+        width = {} if same_model else {"width": WIDTH}
+        return {"data": self.data, "models": models, **width, **self.settings}
 
 
 def _sample(name: str, kind: Kind, target: TargetKind, data: str, models: str, **settings: Any) -> Sample:
