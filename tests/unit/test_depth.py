@@ -10,6 +10,7 @@ from torch import nn
 
 import pluribus
 from pluribus.errors import MismatchError, RangeError
+from pluribus.experiment import experiment
 from pluribus.inputs import Input
 from pluribus.models import build
 from pluribus.models.depth import depth_of, exit_of, part_names, run_stages, stages_of
@@ -27,7 +28,7 @@ WITH_EXITS = [
     ("resnet6", SMALL, 2),  # after a layer that makes color of gray
     ("resnet18-gn", COLOR, 4),
     ("timm:resnet10t", COLOR, 4),
-    ("timm:vit_tiny_patch16_224", Input("image", (3, 32, 32)), 12),
+    ("vit-s16", Input("image", (1, 16, 16)), 12),  # after such a layer, too
     ("cnn1d-3", SIGNAL, 3),
     ("resnet1d", SIGNAL, 3),
     ("transformer1d", SIGNAL, 2),
@@ -132,9 +133,7 @@ def test_clients_of_any_method_have_depths() -> None:
     assert result.model(1).width == 16
 
 
-def test_a_default_capacity_is_for_the_default_model() -> None:
-    from pluribus.experiment import experiment
-
+def test_a_default_depth_is_for_the_default_model() -> None:
     assert experiment("depthfl").capacity == "2,1"
     assert experiment("depthfl", models="mlp-64").capacity == ""
     assert experiment("depthfl", models="mlp-64", capacity="1").capacity == "1"

@@ -134,7 +134,7 @@ def _depth(card: Card) -> float:
 
 def _number(name: str) -> int:
     """The number of the stage or exit that a tensor belongs to."""
-    return int(name.partition(".")[0].lstrip("exitstage"))
+    return int(name.partition(".")[0].removeprefix("stage").removeprefix("exit"))
 
 
 def _exits(build: Callable[[str], TwoPartModel], name: str, model: TwoPartModel) -> nn.ModuleList:
