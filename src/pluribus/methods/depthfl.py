@@ -114,9 +114,10 @@ class DepthFL(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         weights = client_weights(server, uploads, self.weighting)
         sent = {k: upload.part() for k, upload in uploads.items()}
-        for name in server.state.shared:
+        shared = server.state.shared
+        for name in shared:
             if holders := {k: {name: part[name]} for k, part in sent.items() if name in part}:
-                server.state.shared[name] = weighted_mean(holders, weights)[name]
+                shared[name] = weighted_mean(holders, weights)[name]
 
 
 def parts(model: TwoPartModel, exits: nn.ModuleList) -> dict[str, Tensor]:

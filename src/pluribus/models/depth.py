@@ -116,8 +116,9 @@ def stages_of(backbone: nn.Module, model: str = "") -> Chain | Blocks:
     for name, owner in (("", net), ("layers.", getattr(net, "layers", None))):
         blocks = getattr(owner, "blocks", None)
         if isinstance(blocks, nn.Sequential | nn.ModuleList) and len(blocks):
-            parts = tuple((f"{name}blocks.{number}",) for number in range(len(blocks)))
-            return Blocks(net, prefix, parts, tuple(blocks), tuple(f"{name}{part}" for part in _TOKEN_TAIL), blocks)
+            numbered = tuple((f"{name}blocks.{number}",) for number in range(len(blocks)))
+            tail = tuple(f"{name}{part}" for part in _TOKEN_TAIL)
+            return Blocks(net, prefix, numbered, tuple(blocks), tail, blocks)
     names = [name for name, child in net.named_children() if not isinstance(child, nn.Identity)]
     first, end = _units(net, names)
     if not first:
