@@ -372,7 +372,9 @@ def _task(
     models, own = experiment.client_models(), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
+    # whole models, too: a method may build them, although no client has one
+    built = (*models, *map(architecture_of, models))
+    native = cache(partial(native_widths, shape, classes, built, own, experiment.split))
     common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
