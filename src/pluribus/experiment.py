@@ -525,6 +525,8 @@ def experiment(
     usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=takes_one_model(cls))
     if "public_data" in given:
         usual.pop("public_fraction", None)
+    if cls.capacity == "depth" and ("models" in given or usual.get("models") != cls.defaults.get("models")):
+        usual.pop("capacity", None)  # numbers of stages suit the method's own model
     return Experiment(method=name, hyper=hyper, **{**usual, **given})
 
 
