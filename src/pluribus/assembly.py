@@ -32,11 +32,12 @@ from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.internal.robustness import check_robustness
-from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
+from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed, note_weights
 from pluribus.models import OwnModel, build, note_on, own_models, width_of
 from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
 from pluribus.privacy.check import check_private
+from pluribus.settings import flag_name
 from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
 
@@ -112,6 +113,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     warnings = [
         *notes,
         *_note_holders(experiment, dataset),
+        *_note_unused(experiment, dataset, given),
         *class_notes,
         *_check_parts(experiment, parts, manifest),
         *(_note_left_out(manifest, rows) if disjoint else ()),
@@ -131,7 +133,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     _check_normalization(task, data, architectures)
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
-    warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
+    warnings += [*describe_completed(given, method), *method.warnings(task, architectures), *note_weights(method, task)]
     warnings += check_robustness(experiment, method, task, cards)
     if one.attack == "label-flip":
         _flip_labels(experiment, data, disjoint)
@@ -280,6 +282,21 @@ def _check_classes(kind: str | OwnPartition, dataset: Dataset) -> list[str]:
     return [f"{dataset.name} has no classes: partition 'dirichlet' gives clients random numbers of rows, and no more."]
 
 
+def _note_unused(experiment: Experiment, dataset: Dataset, method: Method) -> list[str]:
+    """Notes on settings that were changed, but do nothing in this run. Runs of a study share them: none is refused."""
+    kind, optimizer = _kind(experiment, dataset), experiment.optimizer
+    used = find_partition(kind).reads
+    every = dict.fromkeys(name for known in BUILT_IN for name in PARTITIONS[known].reads)
+    idle = {name: f"partition '{name_partition(kind)}' does not use it" for name in every if name not in used}
+    if optimizer != "sgd":
+        idle["momentum"] = f"it is for sgd, and --optimizer is {optimizer}"
+    if dataset.target != "numbers":
+        idle["loss"] = f"{dataset.name} has {IN_WORDS[dataset.target]} to predict"
+    defaults = vars(Experiment) | dict(method.defaults)
+    changed = [name for name in idle if getattr(experiment, name) != defaults[name]]
+    return [f"{flag_name(name)} has no effect: {idle[name]}." for name in changed]
+
+
 def _note_holders(experiment: Experiment, dataset: Dataset) -> list[str]:
     if experiment.partition != NATURAL or dataset.client is not None:
         return []
@@ -372,7 +389,9 @@ def _task(
     models, own = experiment.client_models(), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    native = cache(partial(native_widths, shape, classes, measured_models(models, method), own, experiment.split))
+    # whole models, too: a method may build them, although no client has one
+    built = (*models, *map(architecture_of, models))
+    native = cache(partial(native_widths, shape, classes, built, own, experiment.split))
     common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
@@ -393,13 +412,9 @@ def _task(
         target=Target(dataset.target, experiment.loss),
         metrics=choose_metrics(experiment.metrics, dataset.target),
         public_labels=data.public_labels,
+        share_counts=experiment.share_counts,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)
-
-
-def measured_models(models: tuple[str, ...], method: Method) -> tuple[str, ...]:
-    """The models whose widths count. A server that cuts a model has the whole of it, even if no client does."""
-    return (*models, *map(architecture_of, models)) if Need.SAME_ARCHITECTURE in method.needs else models
 
 
 def native_widths(

@@ -88,6 +88,7 @@ class CommonSettings(TypedDict, total=False):
     dp_share: float
     dp_noise: float | None
     dp_secure: bool
+    share_counts: bool
     participation: float
     drop_rate: float
     straggler_rate: float
@@ -112,6 +113,8 @@ class CommonSettings(TypedDict, total=False):
     stack: bool
     checkpoint_every: int | None
     hyper: dict[str, Any]
+    distill: float
+    ramp_up: int
     weighting: Literal["samples", "uniform"]
     pull: float
     align: int
@@ -202,7 +205,6 @@ class CommonSettings(TypedDict, total=False):
     server_epochs: int
     server_batch: int
     widths: int
-    distill: float
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int

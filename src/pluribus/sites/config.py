@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from unicodedata import normalize
 
-from pluribus.errors import ConfigError, ConflictError, FormatError, MissingSettingError
+from pluribus.errors import ConfigError, ConflictError, FileAccessError, FormatError, MissingSettingError
+from pluribus.internal.digits import is_whole
+from pluribus.internal.paths import to_path
 from pluribus.settings import check_names, convert_fields, setting
 from pluribus.storage.toml import read_toml
 
@@ -78,7 +80,7 @@ class FederationFile:
         for site, node in (self.nodes or {}).items():
             if site not in self.sites:
                 raise ConflictError(f"'nodes' names '{site}', which is none of the sites.")
-            if not str(node).isdecimal():
+            if not is_whole(str(node)):
                 raise FormatError(f"'nodes' must have the number of a node for '{site}', not {node!r}.")
 
 
@@ -134,6 +136,8 @@ class SiteFile:
     """Pretrained weights for `model`: timm, torchvision, or a folder with a file MODEL.safetensors."""
     allow: tuple[str, ...] = ()
     """Models, such as package.module.builder, that the server may name besides registered ones."""
+    share_counts: bool = True
+    """Tell the server how many rows this site has. false: refuse a federation that asks."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, at_least=1, at_most=4096)
@@ -178,5 +182,8 @@ def make_from(cls: type[T], written: dict[str, Any], path: Path) -> T:
     values, folder = vars(made), path.absolute().parent
     paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
     sources = {name: str(folder / values[name]) for name in SOURCES if values.get(name)}
-    found = {name: source for name, source in sources.items() if Path(source).exists()}
+    try:
+        found = {name: source for name, source in sources.items() if to_path(source).exists()}
+    except FileAccessError as error:
+        raise FileAccessError(f"{path}: {error.sentence}") from error
     return dataclasses.replace(made, **paths, **found)  # type: ignore[type-var]

@@ -10,19 +10,30 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from pluribus.assembly import Parts, common_width, measured_models, native_widths
+from pluribus.assembly import Parts, common_width, native_widths
 from pluribus.errors import AgreementError, DataError, MessageError, MismatchError, SchemaError, WorkerError
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
 from pluribus.internal.robustness import check_robustness
-from pluribus.method import Method, Need, PeerMethod, Wires, check_needs, describe_completed, hyperparameters
+from pluribus.method import (
+    Method,
+    Need,
+    PeerMethod,
+    Wires,
+    check_needs,
+    describe_completed,
+    hyperparameters,
+    note_weights,
+)
+from pluribus.models.capacity import architecture_of
 from pluribus.models.unseen import Unseen
 from pluribus.privacy.check import why_unbounded
 from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.norms import LearnedNorms
 from pluribus.sites.remote import Missing, Remote, Transport
-from pluribus.storage.files import append_lines, read_lines
+from pluribus.storage.checks import is_text, read_checked_lines
+from pluribus.storage.files import append_lines
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Cards, Task
 
@@ -36,18 +47,23 @@ class SiteFacts:
     """What a site reports at the start."""
 
     model: str
-    samples: int
-    test: int
+    samples: int | None  # None: sites do not tell how many rows they have
+    test: int | None
     public: tuple[tuple[int, ...], str] | None  # number of public rows of each client, and the digest of all
     own: Unseen | None = None  # about a model that only the site can build
     pretrained: bool = False
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
-        """Make facts from the output of `dataclasses.asdict`, read from a file."""
-        public = None if saved["public"] is None else (tuple(saved["public"][0]), saved["public"][1])
-        own = None if saved.get("own") is None else Unseen(saved["own"][0], tuple(map(tuple, saved["own"][1])))
-        return cls(saved["model"], saved["samples"], saved["test"], public, own, saved.get("pretrained", False))
+    def of(cls, saved: Mapping[str, Any], k: int, clients: int) -> SiteFacts:
+        """Make the facts of client k from the output of `dataclasses.asdict`, read from a file and checked again."""
+        public, own = saved["public"], saved.get("own")
+        sent = {name: saved[name] for name in ("model", "samples", "test")} | {
+            "pretrained": saved.get("pretrained", False),
+            "public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True)),
+        }
+        if own is not None:
+            sent["own"] = dict(zip(Unseen._fields, own, strict=True))
+        return _read_facts(sent, k, clients, told=saved["samples"] is not None)
 
 
 def unseen_models(facts: Mapping[int, SiteFacts]) -> dict[str, Unseen]:
@@ -61,10 +77,10 @@ class ReportedSizes:
     def __init__(self, facts: Mapping[int, SiteFacts]) -> None:
         self._facts = facts
 
-    def samples(self, client: int) -> int:
+    def samples(self, client: int) -> int | None:
         return self._facts[client].samples
 
-    def test_samples(self, client: int) -> int:
+    def test_samples(self, client: int) -> int | None:
         return self._facts[client].test
 
     def counts(self, client: int) -> None:
@@ -87,31 +103,36 @@ def greet(
         for k in missing:
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
-                facts[k] = _read_hello(answer, k, names[k], agreement.clients)
+                facts[k] = _read_hello(answer, k, names[k], agreement)
                 model = facts[k].model if facts[k].own is None else "a model of its own"
-                tell(f"{names[k]} is connected: {model}, {facts[k].samples} training rows")
+                rows = "" if facts[k].samples is None else f", {facts[k].samples} training rows"
+                tell(f"{names[k]} is connected: {model}{rows}")
             elif time.monotonic() >= end:
                 raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {sanitize(answer.reason)}.")
     return facts
 
 
-def _read_hello(answer: bytes, k: int, name: str, clients: int) -> SiteFacts:
+def _read_hello(answer: bytes, k: int, name: str, agreement: Agreement) -> SiteFacts:
     try:
         head = unseal(answer).head
         if "refused" in head:
             raise AgreementError(sanitize(head["refused"]))
-        samples, test = (check_integer(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
-        own = read_unseen(head["own"]) if "own" in head else None
-        model = check_model(head["model"]) if own is None else own_name(k)
-        public, pretrained = _read_public(head["public"], clients), head["pretrained"] is True
-        facts = SiteFacts(model, samples, test, public, own, pretrained)
+        facts = _read_facts(head, k, agreement.clients, agreement.share_counts)
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
         raise type(error)(f"site {name}: {error.sentence}") from error
-    if not facts.samples:
+    if facts.samples == 0:
         raise DataError(f"site {name} has no training data.")
     return facts
+
+
+def _read_facts(sent: Mapping[str, Any], k: int, clients: int, told: bool) -> SiteFacts:
+    """Check what a site reports. `told`: it tells how many rows it has."""
+    samples, test = (check_integer(sent[which], 0, MOST_ROWS) if told else None for which in ("samples", "test"))
+    own = read_unseen(sent["own"]) if "own" in sent else None
+    model = check_model(sent["model"]) if own is None else own_name(k)
+    return SiteFacts(model, samples, test, _read_public(sent["public"], clients), own, sent["pretrained"] is True)
 
 
 def _read_public(sent: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
@@ -147,8 +168,8 @@ def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: 
     models = tuple(facts[k].model for k in range(offer.clients))
     known = tuple(model for model in models if model not in own)
     widths = {one.width for one in own.values()}  # sites report native widths, unless one is declared
-    measured = measured_models(known, offer.build_method(None))
-    native = partial(native_widths, offer.input, len(offer.classes), measured)
+    built = (*known, *map(architecture_of, known))  # whole models, too, as in a simulation
+    native = partial(native_widths, offer.input, len(offer.classes), built)
     width = common_width(offer.width, offer.projector, lambda: native() | widths)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
@@ -190,6 +211,7 @@ def make_federation(
         raise MismatchError(f"{agreement.method} cannot run with dp_epsilon: {reason}")
     known = [model for model in cards.architectures() if model not in task.unseen]
     notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
+    notes += note_weights(method, task)
     notes += _check_defense(experiment, method, task, cards)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")
@@ -233,11 +255,15 @@ class Absences:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.notes: list[str] = read_lines(file)
+        self.notes: list[str] = read_checked_lines(file, _problem_of_note, "Delete it: the run needs it no more.")
 
     def add(self, sentence: str) -> None:
         self.notes.append(sentence)
         append_lines(self._file, [sentence])
+
+
+def _problem_of_note(line: Any) -> str | None:
+    return None if is_text(line) else f"it is {line!r:.40}"
 
 
 def dismiss(agreement: Agreement, names: Mapping[int, str], transport: Transport) -> None:
