@@ -3,12 +3,13 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from torch import nn
 
 from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
-from pluribus.method import Method, Need, register
+from pluribus.method import Family, Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, average_uploads
 from pluribus.server import Server
@@ -22,7 +23,7 @@ class FedAvg(Method):
     """Average whole models."""
 
     paper = "McMahan et al., AISTATS 2017"
-    family = "one model"
+    family: ClassVar[Family] = "one model"  # of those that build on it, some are of another
     up = "the model"
     down = "the global model"
     targets = TARGETS
