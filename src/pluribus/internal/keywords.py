@@ -134,11 +134,12 @@ class CommonSettings(TypedDict, total=False):
     matched_batch: int
     finetune_epochs: int
     finetune: Literal["model", "head"]
+    server_steps: int
+    server_lr: float
+    server_batch: int
     top_k: int
     select: Literal["change", "random"]
     global_model: str
-    server_lr: float
-    server_steps: int
     probes: int | None
     merge: Literal["probe", "average"]
     same_start: bool
@@ -198,7 +199,6 @@ class CommonSettings(TypedDict, total=False):
     mu: float
     threshold: float
     server_epochs: int
-    server_batch: int
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int
