@@ -34,7 +34,7 @@ from pluribus.internal.defenses import SHARE, SHARED, Defense
 from pluribus.internal.defenses import Name as DefenseName
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
-from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.method import Method, find, hyperparameters, name_of, takes_one_model
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
 from pluribus.models.capacity import give_capacities, write_capacities
 from pluribus.models.own import name_model
@@ -518,7 +518,7 @@ def experiment(
     if "data" in given:  # once: an object becomes a Dataset, whose kind chooses the models
         given["data"] = take_data(given["data"], given.get("label_kind", Experiment.label_kind))
     hyper = embedded_hyper(cls, given) | hyper
-    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
+    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=takes_one_model(cls))
     if "public_data" in given:
         usual.pop("public_fraction", None)
     return Experiment(method=name, hyper=hyper, **{**usual, **given})

@@ -24,13 +24,14 @@ from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
+from pluribus.internal.views import AFTER, SERVER_VIEWS
 from pluribus.message import Message
 from pluribus.method import PeerMethod
 from pluribus.privacy.budgets import Budgets
 from pluribus.privacy.central import NoisedMean
-from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Published, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
-from pluribus.server_half import ServerHalf
+from pluribus.server_half import ServerHalf, publish
 from pluribus.storage.selection import Selections
 from pluribus.storage.store import RunStore
 
@@ -322,6 +323,10 @@ class Federation:
             sent[k] = self.half.download(stage, k)
             return sent[k]
 
+    def _publish(self, k: int, known: dict[tuple[str, str], Published]) -> dict[str, Published]:
+        with self.clock("communication"):
+            return publish(self.method, self.server, k, known)
+
     def _book(self, t: int, stage: int, k: int, way: str, data: bytes | None) -> None:
         if data is not None:
             with self.clock("communication"):
@@ -333,16 +338,22 @@ class Federation:
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1 and not self._is_over()):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
-        receives = self.method.views != ("after",)  # other views get the newest download
+        receives = any(view != AFTER and view not in SERVER_VIEWS for view in self.method.views)  # the newest download
+        known: dict[tuple[str, str], Published] = {}
         found: dict[int, dict[str, Metrics]] = {}
         sent: dict[int, bytes | None] = {}
         chosen = [k for k in (range(experiment.clients) if everyone else present) if not self._is_attacker(k)]
         for some in self.selections.groups(chosen):
             downs = (self._download(0, k, sent) if receives else None for k in some)
-            requests = (Evaluate(k, t, down, self.selections.best(k)) for k, down in zip(some, downs, strict=True))
+            requests = (
+                Evaluate(k, t, down, self.selections.best(k), self._publish(k, known))
+                for k, down in zip(some, downs, strict=True)
+            )
             for k, answer in self.engine.each(requests):
                 assert isinstance(answer, Measured)
                 self._book(t, 0, k, "evaluation", sent.pop(k, None))
+                for model in self._publish(k, known).values():
+                    self._book(t, 0, k, "evaluation", model.tensors)
                 self.selections.note(t, k, answer.figures[self.method.views[0]])
                 found[k] = answer.figures
         return found

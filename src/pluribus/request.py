@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pluribus.evaluate import Metrics, Selection
 from pluribus.message import Parcel
@@ -49,14 +50,23 @@ class Learn:
         return found
 
 
+class Published(NamedTuple):
+    """A model of the server: its name, and its tensors as a message."""
+
+    model: str
+    tensors: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate every view of a method. `best` is the best round of the client so far."""
+    """Evaluate every view of a method. `best` is the best round of the client so far, `published` has the model of
+    each view of the server."""
 
     client: int
     t: int
     down: bytes | None = None
     best: Selection | None = None
+    published: Mapping[str, Published] = field(default_factory=dict)
 
 
 Request = Enrol | Work | Teach | Learn | Evaluate

@@ -205,6 +205,14 @@ class Result:
         with self._trained(client, round) as (_, trained):
             return copy_model(trained)
 
+    def server_model(self, client: int | None = None) -> nn.Module:
+        """Load the server's model of the last round, for methods that have one. With one model per architecture, the
+        client chooses it."""
+        from pluribus.storage.reopen import copy_model, server_model
+
+        with self._open() as (parts, folder), server_model(parts, folder, client) as found:
+            return copy_model(found)
+
     def save_model(self, client: int, path: str | Path, round: Literal["selected", "last"] = "selected") -> None:
         """Write a client's model to a safetensors file, which `pluribus.load_model` reads without this run."""
         from pluribus import __version__

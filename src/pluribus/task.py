@@ -20,7 +20,7 @@ from pluribus.models.capacity import Capacity, architecture_of, split_name
 from pluribus.models.layers import Layer, layers_of
 from pluribus.models.meta import without_numbers
 from pluribus.models.unseen import Unseen
-from pluribus.models.width import Part, part_of
+from pluribus.models.width import Cut, Part
 from pluribus.targets import CLASSES, Target
 
 
@@ -66,11 +66,11 @@ class Task:
         return {}
 
     @cached_property
-    def _parts(self) -> dict[tuple[str, int], Part]:
+    def _cuts(self) -> dict[str, Cut]:
         return {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_shapes", "_parts")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_shapes", "_cuts")}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,11 +158,9 @@ class Task:
 
     def part_of(self, model: str, first: int = 0) -> Part:
         """Which numbers of the whole architecture a model with a share of its width holds: see `models.width`."""
-        key = model, first
-        if key not in self._parts:
-            whole = self._shape(architecture_of(model))
-            self._parts[key] = part_of(whole, self._shape(model), self.input, first)
-        return self._parts[key]
+        if model not in self._cuts:
+            self._cuts[model] = Cut(self._shape(architecture_of(model)), self._shape(model), self.input)
+        return self._cuts[model].part(first)
 
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""

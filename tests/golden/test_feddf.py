@@ -21,7 +21,9 @@ from pluribus.errors import MismatchError, PartitionError, RangeError
 from pluribus.message import Message
 from pluribus.methods.feddf import Distillation, FedDF, ensemble
 from pluribus.ops import sgd_step
+from pluribus.result import Result
 from pluribus.server import PublicRows, Server
+from pluribus.storage.checkpoint import Checkpoint
 from refusals import refused
 
 LN3 = math.log(3)
@@ -180,15 +182,24 @@ class TestDistillation:
         assert losses[1] < losses[0] / 2
 
 
+def sent(result: Result) -> list:
+    """What clients and server sent each other."""
+    return [entry for entry in result.ledger.entries() if entry.direction != "evaluation"]
+
+
 class TestFedAvg:
     def test_without_steps_one_architecture_is_fedavg(self):
-        """Bit for bit: metrics, bytes and weights."""
+        """Bit for bit: metrics, bytes and weights. FedAvg has no view of the server's models."""
         settings = TINY | {"models": "test_feddf.normed", "rounds": 3, "participation": 0.75}
         feddf = federation_of(assemble_tiny("feddf", **settings, server_steps=0))
         fedavg = federation_of(assemble_tiny("fedavg", **settings))
         results = [run_through(federation) for federation in (fedavg, feddf)]
-        assert numbers(results[0]) == numbers(results[1])
-        assert list(results[0].ledger.entries()) == list(results[1].ledger.entries())
+        usual, found = map(numbers, results)
+        for record in found:
+            for views in (record["mean"], *record["clients"].values()):
+                assert views.pop("group") == views["before"]
+        assert [{**record, "bytes": None} for record in found] == [{**record, "bytes": None} for record in usual]
+        assert sent(results[0]) == sent(results[1])
         assert differing(*map(selected, results)) == []
         (mine,) = feddf.server.state.models.values()
         assert equal(dict(fedavg.server.state.shared.state_dict()), dict(mine.state_dict()))
@@ -197,11 +208,11 @@ class TestFedAvg:
         """Each half alone would have other clients: so the mean is taken by hand, of what clients sent."""
         parts = assemble_tiny("feddf", **TINY, models="mlp-64,cnn-16@0.5", server_steps=0, rounds=1)
         federation = federation_of(parts)
-        sent = {}
+        uploads_of = {}
         merge = federation.half.aggregate
 
         def watched(stage, uploads):
-            sent.update(uploads)
+            uploads_of.update(uploads)
             return merge(stage, uploads)
 
         federation.half.aggregate = watched
@@ -209,7 +220,7 @@ class TestFedAvg:
         for model, clients in (("mlp-64", (0, 2)), ("cnn-16@0/5", (1, 3))):
             n = [parts.cards[k].samples for k in clients]
             for name, value in federation.server.state.models[model].state_dict().items():
-                pair = [sent[k].tensor(name) for k in clients]
+                pair = [uploads_of[k].tensor(name) for k in clients]
                 torch.testing.assert_close(value, (n[0] * pair[0] + n[1] * pair[1]) / sum(n))
 
 
@@ -229,6 +240,19 @@ class TestBatchNorm:
         tracked = next(n for n in found[0] if n.endswith("num_batches_tracked"))
         assert found[1][tracked] == found[0][tracked] + 3
         assert not torch.equal(*(one[tracked.replace("num_batches_tracked", "running_mean")] for one in found))
+
+
+class TestServersModels:
+    def test_the_model_of_an_architecture_is_served(self, tmp_path):
+        result = run_tiny("feddf", tmp_path / "run", **TINY, models="mlp-64,cnn-16", server_steps=3)
+        one, other, third = (pluribus.load_model(result.folder, k, server=True).state_dict() for k in (0, 1, 2))
+        assert equal(one, third)
+        assert one.keys() != other.keys()
+        saved = Checkpoint(result.folder / "state").server()
+        assert equal(
+            {f"models.mlp-64.{name}": value for name, value in one.items()},
+            {name: value for name, value in saved.items() if name.startswith("models.mlp-64.")},
+        )
 
 
 class TestEngines:

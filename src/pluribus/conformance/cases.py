@@ -14,7 +14,7 @@ from pluribus.conformance.digits import FEW, NORMED
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.internal.ledger import Ledger
-from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.method import Method, Need, find, hyperparameters, name_of, takes_one_model
 from pluribus.result import Result
 
 T = TypeVar("T")
@@ -58,7 +58,7 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if Need.SAME_MODEL in cls.needs and (pretrained or models != STATISTICS):
+    if takes_one_model(cls) and (pretrained or models != STATISTICS):
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
 
@@ -91,8 +91,8 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name != "image_size"}
-            needs = self.cls.needs
-            settings = sample.settings_for(Need.SAME_MODEL in needs, Need.BATCH_NORM in needs) | settings
+            normed = Need.BATCH_NORM in self.cls.needs
+            settings = sample.settings_for(takes_one_model(self.cls), normed) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

@@ -40,7 +40,8 @@ class Sample(NamedTuple):
         models = self.models[0] if same_model else ",".join(self.models)
         if batch_norm:
             models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
-        return {"data": self.data, "models": models, "width": WIDTH, **self.settings}
+        width = {} if same_model else {"width": WIDTH}
+        return {"data": self.data, "models": models, **width, **self.settings}
 
 
 def _sample(name: str, kind: Kind, target: TargetKind, data: str, models: str, **settings: Any) -> Sample:

@@ -197,8 +197,12 @@ class CommonSettings(TypedDict, total=False):
     rebuild: bool
     last_epoch: bool
     mu: float
+    scaler: bool
+    masked: bool
     threshold: float
     server_epochs: int
+    widths: int
+    distill: float
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int

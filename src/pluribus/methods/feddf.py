@@ -11,7 +11,7 @@ from torch.func import functional_call
 from pluribus.client import Batch
 from pluribus.errors import PartitionError
 from pluribus.message import Message
-from pluribus.method import Need, register
+from pluribus.method import Need, ServerModel, register
 from pluribus.methods.fedavg import FedAvg
 from pluribus.ops import average_uploads, kl
 from pluribus.optim import Rule
@@ -32,6 +32,7 @@ class FedDF(FedAvg):
     down = "the distilled model of the client's architecture"
     targets = ("classes",)
     needs = frozenset({Need.PUBLIC_DATA, Need.PUBLIC_AT_SERVER})
+    views = ("before", "after", "group")
     defaults = MappingProxyType({"models": "cnn-16,mlp-64", "public_fraction": 0.1})
 
     server_steps: int = setting(200, at_least=0, symbol="N")
@@ -55,6 +56,10 @@ class FedDF(FedAvg):
 
     def download(self, server: Server, client: int) -> Message:
         return Message.of(server.state.models[_key(server.cards[client].model)])
+
+    def server_model(self, server: Server, view: str, client: int) -> ServerModel:
+        model = server.cards[client].model
+        return ServerModel(model, server.state.models[_key(model)].state_dict())
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         groups: dict[str, dict[int, Message]] = {}

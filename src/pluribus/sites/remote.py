@@ -110,9 +110,12 @@ class Remote:
                 parts = {str(j): data for j, data in request.messages().items()}
                 models = {str(j): self.models[j] for j in request.inbox}  # they determine the schemas
                 return {"verb": "learn", "t": t, "teachers": models}, parts
-            case Evaluate(_, t, down, best):
-                known = None if best is None else best._asdict()
-                return {"verb": "evaluate", "t": t, "best": known}, {} if down is None else {"down": down}
+            case Evaluate(_, t, down, best, published):
+                head = {"verb": "evaluate", "t": t, "best": None if best is None else best._asdict()}
+                parts = {} if down is None else {"down": down}
+                if published:
+                    head["models"] = {view: one.model for view, one in published.items()}
+                return head, parts | {view: one.tensors for view, one in published.items()}
 
     def _open_answer(self, request: Request, answer: Envelope) -> Answer:
         if "refused" in answer.head:

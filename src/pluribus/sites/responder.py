@@ -33,10 +33,11 @@ from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
+from pluribus.internal.views import SERVER_VIEWS
 from pluribus.method import Method, Need, PeerMethod
 from pluribus.models.unseen import Unseen
 from pluribus.privacy.check import check_private
-from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Published, Reply, Request, Teach, Work
 from pluribus.sites.agreement import (
     Agreement,
     check_integer,
@@ -359,9 +360,19 @@ def _read_request(envelope: Envelope, agreement: Agreement, method: Method, k: i
         case "learn" if peers:
             return Learn(k, t(), {j: envelope.parts[str(j)] for j in _read_teachers(envelope, agreement, k)})
         case "evaluate":
-            return Evaluate(k, t(), down, _read_best(head.get("best"), agreement))
+            published = _read_published(envelope, method)
+            return Evaluate(k, t(), down, _read_best(head.get("best"), agreement), published)
         case verb:
             raise SchemaError(f"method {agreement.method} has no request '{sanitize(verb)}'.")
+
+
+def _read_published(envelope: Envelope, method: Method) -> dict[str, Published]:
+    """The models of the server by view. Only registered models are built here."""
+    views = [view for view in method.views if view in SERVER_VIEWS]
+    models = envelope.head.get("models", {})
+    if not isinstance(models, dict) or models.keys() != set(views) or not set(views) <= envelope.parts.keys():
+        raise SchemaError(f"an evaluation needs the models of the views {', '.join(views) or 'of no server'}.")
+    return {view: Published(check_model(models[view]), envelope.parts[view]) for view in views}
 
 
 def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str | Unseen]:
