@@ -11,6 +11,7 @@ import torch
 from test_server_steps import StandIn
 from torch import Tensor, nn
 
+import pluribus
 from conftest import assemble_tiny, few_digits, run_tiny
 from kit import assert_same, differing, numbers, selected
 from parties import CPU, GivenCards, card_of, equal, federation_of, run_through, signs, task_of

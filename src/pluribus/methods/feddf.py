@@ -75,12 +75,21 @@ class FedDF(FedAvg):
         """Distill the ensemble into every model, also into those of architectures that nobody sent."""
         x = server.public.take(self.draw_rows(server))
         targets = ensemble(server, groups, x)
-        losses = []
-        for key, student in server.state.models.items():
-            student.train()
-            how = {"batch": self.server_batch, "steps": self.server_steps, "anneal": True}
-            losses.append(server.fit(Distillation(key), x, targets, opts=(key,), shuffle="order", **how))
+        losses = [self._fit(server, key, x, targets) for key in server.state.models]
         server.notes["distillation_loss"] = float(torch.stack(losses).mean())
+
+    def _fit(self, server: Server, key: str, x: Tensor, targets: Tensor) -> Tensor:
+        server.state.models[key].train()
+        return server.fit(
+            Distillation(key),
+            x,
+            targets,
+            opts=(key,),
+            batch=self.server_batch,
+            steps=self.server_steps,
+            anneal=True,
+            shuffle="order",
+        )
 
     def draw_rows(self, server: Server) -> Tensor:
         """Positions of this round's public rows: all of them, if there are no more than the steps visit."""
@@ -106,7 +115,7 @@ def ensemble(server: Server, groups: Mapping[str, Mapping[int, Message]], x: Ten
         model = server.state.models[key].eval()
         for upload in group.values():
             weights = {name: value.to(server.device) for name, value in upload.part().items()}
-            sums += torch.cat([functional_call(model, weights, (rows,)) for rows in x.split(TEACHING_BATCH)])
+            sums += torch.cat([functional_call(model, weights, (rows,)) for rows in torch.split(x, TEACHING_BATCH)])
             teachers += 1
     return sums / teachers
 
