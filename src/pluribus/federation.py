@@ -106,7 +106,7 @@ class Federation:
         self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
         self.budgets = Budgets()
         self.clock = Clock()
-        self._steps = Counter[int]()  # gradient steps per client in this round
+        self._steps: Counter[int] | None = Counter()  # gradient steps per client in this round; None: not told
         self._attack = parts.experiment.lies()
         self._left_out: dict[str, str] = {}  # clients whose upload would have spoiled the server in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
@@ -203,7 +203,7 @@ class Federation:
             "answered": len(answered),
             **({"left_out": self._left_out} if self._left_out else {}),
             "loss": self._mean_loss(t, {k: loss for k, loss in losses.items() if not self._is_attacker(k)}),
-            "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
+            **({} if self._steps is None else {"steps": {str(k): self._steps[k] for k in sorted(self._steps)}}),
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
             **self.budgets.take_record(),
             "mean": self._over_clients(figures),
@@ -234,7 +234,7 @@ class Federation:
             for k, answer in self.engine.each(new):
                 assert isinstance(answer, Reply)
                 assert isinstance(answer.up, bytes)
-                self._steps[k] += answer.steps
+                self._count_steps(k, answer.steps)
                 self.budgets.note(k, answer.privacy)
                 self.ledger.add(self.server.t, 0, k, "up", answer.up)
                 self.half.enrol(k, answer.up)
@@ -312,11 +312,17 @@ class Federation:
         with self.clock.apportion(shares):
             for k, reply in self.engine.each(requests):
                 assert isinstance(reply, Reply)
-                self._steps[k] += reply.steps
+                self._count_steps(k, reply.steps)
                 self.budgets.note(k, reply.privacy)
                 shares["compute"] += reply.compute
                 shares["communication"] += reply.communication
                 yield k, reply
+
+    def _count_steps(self, k: int, steps: int | None) -> None:
+        if steps is None:
+            self._steps = None  # the sum of a part would mislead
+        elif self._steps is not None:
+            self._steps[k] += steps
 
     def _download(self, stage: int, k: int, sent: dict[int, bytes | None]) -> bytes | None:
         with self.clock("communication"):
@@ -361,7 +367,7 @@ class Federation:
     def _over_clients(self, figures: Mapping[int, Mapping[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
         if not figures:
             return {}
-        samples = {k: self.parts.data.test_samples(k) for k in figures}
+        samples = {k: self.parts.cards.told.test_samples(k) for k in figures}
         exams = {k: exam_sizes(self.parts.task, k) for k in figures}
         views, headline = next(iter(figures.values())), METRICS[self.parts.task.metrics[0]]
         return {
@@ -418,9 +424,9 @@ class Federation:
         )
 
     def _facts(self, k: int) -> ClientFacts:
-        data, card = self.parts.data, self.parts.cards[k]
+        data, card = self.parts.cards.told, self.parts.cards[k]
         counts = data.counts(k) if self.parts.task.target.kind == "classes" else None
         classes = zip(self.parts.task.names, counts or (), strict=counts is not None)
         names = tuple(name for name, count in classes if count)
         model, exams = card.model.removeprefix(GIVEN), exam_sizes(self.parts.task, k)
-        return ClientFacts(k, model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)
+        return ClientFacts(k, model, names, data.samples(k), data.test_samples(k), self.names.get(k, ""), exams)

@@ -147,7 +147,7 @@ class Host:
         self._changed.add(k)
         schema, who = self.wires(k)[0].once, f"client {k} at enrolment"
         up = self._protect(client, encode(self.method.enrol(client), schema, who), schema, None, who)
-        return Reply(up, None, steps=client.steps, privacy=self._spent(client))
+        return Reply(up, None, steps=self._steps_of(client), privacy=self._spent(client))
 
     def _work(self, request: Work) -> Reply:
         t, k = request.t, request.client
@@ -216,7 +216,12 @@ class Host:
                     raise
                 left_out[client.card.id] = error.sentence  # under attack, honest clients may diverge
         communication = received - started + time.perf_counter() - worked
-        return Reply(up, loss, worked - received, communication, client.steps, left_out, self._spent(client))
+        steps, spent = self._steps_of(client), self._spent(client)
+        return Reply(up, loss, worked - received, communication, steps, left_out, spent)
+
+    def _steps_of(self, client: Client) -> int | None:
+        """The number of gradient steps. Those of whole epochs would tell how many rows a client has."""
+        return client.steps if self.task.share_counts else None
 
     def _encode(self, client: Client, message: Message, down: Message | None, when: tuple[int, int]) -> bytes:
         """Serialize what a client sends in a round and exchange. Attackers send something else."""

@@ -27,7 +27,7 @@ from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
 from pluribus.internal.registry import check_free
 from pluribus.internal.views import SERVER_VIEWS
-from pluribus.message import Inbox, Message, Wire, payload
+from pluribus.message import NOT_DECLARED, Inbox, Message, Wire, payload
 from pluribus.models.capacity import CapacityKind
 from pluribus.models.layers import batch_norms
 from pluribus.optim import Opt, Rule
@@ -36,6 +36,11 @@ from pluribus.settings import convert_fields, flag_name
 from pluribus.targets import IN_WORDS, TARGETS, TargetKind
 from pluribus.task import Card, Cards, Task
 
+TELLS = {
+    "statistic": "counts the rows of a client",
+    "rows": "has something of each row, so that its size tells how many there are",
+    NOT_DECLARED: "does not declare its source, so it may tell how many rows a client has",
+}
 FORMER_HOOKS = {"optimisers": "optimizers", "settled": "complete"}  # would be ignored otherwise
 
 
@@ -511,3 +516,28 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             f"--clip-norm."
         )
     method.check(task, cards)
+    check_counts(method, task, cards.firsts())
+
+
+def note_weights(method: Method, task: Task) -> list[str]:
+    """A note for a method that would weigh clients by their rows, if clients do not tell how many they have."""
+    if task.share_counts or hyperparameters(method).get("weighting") != "samples":
+        return []
+    return [
+        f"{name_of(type(method))}: no client tells how many rows it has, so --weighting samples weighs all the same."
+    ]
+
+
+def check_counts(method: Method, task: Task, cards: Iterable[Card]) -> None:
+    """Where clients do not tell how many rows they have, refuse a message that would: by a count, or row by row."""
+    if task.share_counts:
+        return
+    for wire in (wire for card in cards for wire in method.wires(task, card)):
+        for name, declared in {**wire.once, **wire.up}.items():
+            counts = declared.source == "statistic" and not declared.dtype.is_floating_point
+            if counts or declared.source in ("rows", None):
+                raise MismatchError(
+                    f"{name_of(type(method))} cannot run with --no-share-counts: '{name}' "
+                    f"{TELLS[declared.source or NOT_DECLARED]}. Use another method, such as fedgh, or leave out "
+                    f"--no-share-counts."
+                )

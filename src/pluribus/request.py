@@ -88,7 +88,7 @@ class Reply:
     loss: float | None  # the mean of training
     compute: float = 0.0  # seconds of work
     communication: float = 0.0  # seconds of decoding and encoding messages
-    steps: int = 0  # of gradients
+    steps: int | None = 0  # of gradients; None: clients do not tell
     left_out: Mapping[int, str] = field(default_factory=dict)  # who sent what nobody can use, and why
     privacy: Spent | None = None  # of a private run
 

@@ -88,6 +88,7 @@ class CommonSettings(TypedDict, total=False):
     dp_share: float
     dp_noise: float | None
     dp_secure: bool
+    share_counts: bool
     participation: float
     drop_rate: float
     straggler_rate: float
