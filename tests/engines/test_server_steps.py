@@ -328,6 +328,19 @@ class TestSteps:
             pair.fit(plain, 12, steps=7)
         assert pair.counts() == (1, 13)
 
+    def test_the_rate_of_a_step_is_set_before_it_is_replayed(self, monkeypatch):
+        """A GPU keeps the rate in its memory, where replays read it; a tape has the number that it was recorded with."""
+        pair, seen = Pair(), []
+        usual = Server.anneal
+
+        def watched(server: Server, opts: tuple[str, ...], share: float) -> None:
+            seen.append((pair.recorder.replayed, round(share, 2)))
+            usual(server, opts, share)
+
+        monkeypatch.setattr(Server, "anneal", watched)
+        pair.servers[0].fit(plain, X, Y, **HOW, steps=4, anneal=True)
+        assert seen == [(0, 1.0), (0, 0.85), (1, 0.5), (2, 0.15), (3, 1.0)]
+
     @pytest.mark.parametrize(("life", "zero"), [("run", False), ("round", True)])
     def test_the_slots_of_an_optimizer_live_for_a_run_or_for_a_round(self, life, zero):
         server = server_of(task_of(3, 4), {0: 1})
