@@ -329,7 +329,7 @@ class TestSteps:
         assert pair.counts() == (1, 13)
 
     def test_the_rate_of_a_step_is_set_before_it_is_replayed(self, monkeypatch):
-        """A GPU keeps the rate in its memory, where replays read it; a tape has the number that it was recorded with."""
+        """A GPU keeps the rate in its memory, where replays read it. A tape has the number that was recorded."""
         pair, seen = Pair(), []
         usual = Server.anneal
 
