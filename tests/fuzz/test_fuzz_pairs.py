@@ -71,6 +71,7 @@ VALUES: dict[str, list[Any]] = {
     "label_kind": ["classes", "labels", "numbers"], "window": [2], "stride": [1], "tokenizer": ["words"],
     "vocabulary": [100], "length": [5], "normalize": ["none", "client", "dataset", "0.5/0.5", "0.5/0"],
     "models": ["mlp-64", "cnn-16,mlp-64", "tiny-cnn", "resnet8", "x"], "split": ["head", "none"], "width": [1, 8, 64],
+    "capacity": ["1,0.5", "0.01", "2", "x"],
     "projector": ["linear", "none"], "same_init": [True], "weights": ["missing"], "rounds": [1, 2],
     "epochs": [1, 3], "batch_size": [1, 7, 10**6], "optimizer": ["adam", "amsgrad", "adamw"],
     "lr": [1e-30, 1.0, 1e30], "momentum": [0.5, 1e9], "weight_decay": [0.1, 1e9], "lr_decay": [0.5, 1e9],
@@ -79,7 +80,8 @@ VALUES: dict[str, list[Any]] = {
     "augment": ["crop", "crop,flip", "jitter", "drop"], "class_weights": ["balanced"], "loss": ["l1"],
     "dp_epsilon": [0.1, 8.0, 1e9], "dp_level": ["client", "client-central"], "dp_delta": [1e-300, 0.5],
     "dp_clip": [1e-30, 1e30], "dp_sums_clip": [1e-30, 1e30], "dp_share": [0.01, 0.99], "dp_noise": [0.01, 1.0, 1e6],
-    "dp_secure": [True], "participation": [0.01, 0.5], "drop_rate": [0.5, 0.99], "straggler_rate": [0.5, 0.99],
+    "dp_secure": [True], "share_counts": [False],
+    "participation": [0.01, 0.5], "drop_rate": [0.5, 0.99], "straggler_rate": [0.5, 0.99],
     "attack": ["label-flip", "sign-flip", "scale", "noise"], "attackers": [0.0, 0.3, 1.0, 2.0, 99.0, 1.5],
     "attack_strength": [1e-30, 1e30], "defense": ["median", "trimmed-mean", "clip", "krum"],
     "defense_share": [0.01, 0.3, 0.49], "evaluate": ["all", "participants"], "evaluate_every": [1, 99],
@@ -89,7 +91,7 @@ VALUES: dict[str, list[Any]] = {
     "precision": ["bfloat16", "float32"], "checkpoint_every": [1, 99], "ray_address": ["x:1"],
     "gpu_share": [0.5], "out": ["missing/x"],
 }  # fmt: skip
-METHODS = ("local", "fedgh", "fedproto", "fedavg", "fedmd", "fedh2l")
+METHODS = ("local", "fedgh", "fedproto", "fedavg", "fedmd", "fedh2l", "heterofl", "depthfl")
 
 
 @st.composite
