@@ -28,7 +28,7 @@ class FedAvg(Method):
     down = "the global model"
     targets = TARGETS
     needs = frozenset({Need.SAME_MODEL})
-    views = ("before", "after")  # FedAvg returns the global model
+    views: ClassVar[tuple[str, ...]] = ("before", "after")  # FedAvg returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})
 
     weighting: Weighting = "samples"
