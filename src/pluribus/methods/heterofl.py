@@ -33,7 +33,7 @@ class HeteroFL(SubModels):
             for layer in _scaled_layers(client):
                 layer.register_forward_hook(partial(_divide, share))
         if self.masked:
-            client.state.held = onehot(client.data["train"].labels(), client.task.classes).amax(0)
+            client.state.held = onehot(client.data["train"].labels(), client.task.classes).sum(0).clamp(max=1)
 
     def receive(self, client: Client, down: Message) -> None:
         super().receive(client, down)
