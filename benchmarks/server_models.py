@@ -1,10 +1,9 @@
 """HeteroFL, FedRolex and FedDF on CIFAR-10: accuracy of the server's models and of clients.
 
-    python benchmarks/server_models.py [--rows 15000] [--rounds 60] [--json] [NAME...]
+    python benchmarks/server_models.py [--rows 15000] [--rounds 40] [--json] [NAME...]
 
-HeteroFL and FedRolex: 30 clients with ResNet-18, of which 10 take part in a round of 5 epochs, as in the paper but for
-100 clients, on equal shares of the classes or on two classes each; levels a to e have the shares 1, 1/2, 1/4, 1/8 and
-1/16 of the width. FedDF: 20 clients, of which 8 take part in a round of 10 epochs, on Dirichlet shares of the classes,
+HeteroFL and FedRolex: 30 clients with ResNet-18, of which 10 take part in a round of 2 epochs, on equal shares of the classes or on two classes each; levels a to e have the shares 1, 1/2, 1/4, 1/8 and
+1/16 of the width. FedDF: 20 clients, of which 8 take part in a round of 5 epochs, on Dirichlet shares of the classes,
 beside FedAvg with the same model; and with three architectures, where FedAvg cannot run. Its public rows are a tenth of
 each client's, without labels. Every run ends with an evaluation on the test rows of all clients. A row of the table is
 one run.
@@ -32,7 +31,7 @@ COMMON = {
     "progress": False,
     "augment": "crop,flip",
 }
-SUB = {"clients": 30, "participation": 1 / 3, "epochs": 5, "models": "resnet18"}
+SUB = {"clients": 30, "participation": 1 / 3, "epochs": 2, "models": "resnet18"}
 DF = {
     "clients": 20,
     "participation": 0.4,
@@ -77,7 +76,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"runs: {', '.join(RUNS)} (default: all)")
     parser.add_argument("--rows", type=int, default=15_000, help="rows of CIFAR-10")
-    parser.add_argument("--rounds", type=int, default=60)
+    parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--json", action="store_true", help="print one JSON object per run, and nothing else")
     given = parser.parse_args()
     where = torch.cuda.get_device_name() if torch.cuda.is_available() else platform.processor() or platform.machine()
