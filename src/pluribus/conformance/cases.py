@@ -57,9 +57,14 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if Need.SAME_MODEL in cls.needs and (pretrained or models != STATISTICS):
+    if needs_one_model(cls) and (pretrained or models != STATISTICS):
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
+
+
+def needs_one_model(cls: type[Method]) -> bool:
+    """Whether the models of all clients have one name, but for their capacities."""
+    return bool({Need.SAME_MODEL, Need.SAME_ARCHITECTURE} & cls.needs)
 
 
 def class_of(method: str | Method | type[Method]) -> type[Method]:
@@ -90,8 +95,7 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name != "image_size"}
-            needs = self.cls.needs
-            settings = sample.settings_for(Need.SAME_MODEL in needs, Need.BATCH_NORM in needs) | settings
+            settings = sample.settings_for(needs_one_model(self.cls), Need.BATCH_NORM in self.cls.needs) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)
