@@ -95,7 +95,8 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name != "image_size"}
-            settings = sample.settings_for(needs_one_model(self.cls), Need.BATCH_NORM in self.cls.needs) | settings
+            needs, one = self.cls.needs, needs_one_model(self.cls)
+            settings = sample.settings_for(one, Need.BATCH_NORM in needs, Need.PRETRAINED in needs) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

@@ -17,7 +17,6 @@ from pluribus.message import Field, Message, Wire
 from pluribus.method import Method, Need
 from pluribus.models import TwoPartModel
 from pluribus.models.adapters import adapters_of, attach_adapters, check_adapters, frozen_names, parameters_beside
-from pluribus.ops import weighted_mean
 from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.targets import TARGETS
@@ -46,7 +45,16 @@ class AdapterMethod(Method):
     needs = frozenset({Need.SAME_ARCHITECTURE, Need.PRETRAINED})
     capacity = "rank"
     views = ("before", "after")  # the papers evaluate the global model
-    defaults = MappingProxyType({"models": "tiny-vit-32", "image_size": 16, "capacity": "8,4,2", "batch_size": 16})
+    defaults = MappingProxyType(
+        {
+            "models": "tiny-vit-32",
+            "image_size": 16,
+            "capacity": "8,4,2",
+            "batch_size": 16,
+            "lr": 0.05,
+            "momentum": 0.9,
+        }
+    )
 
     alone: bool = setting(False)
     """Exchange nothing: every client trains adapters and head of its own. The baseline of this method."""
@@ -186,14 +194,11 @@ def paths_of(parts: Iterable[str]) -> list[str]:
     return [name.removeprefix(A) for name in parts if name.startswith(A)]
 
 
-def stack(uploads: Mapping[int, Message], shares: Mapping[int, float], path: str) -> Factors:
-    """The factors of all clients side by side: their product is the sum of the clients' products, each times its share."""
-    b = torch.cat([upload.tensor(B + path) for upload in uploads.values()], 1)
-    a = torch.cat([upload.tensor(A + path) * shares[k] for k, upload in uploads.items()], 0)
-    return Factors(b, a)
+def factors_in(parts: Tensors, path: str) -> Factors:
+    """The factors of one layer."""
+    return Factors(parts[B + path], parts[A + path])
 
 
-def mean_beside(uploads: Mapping[int, Message], weights: Mapping[int, float]) -> dict[str, Tensor]:
-    """The mean of heads and projectors."""
-    parts = {k: {n: v for n, v in up.part().items() if not n.startswith((A, B))} for k, up in uploads.items()}
-    return weighted_mean(parts, weights)
+def parts_beside(parts: Tensors) -> dict[str, Tensor]:
+    """All parts that are no factors: head and projector."""
+    return {name: part for name, part in parts.items() if not name.startswith((A, B))}

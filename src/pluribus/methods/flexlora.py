@@ -15,20 +15,29 @@ from pluribus.methods._adapters import (
     AdapterMethod,
     B,
     Factors,
+    Tensors,
     copy_parts,
+    factors_in,
     factors_of,
     fields_of,
-    mean_beside,
+    parts_beside,
     paths_of,
     rank_of,
-    stack,
     trained_parts,
 )
 from pluribus.models import TwoPartModel
 from pluribus.models.adapters import parameters_beside
-from pluribus.ops import Weighting, client_weights
+from pluribus.ops import Weighting, client_weights, weighted_mean
 from pluribus.server import Server
 from pluribus.settings import setting
+
+PRODUCT = "BA."  # prefix of the name of a product, followed by the path of its layer
+
+
+def products(parts: Tensors, scale: float) -> dict[str, Tensor]:
+    """The scaled product of each adapter, and all other parts as they are."""
+    found = {PRODUCT + path: (factors_in(parts, path).product() * scale).float() for path in paths_of(parts)}
+    return {**found, **parts_beside(parts)}
 
 
 def decompose(matrix: Tensor, rank: int) -> Factors:
@@ -50,7 +59,7 @@ class FlexLoRA(AdapterMethod):
     paper = "Bai et al., NeurIPS 2024"
     up = "adapters and head"
     down = "first components of the mean product, and the mean head"
-    defenses = ("clip",)  # adapters of different rank have different numbers
+    defends_itself = True  # products can be compared, adapters of different rank cannot
 
     lora_alpha: float = setting(8.0, above=0, symbol="alpha")
     """The product of adapters of rank r is multiplied by alpha / r."""
@@ -71,7 +80,7 @@ class FlexLoRA(AdapterMethod):
         server.state.beside = {name: p.detach() for name, p in parameters_beside(model).items()}
         server.state.factors = {name: part.detach() for name, part in factors_of(model).items()}  # unscaled
 
-    def send(self, server: Server, client: int) -> Mapping[str, Tensor]:
+    def send(self, server: Server, client: int) -> Tensors:
         state, rank = server.state, rank_of(server.cards[client])
         sent = dict(state.beside)
         for path in paths_of(state.factors):
@@ -80,11 +89,11 @@ class FlexLoRA(AdapterMethod):
         return sent
 
     def merge(self, server: Server, uploads: Mapping[int, Message]) -> None:
-        state, weights = server.state, client_weights(server, uploads, self.weighting)
-        total = sum(weights.values())
-        shares = {k: weights[k] / total * self.scale(rank_of(server.cards[k])) for k in uploads}
+        state, ranks = server.state, {k: rank_of(server.cards[k]) for k in uploads}
+        sent = {k: products(upload.part(), self.scale(ranks[k])) for k, upload in uploads.items()}
+        reported = server.defend(sent, products({**state.factors, **state.beside}, 1.0))
+        mean = weighted_mean(reported, client_weights(server, reported, self.weighting))
         for path in paths_of(state.factors):
-            mean = stack(uploads, shares, path).product()  # sum of p_k B_k A_k, all scaled
-            b, a = decompose(mean, len(state.factors[A + path]))
+            b, a = decompose(mean.pop(PRODUCT + path), len(state.factors[A + path]))
             state.factors[A + path], state.factors[B + path] = a, b
-        state.beside = mean_beside(uploads, weights)
+        state.beside = mean

@@ -17,20 +17,26 @@ from pluribus.methods._adapters import (
     Factors,
     copy_parts,
     draw_adapters,
+    factors_in,
     fields_of,
-    mean_beside,
+    parts_beside,
     rank_of,
-    stack,
     trained_parts,
 )
 from pluribus.models import TwoPartModel
 from pluribus.models.adapters import adapters_of, parameters_beside
-from pluribus.ops import Weighting, client_weights
+from pluribus.ops import Weighting, client_weights, weighted_mean
 from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Task
 
 SUM = "sum."  # of all products so far, followed by the path of a layer
+
+
+def stack(adapters: Mapping[int, Factors], shares: Mapping[int, float]) -> Factors:
+    """The factors of all clients side by side: their product is the sum of all products, each times its share."""
+    b = torch.cat([one.b for one in adapters.values()], 1)
+    return Factors(b, torch.cat([one.a * shares[k] for k, one in adapters.items()]))
 
 
 def most_stacked(m: int, n: int) -> int:
@@ -46,7 +52,7 @@ class FLoRA(AdapterMethod):
     paper = "Wang et al., NeurIPS 2024"
     up = "adapters and head"
     down = "stacked adapters and the mean head"
-    defenses = ("clip",)  # every client draws new adapters, so numbers cannot be compared one by one
+    defenses = ()  # every client draws adapters of its own, so that their numbers cannot be compared
 
     lora_alpha: float = setting(8.0, above=0, symbol="alpha")
     """The product of adapters of rank r is multiplied by alpha / r."""
@@ -99,7 +105,7 @@ class FLoRA(AdapterMethod):
             if SUM + path in down:
                 adapter.folded.copy_(down.tensor(SUM + path))
             elif A + path in down:
-                grown = Factors(down.tensor(B + path), down.tensor(A + path)).product()
+                grown = factors_in(down.part(), path).product()
                 adapter.folded += grown.to(adapter.folded)
 
     def train(self, client: Client) -> None:
@@ -137,13 +143,13 @@ class FLoRA(AdapterMethod):
         total = sum(weights.values())
         shares = {k: weights[k] / total * self.scale(rank_of(server.cards[k])) for k in uploads}  # p_k alpha / r_k
         for path, summed in state.sums.items():
-            stacked = stack(uploads, shares, path)
+            stacked = stack({k: factors_in(upload.part(), path) for k, upload in uploads.items()}, shares)
             summed += stacked.product().float()
             a, b, rank = state.last[A + path], state.last[B + path], len(stacked.a)
             if rank <= len(a):
                 a[:rank], b[:, :rank] = stacked.a, stacked.b
             state.rank.fill_(rank)
-        state.beside = mean_beside(uploads, weights)
+        state.beside = weighted_mean({k: parts_beside(upload.part()) for k, upload in uploads.items()}, weights)
         state.version += 1
         state.answered.zero_()
         state.answered[list(uploads)] = True

@@ -1,6 +1,7 @@
 """HetLoRA (Cho et al., EMNLP 2024): clients truncate global adapters to their rank, and prune ranks that they do not
 need. The server pads what they send with zeros, and weights it by the norm of its product."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
@@ -16,16 +17,16 @@ from pluribus.methods._adapters import (
     A,
     AdapterMethod,
     B,
-    Factors,
     Tensors,
     copy_parts,
+    factors_in,
     fields_of,
     paths_of,
     rank_of,
     trained_parts,
 )
 from pluribus.models import TwoPartModel
-from pluribus.models.adapters import adapters_of, parameters_beside
+from pluribus.models.adapters import adapters_of
 from pluribus.ops import client_weights, weighted_mean
 from pluribus.server import Server
 from pluribus.settings import setting
@@ -49,9 +50,8 @@ def pad(parts: Tensors, rank: int) -> dict[str, Tensor]:
 
 def product_norm(parts: Tensors) -> float:
     """The Frobenius norm of B A over all layers together."""
-    factors = [Factors(parts[B + path].double(), parts[A + path].double()) for path in paths_of(parts)]
-    # |B A|^2 = <B^T B, A A^T>: no product is as large as a layer
-    return float(sum(((b.T @ b) * (a @ a.T)).sum() for b, a in factors).clamp(min=0).sqrt())
+    factors = [factors_in(parts, path) for path in paths_of(parts)]
+    return math.sqrt(math.fsum(float(one.product().square().sum()) for one in factors))
 
 
 @register("hetlora")

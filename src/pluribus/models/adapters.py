@@ -21,7 +21,10 @@ from pluribus.models.probe import run_with_zeros
 from pluribus.models.two_part import TwoPartModel
 
 # Names of single layers for queries, keys or values, and of one layer for all three, in timm, Hugging Face and here.
-_ATTENTION = re.compile(r"w?qkv|query_key_value|(q|k|v|query|key|value)(_proj|_lin|_layer)?", re.IGNORECASE)
+_ATTENTION = re.compile(
+    r"(w_?|to_|linear_)?(qkv|qk|kv|q|k|v|query|key|value|query_key_value)(_proj|_projection|_lin|_layer)?",
+    re.IGNORECASE,
+)
 
 
 class Adapter(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 
 
 class Frozen(nn.Module):
-    """A frozen backbone, `net`. It stays in eval mode, including its batch-norm statistics, even while a model trains."""
+    """A frozen backbone, `net`. It stays in eval mode, with its batch-norm statistics, even while a model trains."""
 
     def __init__(self, net: nn.Module) -> None:
         super().__init__()
