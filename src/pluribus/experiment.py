@@ -36,7 +36,7 @@ from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, Need, find, hyperparameters, name_of
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
-from pluribus.models.capacity import give_capacities, write_capacities
+from pluribus.models.capacity import give_capacities, name_capacities, write_capacities
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.privacy.terms import Level, Terms
@@ -521,6 +521,8 @@ def experiment(
     usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
     if "public_data" in given:
         usual.pop("public_fraction", None)
+    if name_capacities(given.get("models")):
+        usual.pop("capacity", None)
     return Experiment(method=name, hyper=hyper, **{**usual, **given})
 
 

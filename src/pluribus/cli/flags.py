@@ -32,7 +32,9 @@ ALLOW_CODE = "Import the code that a folder names by dotted paths. Only for fold
 ALLOW = "Import these dotted paths, comma-separated, if a folder names them."
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
-AS_TEXT: dict[str, Any] = dict.fromkeys(("data", "partition", "models", "lr_steps", "augment", "columns"), str)
+AS_TEXT: dict[str, Any] = dict.fromkeys(
+    ("data", "partition", "models", "capacity", "lr_steps", "augment", "columns"), str
+)
 AS_TEXT["public_data"] = str | None
 AS_TEXT["workers"] = int | str  # the experiment refuses other words in a sentence
 DECIDING = ("data", "models", "partition", "clients", "columns", "window")  # settings that decide defaults of others
