@@ -30,7 +30,7 @@ os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # as a run sets it, 
 import torch
 
 import pluribus
-from pluribus.method import Need, methods
+from pluribus.method import Need, methods, takes_one_model
 
 IMAGES_EACH = 600  # 450 to train on, 150 to test on
 
@@ -54,7 +54,7 @@ def mixed() -> list[tuple[str, str, int, dict[str, Any]]]:
     """Every method for mixed models that starts from random weights."""
     rows = []
     for name, cls in methods().items():
-        if cls.needs & {Need.SAME_MODEL, Need.PRETRAINED} or name == "fedgh":
+        if takes_one_model(cls) or Need.PRETRAINED in cls.needs or name == "fedgh":
             continue
         more: dict[str, Any] = {"public_fraction": 0.1} if Need.PUBLIC_DATA in cls.needs else {}
         more |= {"warmup": 0} if name.startswith("fedl2g") else {}

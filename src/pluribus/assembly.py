@@ -32,7 +32,7 @@ from pluribus.inputs import Input
 from pluribus.internal.blame import at
 from pluribus.internal.metrics import choose_metrics
 from pluribus.internal.robustness import check_robustness
-from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed
+from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed, note_weights
 from pluribus.models import OwnModel, build, note_on, own_models, width_of
 from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
@@ -131,7 +131,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     _check_normalization(task, data, architectures)
     method = given.complete(task, architectures)
     check_needs(method, task, cards, rule)
-    warnings += [*describe_completed(given, method), *method.warnings(task, architectures)]
+    warnings += [*describe_completed(given, method), *method.warnings(task, architectures), *note_weights(method, task)]
     warnings += check_robustness(experiment, method, task, cards)
     if one.attack == "label-flip":
         _flip_labels(experiment, data, disjoint)
@@ -372,7 +372,9 @@ def _task(
     models, own = experiment.client_models(), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
-    native = cache(partial(native_widths, shape, classes, models, own, experiment.split))
+    # whole models, too: a method may build them, although no client has one
+    built = (*models, *map(architecture_of, models))
+    native = cache(partial(native_widths, shape, classes, built, own, experiment.split))
     common = common_width(declared, experiment.projector, native, Need.SAME_WIDTH in method.needs)
     task = Task(
         classes=classes,
@@ -393,6 +395,7 @@ def _task(
         target=Target(dataset.target, experiment.loss),
         metrics=choose_metrics(experiment.metrics, dataset.target),
         public_labels=data.public_labels,
+        share_counts=experiment.share_counts,
     )
     return task, Cards(task, models, data), _note_width(declared, common, native)
 

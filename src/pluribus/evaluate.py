@@ -139,8 +139,8 @@ def _others(val: Metrics, test: Metrics) -> Metrics:
 
 
 def exam_sizes(task: Task, client: int) -> Exams | None:
-    """Number of test samples of a client's own domain and of all domains; None in a run without domains."""
-    if not task.exams:
+    """Number of test samples of a client's own domain and of all domains. None: no domains, or not disclosed."""
+    if not (task.exams and task.share_counts):
         return None
     sizes = list(task.exams.values())
     return sizes[task.domain_of[client]], sum(sizes)
@@ -148,13 +148,14 @@ def exam_sizes(task: Task, client: int) -> Exams | None:
 
 def metrics_over_clients(
     rows: Mapping[int, Metrics],
-    samples: Mapping[int, int],
+    samples: Mapping[int, int | None],
     exams: Mapping[int, Exams | None] | None = None,
     headline: Metric = METRICS["accuracy"],
 ) -> dict[str, Metrics]:
     """Every metric over clients: name -> `mean`, `weighted`, `worst` and so on. The best loss is the smallest.
 
-    `samples` has the sizes of the clients' own test sets. In a run with domains, `exams` has those of the domains.
+    `samples` has the sizes of the clients' own test sets; a client that does not disclose it counts once. In a run with
+    domains, `exams` has those of the domains.
     `headline` is the metric behind `val` and `test`.
     """
     found: dict[str, Metrics] = {}
@@ -164,10 +165,10 @@ def metrics_over_clients(
     return found
 
 
-def _sample_count(metric: str, samples: int, exams: Exams | None) -> int:
-    """Number of test samples that a client's metric is measured on."""
+def _sample_count(metric: str, samples: int | None, exams: Exams | None) -> int:
+    """Number of test samples that a client's metric is measured on. 1 if nobody says."""
     if exams is None:
-        return samples
+        return 1 if samples is None else samples
     own, everything = exams
     return {"bwt": own, "fwt": everything - own}.get(metric, everything)
 
@@ -246,7 +247,7 @@ def headline_in(history: Iterable[Mapping[str, Any]]) -> Metric:
 def summarize(
     history: Sequence[Mapping[str, Any]],
     views: Sequence[str],
-    samples: Mapping[int, int],
+    samples: Mapping[int, int | None],
     exams: Mapping[int, Exams | None] | None = None,
 ) -> dict[str, dict[str, dict[str, Metrics]]]:
     """Metrics over clients: view -> `last` or `selected` -> metric -> `mean`, `weighted`, `worst` and so on."""

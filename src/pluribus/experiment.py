@@ -34,7 +34,7 @@ from pluribus.internal.defenses import SHARE, SHARED, Defense
 from pluribus.internal.defenses import Name as DefenseName
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
-from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.method import Method, find, hyperparameters, name_of, takes_one_model
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
 from pluribus.models.capacity import give_capacities, name_capacities, write_capacities
 from pluribus.models.own import name_model
@@ -170,6 +170,8 @@ class Experiment:
     """Noise multiplier of training or messages. Default: so that the budget lasts. With less, training ends early."""
     dp_secure: bool = setting(False, group="privacy")
     """Draw noise and batches from the system's generator, not by --seed. The run cannot be repeated to the bit."""
+    share_counts: bool = setting(True, group="privacy")
+    """Clients tell how many rows they have, and weigh as much in means. Otherwise all clients weigh the same."""
 
     participation: float = setting(1.0, group="rounds", above=0, at_most=1)
     """Share of clients sampled per round."""
@@ -255,7 +257,8 @@ class Experiment:
         if self.public_data is not None and self.public_fraction:
             raise ConflictError("--public-data replaces --public-fraction: use one of them.")
         if self.dp_epsilon is None:
-            own = {name: getattr(type(self), name) for name in group_names(type(self))["privacy"]}
+            names = [name for name in group_names(type(self))["privacy"] if name.startswith("dp_")]
+            own = {name: getattr(type(self), name) for name in names}
             if changed := [flag_name(name) for name, value in own.items() if getattr(self, name) != value]:
                 raise ConflictError(f"{changed[0]} needs --dp-epsilon, the privacy budget of each client.")
         if self.dp_level == "client-central" and self.defense != "none":
@@ -518,7 +521,7 @@ def experiment(
     if "data" in given:  # once: an object becomes a Dataset, whose kind chooses the models
         given["data"] = take_data(given["data"], given.get("label_kind", Experiment.label_kind))
     hyper = embedded_hyper(cls, given) | hyper
-    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=Need.SAME_MODEL in cls.needs)
+    usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=takes_one_model(cls))
     if "public_data" in given:
         usual.pop("public_fraction", None)
     if name_capacities(given.get("models")):

@@ -24,13 +24,14 @@ from pluribus.internal.hooks import check_hooks, classes_below, hooks_of
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import ACCURACY, METRICS, asks_for_confusion
+from pluribus.internal.views import AFTER, SERVER_VIEWS
 from pluribus.message import Message
 from pluribus.method import PeerMethod
 from pluribus.privacy.budgets import Budgets
 from pluribus.privacy.central import NoisedMean
-from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Published, Reply, Request, Teach, Work
 from pluribus.result import ClientFacts, Result
-from pluribus.server_half import ServerHalf
+from pluribus.server_half import ServerHalf, publish
 from pluribus.storage.selection import Selections
 from pluribus.storage.store import RunStore
 
@@ -105,7 +106,7 @@ class Federation:
         self.selections = Selections(parts.task, parts.cards, parts.data, self.engine, folder.checkpoint)
         self.budgets = Budgets()
         self.clock = Clock()
-        self._steps = Counter[int]()  # gradient steps per client in this round
+        self._steps: Counter[int] | None = Counter()  # gradient steps per client in this round; None: not told
         self._attack = parts.experiment.lies()
         self._left_out: dict[str, str] = {}  # clients whose upload would have spoiled the server in this round
         self._unsaved = 0.0  # seconds of rounds since the last checkpoint, without observers
@@ -202,7 +203,7 @@ class Federation:
             "answered": len(answered),
             **({"left_out": self._left_out} if self._left_out else {}),
             "loss": self._mean_loss(t, {k: loss for k, loss in losses.items() if not self._is_attacker(k)}),
-            "steps": {str(k): self._steps[k] for k in sorted(self._steps)},
+            **({} if self._steps is None else {"steps": {str(k): self._steps[k] for k in sorted(self._steps)}}),
             "bytes": {way: total - before[way] for way, total in self.ledger.total.items()},
             **self.budgets.take_record(),
             "mean": self._over_clients(figures),
@@ -233,7 +234,7 @@ class Federation:
             for k, answer in self.engine.each(new):
                 assert isinstance(answer, Reply)
                 assert isinstance(answer.up, bytes)
-                self._steps[k] += answer.steps
+                self._count_steps(k, answer.steps)
                 self.budgets.note(k, answer.privacy)
                 self.ledger.add(self.server.t, 0, k, "up", answer.up)
                 self.half.enrol(k, answer.up)
@@ -311,16 +312,26 @@ class Federation:
         with self.clock.apportion(shares):
             for k, reply in self.engine.each(requests):
                 assert isinstance(reply, Reply)
-                self._steps[k] += reply.steps
+                self._count_steps(k, reply.steps)
                 self.budgets.note(k, reply.privacy)
                 shares["compute"] += reply.compute
                 shares["communication"] += reply.communication
                 yield k, reply
 
+    def _count_steps(self, k: int, steps: int | None) -> None:
+        if steps is None:
+            self._steps = None  # the sum of a part would mislead
+        elif self._steps is not None:
+            self._steps[k] += steps
+
     def _download(self, stage: int, k: int, sent: dict[int, bytes | None]) -> bytes | None:
         with self.clock("communication"):
             sent[k] = self.half.download(stage, k)
             return sent[k]
+
+    def _publish(self, k: int, known: dict[tuple[str, str], Published]) -> dict[str, Published]:
+        with self.clock("communication"):
+            return publish(self.method, self.server, k, known)
 
     def _book(self, t: int, stage: int, k: int, way: str, data: bytes | None) -> None:
         if data is not None:
@@ -333,16 +344,22 @@ class Federation:
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1 and not self._is_over()):
             return {}
         everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
-        receives = self.method.views != ("after",)  # other views get the newest download
+        receives = any(view != AFTER and view not in SERVER_VIEWS for view in self.method.views)  # the newest download
+        known: dict[tuple[str, str], Published] = {}
         found: dict[int, dict[str, Metrics]] = {}
         sent: dict[int, bytes | None] = {}
         chosen = [k for k in (range(experiment.clients) if everyone else present) if not self._is_attacker(k)]
         for some in self.selections.groups(chosen):
             downs = (self._download(0, k, sent) if receives else None for k in some)
-            requests = (Evaluate(k, t, down, self.selections.best(k)) for k, down in zip(some, downs, strict=True))
+            requests = (
+                Evaluate(k, t, down, self.selections.best(k), self._publish(k, known))
+                for k, down in zip(some, downs, strict=True)
+            )
             for k, answer in self.engine.each(requests):
                 assert isinstance(answer, Measured)
                 self._book(t, 0, k, "evaluation", sent.pop(k, None))
+                for model in self._publish(k, known).values():
+                    self._book(t, 0, k, "evaluation", model.tensors)
                 self.selections.note(t, k, answer.figures[self.method.views[0]])
                 found[k] = answer.figures
         return found
@@ -350,7 +367,7 @@ class Federation:
     def _over_clients(self, figures: Mapping[int, Mapping[str, Metrics]]) -> dict[str, dict[str, Metrics]]:
         if not figures:
             return {}
-        samples = {k: self.parts.data.test_samples(k) for k in figures}
+        samples = {k: self.parts.cards.told.test_samples(k) for k in figures}
         exams = {k: exam_sizes(self.parts.task, k) for k in figures}
         views, headline = next(iter(figures.values())), METRICS[self.parts.task.metrics[0]]
         return {
@@ -407,9 +424,9 @@ class Federation:
         )
 
     def _facts(self, k: int) -> ClientFacts:
-        data, card = self.parts.data, self.parts.cards[k]
+        data, card = self.parts.cards.told, self.parts.cards[k]
         counts = data.counts(k) if self.parts.task.target.kind == "classes" else None
         classes = zip(self.parts.task.names, counts or (), strict=counts is not None)
         names = tuple(name for name, count in classes if count)
         model, exams = card.model.removeprefix(GIVEN), exam_sizes(self.parts.task, k)
-        return ClientFacts(k, model, names, card.samples, data.test_samples(k), self.names.get(k, ""), exams)
+        return ClientFacts(k, model, names, data.samples(k), data.test_samples(k), self.names.get(k, ""), exams)

@@ -13,6 +13,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import InitVar, dataclass, replace
 from functools import cache, partial
+from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 import torch
@@ -27,16 +28,18 @@ from pluribus.internal.attacks import Attack, recall, remember, replay_bytes
 from pluribus.internal.batches import least_rows
 from pluribus.internal.blame import at
 from pluribus.internal.defenses import UNDEFENDED, Defense
+from pluribus.internal.guests import Guests
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.safe_lesson import SafeLesson
 from pluribus.internal.snapshot import Snapshot, copy_all
 from pluribus.internal.starts import Starts
+from pluribus.internal.views import SERVER_VIEWS
 from pluribus.message import Inbox, Message, Schema, decode, encode
 from pluribus.method import Method, PeerMethod, Wires
 from pluribus.models import TwoPartModel
 from pluribus.privacy.guard import RowGuard
 from pluribus.privacy.messages import MessageGuard
-from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Reply, Request, Spent, Teach, Work
+from pluribus.request import Answer, Enrol, Evaluate, Learn, Measured, Published, Reply, Request, Spent, Teach, Work
 from pluribus.storage.checkpoint import TESTED, put_back
 from pluribus.task import Card, Task
 
@@ -117,6 +120,7 @@ class Host:
         self._limits = limits or Limits.of(self.device)
         self._headline = METRICS[self.task.metrics[0]]
         self.wires = Wires(self.method, self.task, self.cards)
+        self._guests = Guests(self.task, self.local, self.device)
         terms = self.local.privacy
         self._guard = None if terms is None else RowGuard(terms) if terms.level == "row" else MessageGuard(terms)
 
@@ -143,7 +147,7 @@ class Host:
         self._changed.add(k)
         schema, who = self.wires(k)[0].once, f"client {k} at enrolment"
         up = self._protect(client, encode(self.method.enrol(client), schema, who), schema, None, who)
-        return Reply(up, None, steps=client.steps, privacy=self._spent(client))
+        return Reply(up, None, steps=self._steps_of(client), privacy=self._spent(client))
 
     def _work(self, request: Work) -> Reply:
         t, k = request.t, request.client
@@ -212,7 +216,12 @@ class Host:
                     raise
                 left_out[client.card.id] = error.sentence  # under attack, honest clients may diverge
         communication = received - started + time.perf_counter() - worked
-        return Reply(up, loss, worked - received, communication, client.steps, left_out, self._spent(client))
+        steps, spent = self._steps_of(client), self._spent(client)
+        return Reply(up, loss, worked - received, communication, steps, left_out, spent)
+
+    def _steps_of(self, client: Client) -> int | None:
+        """The number of gradient steps. Those of whole epochs would tell how many rows a client has."""
+        return client.steps if self.task.share_counts else None
 
     def _encode(self, client: Client, message: Message, down: Message | None, when: tuple[int, int]) -> bytes:
         """Serialize what a client sends in a round and exchange. Attackers send something else."""
@@ -241,7 +250,7 @@ class Host:
         t, k = request.t, request.client
         measured: dict[str, Metrics] = {}
         for view in self.method.views:
-            with self.open_view(t, k, view, request.down) as client:
+            with self.open_view(t, k, view, request.down, request.published) as client:
                 measured[view], tested = measure_rows(rule_of(self.method, view), client)
                 if view == self.method.views[0] and selects(measured[view], request.best, self._headline):
                     predictions = {f"{TESTED}{name}": value for name, value in tested.tensors().items()}
@@ -249,8 +258,20 @@ class Host:
         return Measured(measured)
 
     @contextmanager
-    def open_view(self, t: int, k: int, view: str, down: bytes | None) -> Iterator[Client]:
+    def open_view(
+        self,
+        t: int,
+        k: int,
+        view: str,
+        down: bytes | None,
+        published: Mapping[str, Published] = MappingProxyType({}),
+    ) -> Iterator[Client]:
         """The client as a view evaluates it. Its tensors are restored on exit."""
+        if view in SERVER_VIEWS:
+            with self._guests.seat(view, published[view], self._card(k), self._sets(k)) as guest:
+                guest.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
+                yield guest
+            return
         client = self.client(k)
         client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
         if view == "after":

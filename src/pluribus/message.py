@@ -25,6 +25,7 @@ gradient of private rows that is sent as such; a number about private rows, such
 NOT_DECLARED = "not declared"  # how a field without a source is shown
 
 LARGEST = 2.0**40  # of a number in a message: training with larger ones overflows, and honest clients have none
+HEADER = "(header)"  # the name of the bytes that belong to no tensor
 
 
 @dataclass(frozen=True)
@@ -267,7 +268,7 @@ def tensor_bytes(data: bytes) -> dict[str, int]:
     """Bytes of each tensor of an encoded message; `(header)` has the bytes of the header."""
     entries = {name: entry for name, entry in _header(data).items() if name != METADATA}
     sizes = {name: entry["data_offsets"][1] - entry["data_offsets"][0] for name, entry in entries.items()}
-    return sizes | {"(header)": _header_end(data)}
+    return sizes | {HEADER: _header_end(data)}
 
 
 def _header(data: bytes) -> dict[str, Any]:

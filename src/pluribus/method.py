@@ -26,7 +26,8 @@ from pluribus.internal.fields import check_fields
 from pluribus.internal.hooks import check_hooks, hooks_of, unused_names
 from pluribus.internal.lookup import import_dotted
 from pluribus.internal.registry import check_free
-from pluribus.message import Inbox, Message, Wire, payload
+from pluribus.internal.views import SERVER_VIEWS
+from pluribus.message import NOT_DECLARED, Inbox, Message, Wire, payload
 from pluribus.models.capacity import CapacityKind
 from pluribus.models.layers import batch_norms
 from pluribus.optim import Opt, Rule
@@ -35,6 +36,11 @@ from pluribus.settings import convert_fields, flag_name
 from pluribus.targets import IN_WORDS, TARGETS, TargetKind
 from pluribus.task import Card, Cards, Task
 
+TELLS = {
+    "statistic": "counts the rows of a client",
+    "rows": "has something of each row, so that its size tells how many there are",
+    NOT_DECLARED: "does not declare its source, so it may tell how many rows a client has",
+}
 FORMER_HOOKS = {"optimisers": "optimizers", "settled": "complete"}  # would be ignored otherwise
 
 
@@ -61,6 +67,13 @@ class Exchange(NamedTuple):
 
 
 PARAMETERS = {"down": ("server", "client"), "work": ("client",), "merge": ("server", "uploads")}  # of an Exchange
+
+
+class ServerModel(NamedTuple):
+    """A model that belongs to no client: its name, and its tensors by name."""
+
+    model: str
+    tensors: Mapping[str, Tensor]
 
 
 class Functions(NamedTuple):
@@ -107,7 +120,8 @@ class Method:
     """Whether a client sends the message of `enrol` when it first takes part."""
     views: ClassVar[tuple[str, ...]] = ("after",)
     """The models that are evaluated, the headline first: `after` local training, `before` it (with the newest download
-    received), or a name of the method's own that `adapt` handles."""
+    received), or a name of the method's own that `adapt` handles. After the headline there may be models of the server:
+    `global`, one for all, or `group`, one per architecture (`server_model`)."""
     defenses: ClassVar[tuple[str, ...]] = DEFENSES
     """The defenses against lying clients that suit what is sent. `median` and `trimmed-mean` give all clients the same
     numbers, so they do not suit a server that needs to tell clients apart, and `krum` compares whole messages."""
@@ -195,6 +209,11 @@ class Method:
 
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         """Update the server from the uploads of the clients that answered, sorted by client. There is at least one."""
+
+    def server_model(self, server: Server, view: str, client: int) -> ServerModel:
+        """The server's model that this client's rows evaluate, in the views `global` and `group`. `predict` uses it as
+        `client.model`."""
+        raise NotImplementedError
 
     def adapt(self, client: Client, view: str) -> None:
         """Prepare the client for predictions in a view of the method's own. All changes are undone after them."""
@@ -333,7 +352,9 @@ def check_class(cls: type[Method]) -> None:
     for owner, name, _ in unused_names(cls, base):
         if name in hooks_of(PeerMethod) and name not in hooks:
             raise UserCodeError(f"{owner.__name__}.{name} is never called. Derive the class from pluribus.PeerMethod.")
-    for name in (*(["enrol"] if cls.enrols else []), *(["teach", "learn"] if base is PeerMethod else [])):
+    serves = any(view in SERVER_VIEWS for view in cls.views)
+    wanted = {"enrol": cls.enrols, "teach": base is PeerMethod, "learn": base is PeerMethod, "server_model": serves}
+    for name in (name for name, needed in wanted.items() if needed):
         if getattr(cls, name) is getattr(base, name):
             raise UserCodeError(f"{cls.__name__} has no function {name}(self, {', '.join(hooks[name])}). Write it.")
     _checked.add(cls)
@@ -362,7 +383,10 @@ def _check_attributes(cls: type[Method]) -> None:
         "defends_itself": (isinstance(cls.defends_itself, bool), "True or False"),
         "defaults": (isinstance(cls.defaults, Mapping), "a dict of settings"),
         "needs": (_holds(cls.needs, Set, Need), "a set of needs, such as frozenset({Need.SAME_WIDTH})"),
-        "views": (cls.views and _holds(cls.views, tuple, str), "a tuple of names, such as ('after',)"),
+        "views": (
+            cls.views and _holds(cls.views, tuple, str) and cls.views[0] not in SERVER_VIEWS,
+            "a tuple of names, such as ('after',), of which the first is a model of clients",
+        ),
         "exchanges": (cls.exchanges and _holds(cls.exchanges, tuple, Exchange), "a tuple, such as (Exchange(),)"),
     }
     for name, (fitting, wanted) in fits.items():
@@ -393,6 +417,11 @@ def _functions_of_exchanges(cls: type[Method]) -> dict[str, tuple[str, ...]]:
                 )
             found[name] = parameters
     return found
+
+
+def takes_one_model(cls: type[Method]) -> bool:
+    """Whether all clients of a method must have one architecture."""
+    return bool(cls.needs & {Need.SAME_MODEL, Need.SAME_ARCHITECTURE})
 
 
 def name_of(cls: type[Method]) -> str:
@@ -487,3 +516,28 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             f"--clip-norm."
         )
     method.check(task, cards)
+    check_counts(method, task, cards.firsts())
+
+
+def note_weights(method: Method, task: Task) -> list[str]:
+    """A note for a method that would weigh clients by their rows, if clients do not tell how many they have."""
+    if task.share_counts or hyperparameters(method).get("weighting") != "samples":
+        return []
+    return [
+        f"{name_of(type(method))}: no client tells how many rows it has, so --weighting samples weighs all the same."
+    ]
+
+
+def check_counts(method: Method, task: Task, cards: Iterable[Card]) -> None:
+    """Where clients do not tell how many rows they have, refuse a message that would: by a count, or row by row."""
+    if task.share_counts:
+        return
+    for wire in (wire for card in cards for wire in method.wires(task, card)):
+        for name, declared in {**wire.once, **wire.up}.items():
+            counts = declared.source == "statistic" and not declared.dtype.is_floating_point
+            if counts or declared.source in ("rows", None):
+                raise MismatchError(
+                    f"{name_of(type(method))} cannot run with --no-share-counts: '{name}' "
+                    f"{TELLS[declared.source or NOT_DECLARED]}. Use another method, such as fedgh, or leave out "
+                    f"--no-share-counts."
+                )

@@ -44,7 +44,7 @@ from pluribus.internal.steps import SWEEP_BATCH
 from pluribus.internal.tables import csv_of, write_to
 from pluribus.method import Method
 from pluribus.storage.code import Allow
-from pluribus.storage.reopen import Round, check_client, check_round, open_run, trained_client
+from pluribus.storage.reopen import Round, check_client, check_round, open_run, server_model, trained_client
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,7 @@ def predict(
     client: int | None = None,
     round: Round = "selected",
     *,
+    server: bool = False,
     data: Any = None,
     models: Any = None,
     partition: Any = None,
@@ -104,6 +105,8 @@ def predict(
 
     `path` is the folder of a run, where `client` chooses the model, or the state folder of a real site. By default the
     model is that of the reported accuracy, from the round that validation selects; `round="last"` takes the last round.
+    `server` takes the server's model of the last round, for methods that have one; `client` is then needed only if each
+    client normalizes by its own rows, or if the server has one model per architecture.
     `rows` are an array or a tensor in the form of the run's data: bytes of images (N, channels, height, width), raw
     signals, ids of tokens, or tables. They are normalized as those of the client were. Images may also be files and
     folders, and are resized to the shape that the model takes. Tables, texts and signals may also be files, if the run
@@ -121,7 +124,7 @@ def predict(
     notes: list[str] = []
     found = torch.as_tensor(rows) if isinstance(rows, Tensor | np.ndarray) else _paths(rows)
     objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
-    with _open_model(to_path(path), client, round, allow_code, objects) as (method, trained, source):
+    with _open_model(to_path(path), client, round, server, allow_code, objects) as (method, trained, source):
         if isinstance(found, Tensor):
             batches = _array_batches([None] * len(found), take_form(found, trained))
         elif trained.task.input.kind == "image":
@@ -291,24 +294,30 @@ def _predictions(method: Method, client: Client, files: Sequence[str | None], x:
 
 @contextmanager
 def _open_model(
-    path: Path, client: int | None, round: Round, allow: Allow, objects: dict[str, Any]
+    path: Path, client: int | None, round: Round, server: bool, allow: Allow, objects: dict[str, Any]
 ) -> Iterator[tuple[Method, Client, Source | None]]:
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
     if not (path / "config.toml").exists():
-        if client is not None:
-            raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
+        if client is not None or server:
+            flag = "--client" if client is not None else "--global"
+            raise ConflictError(f"{path} is not the folder of a run, and a site has one model: leave out {flag}.")
         from pluribus.sites.recall import recall_client
 
         with recall_client(path, round, allow) as opened:
             yield *opened, None
         return
     with open_run(path, allow, **objects) as (parts, folder):
-        if client is None:
+        if client is None and not server:
             raise MissingSettingError(
                 f"{path} has a model for each client: choose one with --client, 0 to {len(parts.cards) - 1}."
             )
-        check_client(path, parts, client)
+        if client is not None:
+            check_client(path, parts, client)
+        if client is None or server:
+            with server_model(parts, folder, client) as guest:
+                yield parts.method, guest, _find_source(parts)
+            return
         with trained_client(parts, folder, client, round) as trained:
             yield parts.method, trained, _find_source(parts)
 

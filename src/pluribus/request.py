@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from pluribus.evaluate import Metrics, Selection
 from pluribus.message import Parcel
@@ -49,14 +50,23 @@ class Learn:
         return found
 
 
+class Published(NamedTuple):
+    """A model of the server: its name, and its tensors as a message."""
+
+    model: str
+    tensors: bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluate:
-    """Evaluate every view of a method. `best` is the best round of the client so far."""
+    """Evaluate every view of a method. `best` is the best round of the client so far, `published` has the model of
+    each view of the server."""
 
     client: int
     t: int
     down: bytes | None = None
     best: Selection | None = None
+    published: Mapping[str, Published] = field(default_factory=dict)
 
 
 Request = Enrol | Work | Teach | Learn | Evaluate
@@ -78,7 +88,7 @@ class Reply:
     loss: float | None  # the mean of training
     compute: float = 0.0  # seconds of work
     communication: float = 0.0  # seconds of decoding and encoding messages
-    steps: int = 0  # of gradients
+    steps: int | None = 0  # of gradients; None: clients do not tell
     left_out: Mapping[int, str] = field(default_factory=dict)  # who sent what nobody can use, and why
     privacy: Spent | None = None  # of a private run
 

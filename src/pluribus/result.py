@@ -59,8 +59,8 @@ class ClientFacts:
     id: int
     model: str
     classes: tuple[str, ...]
-    train: int
-    test: int
+    train: int | None  # None: clients do not tell
+    test: int | None
     name: str = ""  # empty if the client has only a number
     exams: Exams | None = None  # None in a run without domains
 
@@ -193,6 +193,10 @@ class Result:
         """Gradient steps, mean over the clients that took part or were evaluated."""
         return sum(self.steps.values()) / len(self.steps) if self.steps else None
 
+    def _steps_in_all(self) -> dict[str, float | None] | None:
+        known = self.steps
+        return None if known is None else {"total": sum(known.values()), "per_client": self.steps_per_client}
+
     def per_client(self, view: str | None = None) -> dict[int, Chosen]:
         return choose(self.history, view or self.views[0])
 
@@ -204,6 +208,14 @@ class Result:
 
         with self._trained(client, round) as (_, trained):
             return copy_model(trained)
+
+    def server_model(self, client: int | None = None) -> nn.Module:
+        """Load the server's model of the last round, for methods that have one. With one model per architecture, the
+        client chooses it."""
+        from pluribus.storage.reopen import copy_model, server_model
+
+        with self._open() as (parts, folder), server_model(parts, folder, client) as found:
+            return copy_model(found)
 
     def save_model(self, client: int, path: str | Path, round: Literal["selected", "last"] = "selected") -> None:
         """Write a client's model to a safetensors file, which `pluribus.load_model` reads without this run."""
@@ -409,7 +421,7 @@ class Result:
 
     def _table(self, most: int | None = None) -> Table:
         """The headline metric per client, of `most` clients, and over clients."""
-        from pluribus.terminal import join_classes, statistics_for
+        from pluribus.terminal import join_classes, statistics_for, write_count
 
         chosen, has_classes = self.per_client(), any(one.classes for one in self.clients.values())
         columns = ("client", "model", *(["classes"] if has_classes else []), "train", self.method)
@@ -417,7 +429,7 @@ class Result:
         for k, one in list(self.clients.items())[:most]:
             classes = [join_classes(one.classes)] if has_classes else []
             score = _number(chosen[k].selected.get("test"))
-            rows.append([one.label, one.model, *classes, str(one.train), score])
+            rows.append([one.label, one.model, *classes, write_count(one.train), score])
         empty = [""] * (len(columns) - 2)
         if most is not None and len(self.clients) > most:
             rows.append([f"and {len(self.clients) - most} more", *empty, ""])
@@ -462,7 +474,7 @@ class Result:
             "clients": self._rows(),
             "bytes": self.bytes,
             **({} if self.epsilon is None else {"epsilon": self.epsilon}),
-            "steps": {"total": sum((self.steps or {}).values()), "per_client": self.steps_per_client},
+            "steps": self._steps_in_all(),
             "seconds": round(self.seconds, 3),
             "folder": None if self.folder is None else str(self.folder),
             "warnings": self.warnings,

@@ -15,12 +15,30 @@ from pluribus.internal.blame import at
 from pluribus.internal.defenses import UNDEFENDED, Defense
 from pluribus.internal.safe_merge import Merge, SafeMerge, sizes_in, sizes_of
 from pluribus.internal.steps import ServerRunner
-from pluribus.message import LARGEST, Message, decode, encode
+from pluribus.internal.views import SERVER_VIEWS
+from pluribus.message import LARGEST, Message, decode, encode, schema_of
 from pluribus.method import Method, Wires
 from pluribus.privacy.central import NoisedMean
+from pluribus.request import Published
 from pluribus.server import Server
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Cards, Task
+
+
+def publish(
+    method: Method, server: Server, client: int, known: dict[tuple[str, str], Published]
+) -> dict[str, Published]:
+    """The models of the server that a client's rows evaluate, by view. `known` keeps those that were encoded before."""
+    found: dict[str, Published] = {}
+    for view in (view for view in method.views if view in SERVER_VIEWS):
+        with at("server", f"view {view}"):
+            model, tensors = method.server_model(server, view, client)
+        if (view, model) not in known:
+            schema, who = schema_of(server.task.shape_of(model), view), f"round {server.t}, view {view}"
+            message = Message({f"{view}.{name}": value for name, value in tensors.items()})
+            known[view, model] = Published(model, encode(message, schema, who))
+        found[view] = known[view, model]
+    return found
 
 
 class ServerHalf:

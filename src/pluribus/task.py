@@ -20,7 +20,7 @@ from pluribus.models.capacity import Capacity, architecture_of, split_name
 from pluribus.models.layers import Layer, layers_of
 from pluribus.models.meta import without_numbers
 from pluribus.models.unseen import Unseen
-from pluribus.models.width import Part, part_of
+from pluribus.models.width import Cut, Part
 from pluribus.targets import CLASSES, Target
 
 
@@ -60,17 +60,19 @@ class Task:
     """The source of pretrained weights of single models, where it is not `weights`."""
     unseen: Mapping[str, Unseen] = field(default_factory=dict, repr=False)
     """The models that only another machine can build, by name."""
+    share_counts: bool = True
+    """Whether clients tell how many rows they have. If not, no message may hold such a number."""
 
     @cached_property
     def _shapes(self) -> dict[str, TwoPartModel]:
         return {}
 
     @cached_property
-    def _parts(self) -> dict[tuple[str, int], Part]:
+    def _cuts(self) -> dict[str, Cut]:
         return {}
 
     def __getstate__(self) -> dict[str, object]:
-        return {name: value for name, value in self.__dict__.items() if name not in ("_shapes", "_parts")}
+        return {name: value for name, value in self.__dict__.items() if name not in ("_shapes", "_cuts")}
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -158,21 +160,23 @@ class Task:
 
     def part_of(self, model: str, first: int = 0) -> Part:
         """Which numbers of the whole architecture a model with a share of its width holds: see `models.width`."""
-        key = model, first
-        if key not in self._parts:
-            whole = self._shape(architecture_of(model))
-            self._parts[key] = part_of(whole, self._shape(model), self.input, first)
-        return self._parts[key]
+        if model not in self._cuts:
+            self._cuts[model] = Cut(self._shape(architecture_of(model)), self._shape(model), self.input)
+        return self._cuts[model].part(first)
 
     def layers(self, model: str) -> tuple[Layer, ...]:
         """The layers of a model in forward order."""
         return layers_of(self.shape_of(model), self.input)
 
 
+EQUAL = 1  # samples on the cards of clients that do not tell how many they have
+
+
 @dataclass(frozen=True)
 class Card:
     """What a client discloses when it joins: its model's name, number of training samples and feature width.
 
+    If clients do not tell how many rows they have (`Task.share_counts`), `samples` is 1, so that all weigh the same.
     `enrolled` is the message of `Method.enrol`, if the method has one. `pretrained`: a real site says that its backbone
     has pretrained weights, which the server does not have.
     """
@@ -197,16 +201,29 @@ class Card:
 
 
 class DataFacts(Protocol):
-    """What a server knows about its clients' data: numbers, no rows."""
+    """What a server knows about its clients' data: numbers, no rows. None: the client does not disclose it."""
 
-    def samples(self, client: int) -> int:
+    def samples(self, client: int) -> int | None:
         """Size of the client's training set, n_k."""
 
-    def test_samples(self, client: int) -> int:
+    def test_samples(self, client: int) -> int | None:
         """Size of the client's test set."""
 
     def counts(self, client: int) -> Sequence[int] | None:
-        """Training samples per class; None if the client does not disclose them."""
+        """Training samples per class."""
+
+
+class Untold:
+    """Facts about data that clients do not disclose."""
+
+    def samples(self, client: int) -> None:
+        return None
+
+    def test_samples(self, client: int) -> None:
+        return None
+
+    def counts(self, client: int) -> None:
+        return None
 
 
 class Cards(Mapping[int, Card]):
@@ -219,7 +236,9 @@ class Cards(Mapping[int, Card]):
         data: DataFacts,
         pretrained: Container[int] = (),  # clients that declare it
     ) -> None:
-        self._task, self._models, self._data, self._pretrained = task, models, data, pretrained
+        self._task, self._models, self._pretrained = task, models, pretrained
+        self.told: DataFacts = data if task.share_counts else Untold()
+        """What the server knows about the clients' data."""
         self._facts: dict[str, tuple[int, tuple[tuple[int, ...], ...]]] = dict(task.unseen)
         self._bytes: dict[str, int] = dict.fromkeys(task.unseen, 0)  # of models that are not here
         self.enrolled: dict[int, Message] = {}
@@ -230,8 +249,10 @@ class Cards(Mapping[int, Card]):
         model = self._models[client]
         with at(f"client {client}"):
             width, head = self.facts(model)
-        samples, enrolled = self._data.samples(client), self.enrolled.get(client)
-        return Card(client, model, samples, width, head, enrolled, client in self._pretrained)
+        samples, enrolled = self.told.samples(client), self.enrolled.get(client)
+        return Card(
+            client, model, EQUAL if samples is None else samples, width, head, enrolled, client in self._pretrained
+        )
 
     def __iter__(self) -> Iterator[int]:
         return iter(range(self._task.clients))

@@ -153,6 +153,11 @@ def format_bytes(size: float) -> str:
     return f"{size:.1f} TB"
 
 
+def write_count(number: int | None) -> str:
+    """A number of rows. Clients may keep it."""
+    return "-" if number is None else str(number)
+
+
 def print_table(results: Sequence[Result], console: Console | None = None, view: View | None = None) -> None:
     """Print the headline metric per client of one or more runs, with the mean, weighted mean, worst and best client.
 
@@ -172,7 +177,7 @@ def print_table(results: Sequence[Result], console: Console | None = None, view:
     for k, one in facts.items():
         values = [c[k].selected.get("test") if k in c else None for c in chosen]
         classes = [escape(join_classes(one.classes))] if has_classes else []
-        table.add_row(escape(one.label), one.model, *classes, str(one.train), *_cells(values, marks))
+        table.add_row(escape(one.label), one.model, *classes, write_count(one.train), *_cells(values, marks))
     table.add_section()
     empty = [""] * (len(columns) - 1)
     for name, label in statistics_for(len(facts)).items():

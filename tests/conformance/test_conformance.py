@@ -35,7 +35,8 @@ from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.inputs import KINDS
 from pluribus.message import Message
-from pluribus.method import Method, Need, PeerMethod, find, hyperparameters, methods, name_of
+from pluribus.method import Method, Need, PeerMethod, find, hyperparameters, methods, name_of, takes_one_model
+from pluribus.models.capacity import architecture_of
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
 from pluribus.targets import TARGETS
@@ -130,12 +131,12 @@ def assert_losses(result: Result) -> None:
 def test_the_plain_case_mixes_models_and_leaves_some_client_without_a_class(name):
     result, needs = case_of(name).result, find(name).needs
     assert any(len(facts.classes) < 10 for facts in result.clients.values())
-    archs = 1 if Need.SAME_MODEL in needs else 3 if Need.PRETRAINED in needs else 4
-    assert len({facts.model for facts in result.clients.values()}) == archs
+    archs = 1 if takes_one_model(find(name)) else 3 if Need.PRETRAINED in needs else 4
+    assert len({architecture_of(facts.model) for facts in result.clients.values()}) == archs
     assert_losses(result)
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if Need.SAME_MODEL in find(name).needs])
+@pytest.mark.parametrize("name", [name for name in NAMES if takes_one_model(find(name))])
 def test_mixed_architectures_are_refused_where_one_is_needed(name):
     models = "tiny" if Need.PRETRAINED in find(name).needs else "small"
     with refused(MismatchError, name, "clients 0 ", "--models"):

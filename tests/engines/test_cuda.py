@@ -21,7 +21,7 @@ from pluribus.data.augment import Augment
 from pluribus.engines.capture import Captured
 from pluribus.engines.server_steps import Recorder
 from pluribus.message import Field, Message, Rows, encode, move_together
-from pluribus.method import Method, Need, methods
+from pluribus.method import Method, Need, methods, takes_one_model
 from pluribus.methods.fedtgp import FedTGP
 from pluribus.result import Result
 from pluribus.server import Server
@@ -179,7 +179,7 @@ def test_every_kind_is_captured(name, sample):
     mine = (METHODS.index(name) + SAMPLES.index(sample)) % 3 == 0
     if not mine or sample.kind not in cls.takes or sample.target not in cls.targets:
         pytest.skip("another sample is for this method, or the method is not for this one")
-    models = Need.SAME_MODEL in cls.needs, Need.BATCH_NORM in cls.needs
+    models = takes_one_model(cls), Need.BATCH_NORM in cls.needs
     settings = sample.settings_for(*models) | {"rounds": 3, "image_size": None}
     replayed = captured(name, **settings)
     assert reasons(replayed) == []

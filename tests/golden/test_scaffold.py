@@ -12,10 +12,12 @@ from kit import kept
 from parties import client_of, data_of, federation_of, flat_split, noise, run_through, server_of, signs, task_of
 from pluribus.client import Client
 from pluribus.errors import ConflictError, RangeError
+from pluribus.internal.attacks import Attack
 from pluribus.message import Field, Message
 from pluribus.methods.scaffold import Scaffold
 from pluribus.models import TwoPartModel
 from pluribus.optim import Rule
+from pluribus.privacy.messages import clip_message
 from refusals import refused
 
 P = 6  # of the linear model below: four weights, two biases
@@ -51,7 +53,7 @@ class TestClient:
         assert weights(client).tolist() == [-0.5 * value for value in corrected]
         assert up.tensor("progress").tolist() == [-0.5 * value for value in corrected]
         assert client.state.control.tolist() == GRADIENT
-        assert up.tensor("control").tolist() == [g - own for g, own in zip(GRADIENT, C_I, strict=True)]
+        assert up.tensor("changes").tolist() == [g - own for g, own in zip(GRADIENT, C_I, strict=True)]
 
     def test_after_k_steps_c_i_is_the_mean_gradient_along_the_way(self):
         seen: list[Tensor] = []
@@ -88,8 +90,20 @@ class TestClient:
         client.data["train"] = data_of(signs([[1, 1]])[:0], [])
         up = Scaffold().local_update(client)
         assert not up.tensor("progress").any()
-        assert not up.tensor("control").any()
+        assert not up.tensor("changes").any()
         assert client.state.control.tolist() == C_I
+
+    def test_changes_are_measured_from_zero(self):
+        """Both vectors are changes. So a lie and a bound of their length must not depend on what was downloaded."""
+        client = client_at_zero(Rule(lr=0.5))
+        up, got = Scaffold().local_update(client), Message({"control": torch.tensor(C)})
+        lie = Attack("sign-flip", 1.0, frozenset({0}), 0).falsify(up, dict.fromkeys(up, Field((P,))), got, 0)
+        clipped = clip_message(up, got, 0.5)
+        norm = torch.cat([up.tensor(name) for name in up]).norm()
+        assert norm > 0.5
+        for name in up:
+            assert torch.equal(lie.tensor(name), -up.tensor(name))
+            torch.testing.assert_close(clipped.tensor(name).float(), up.tensor(name) * 0.5 / norm)
 
 
 def normed(batches: int) -> TwoPartModel:
@@ -114,7 +128,7 @@ class TestServer:
             k: Message(
                 {
                     "progress": torch.full((P,), progress),
-                    "control": torch.full((P,), change),
+                    "changes": torch.full((P,), change),
                     f"{statistics}running_mean": torch.tensor([mean]),
                     f"{statistics}running_var": torch.tensor([mean + 1]),
                     f"{statistics}num_batches_tracked": torch.tensor(batches),
@@ -208,5 +222,5 @@ def test_buffers_travel_as_they_are():
     assert torch.equal(up.tensor("model.features.0.running_mean"), model.features[0].running_mean)
     assert up.tensor("model.features.0.num_batches_tracked") == 2
     assert sorted(up) == sorted(
-        ["progress", "control", *(f"model.features.0.{n}" for n, _ in model.features[0].named_buffers())]
+        ["progress", "changes", *(f"model.features.0.{n}" for n, _ in model.features[0].named_buffers())]
     )

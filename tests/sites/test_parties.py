@@ -30,8 +30,10 @@ from pluribus.data import Dataset
 from pluribus.data.datasets import write_npz
 from pluribus.errors import (
     AgreementError,
+    BudgetError,
     ConflictError,
     DamagedDataError,
+    DamagedFileError,
     DataError,
     FileAccessError,
     FormatError,
@@ -77,7 +79,7 @@ def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | 
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {
         name: getattr(task, name)
-        for name in ("input", "target", "width", "projector", "clients", "warmup", "seed", "metrics")
+        for name in ("input", "target", "width", "projector", "clients", "warmup", "seed", "metrics", "share_counts")
     }
     how = {name: getattr(local, name) for name in ("rule", "epochs", "batch", "augment")}
     how |= {"optimizer_life": local.life, "rounds": parts.experiment.rounds}
@@ -260,6 +262,76 @@ def test_a_private_site_keeps_its_own_account(level: str, tmp_path: Path) -> Non
     assert all(record["loss"] is None for record in result.history)
 
 
+PRIVATE: dict[str, Any] = {"models": "mlp-64", "dp_epsilon": 8.0, "dp_noise": 2.0, "rounds": 4}
+
+
+def private_site(folder: Path, **settings: Any) -> tuple[Responder, Agreement]:
+    parts, agreement, given = agreed("local", **PRIVATE | settings)
+    terms = parts.local.privacy
+    assert terms is not None
+    return responder_of(parts, given, 0, folder), dataclasses.replace(agreement, privacy=terms._replace(secure=True))
+
+
+def spent_by(site: Responder, agreement: Agreement, t: int, **more: Any) -> float:
+    """What a site says after a round that it has spent."""
+    head = unseal(site.answer(request(agreement, t=t, **more))).head
+    return float(head["privacy"]["epsilon"])
+
+
+def test_a_private_site_that_starts_again_remembers_what_it_has_spent(tmp_path: Path) -> None:
+    """Whether it is killed between rounds or not, and whether it answers once or twice."""
+    whole, agreement = private_site(tmp_path / "whole")
+    killed, _ = private_site(tmp_path / "killed")
+    expected = [spent_by(whole, agreement, t) for t in range(3)]
+    assert expected[0] < expected[1] < expected[2]
+    for t in range(3):
+        assert spent_by(Responder(killed._means), agreement, t) == expected[t]
+        assert spent_by(Responder(killed._means), agreement, t) == expected[t]
+
+
+def test_a_server_that_falls_back_does_not_refund_what_was_spent(tmp_path: Path) -> None:
+    """It asks for rounds 0 and 1 again, otherwise than before: a site that goes back has sent messages all the same."""
+    straight_on, agreement = private_site(tmp_path / "straight")
+    expected = [spent_by(straight_on, agreement, t) for t in range(4)]
+    site, _ = private_site(tmp_path / "back")
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 1)
+    assert spent_by(site, agreement, 0, again=1) == expected[2]
+    assert spent_by(Responder(site._means), agreement, 0, again=2) == expected[3]
+
+
+def test_a_site_that_cannot_read_its_account_says_so(tmp_path: Path) -> None:
+    site, agreement = private_site(tmp_path)
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 0, again=1)
+    (file,) = tmp_path.rglob("spent.safetensors")
+    file.write_bytes(file.read_bytes()[:20])
+    with refused(DamagedFileError, file, "budget"):
+        spent_by(Responder(site._means), agreement, 1)
+
+
+def test_it_is_not_refunded_if_the_site_crashes_then(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After the state of the later round is gone, and before that of the new one is there."""
+    straight_on, agreement = private_site(tmp_path / "straight")
+    expected = [spent_by(straight_on, agreement, t) for t in range(4)]
+    site, _ = private_site(tmp_path / "back")
+    spent_by(site, agreement, 0)
+    spent_by(site, agreement, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(Responder, "_save", Crashing._crash)
+        with pytest.raises(CrashedError):
+            site.answer(request(agreement, t=1, again=1))
+    assert spent_by(Responder(site._means), agreement, 1, again=1) == expected[2]
+
+
+def test_a_server_cannot_ask_for_the_same_round_until_all_is_told(tmp_path: Path) -> None:
+    """A private site ends when its budget does, whatever rounds it is asked for."""
+    site, agreement = private_site(tmp_path, dp_noise=1.0)
+    with refused(BudgetError, "budget"):
+        for again in range(100):
+            spent_by(site, agreement, 0, again=again)
+
+
 def test_a_method_that_nothing_bounds_is_refused_by_the_server(tmp_path: Path) -> None:
     parts, agreement, given = agreed("fedl2g-l", models="mlp-64", warmup=1)
     agreement = dataclasses.replace(agreement, privacy=Terms(8.0, secure=True))
@@ -283,6 +355,87 @@ def test_terms_of_privacy_are_checked(change: dict[str, Any]) -> None:
     facts = agreement.facts() | {"privacy": Terms(8.0)._asdict() | change}
     with refused(SchemaError, "privacy"):
         Agreement.of(json.loads(json.dumps(facts)))
+
+
+# ---- numbers of rows -----------------------------------------------------------------------------------------------
+
+
+class Overheard(Direct):
+    """Keeps the head of every answer."""
+
+    def __init__(self, responders: Mapping[int, Responder]) -> None:
+        super().__init__(responders)
+        self.heads: list[dict[str, Any]] = []
+
+    def carry(self, k: int, blob: bytes) -> bytes | Missing:
+        answer = super().carry(k, blob)
+        assert isinstance(answer, bytes)
+        self.heads.append(unseal(answer).head)
+        return answer
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedmd", "fedh2l"])
+def test_sites_need_not_tell_how_many_rows_they_have(method: str, tmp_path: Path) -> None:
+    """No answer holds a number of rows or of steps. All else is as in a simulation, to the bit."""
+    more = {"models": "cnn-16"} if method == "fedavg" else RUNS[method]
+    parts, agreement, given = agreed(method, share_counts=False, **more)
+    assert Agreement.of(json.loads(json.dumps(agreement.facts()))) == agreement
+    transport = Overheard({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    simulated = pluribus.run(dataclasses.replace(parts.experiment, out=new_folder()), progress=False)
+    made = federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+    assert dict(made.parts.cards) == dict(parts.cards)
+    result = made.run()
+    assert numbers(result) == numbers(simulated)
+    assert result.bytes == simulated.bytes
+    assert [one.train for one in result.clients.values()] == [None] * 3
+    assert [transport.responders[k]._get_host(k).cards[k].samples for k in NAMES] == [1] * 3
+    known = {"model", "pretrained", "public", "loss", "compute", "communication", "figures"}
+    assert {name for head in transport.heads for name in head} == known
+    assert not {"samples", "test", "steps"} & known
+
+
+def test_a_server_ignores_a_number_that_was_not_to_be_told(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh", share_counts=False)
+    responders = {k: responder_of(parts, given, k, tmp_path) for k in NAMES}
+    transport = Liar(responders, "hello", lambda head: head | {"samples": 7, "test": "many"})
+    facts = greet(agreement, NAMES, transport, seconds=0)
+    assert [(one.samples, one.test) for one in facts.values()] == [(None, None)] * 3
+
+
+def test_a_site_may_refuse_to_tell(tmp_path: Path) -> None:
+    parts, agreement, given = agreed("fedgh")
+    shy = responder_of(parts, given, 0, tmp_path)
+    shy._means = dataclasses.replace(shy._means, share_counts=False)
+    with refused(AgreementError, "share_counts"):
+        shy.answer(hello(agreement))
+    shy.answer(hello(dataclasses.replace(agreement, share_counts=False)))
+
+
+def hello(agreement: Agreement) -> bytes:
+    return seal({"verb": "hello", "client": 0, "agreement": agreement.facts()}, {})
+
+
+def test_site_toml_says_whether_it_tells(tmp_path: Path) -> None:
+    where: dict[str, Any] = {"server": "localhost:1", "keys": tmp_path, "state": tmp_path / "state"}
+    sites = [SiteFile("north", model="mlp-64", **where, data="digits", share_counts=told) for told in (True, False)]
+    assert [load_resources(site).share_counts for site in sites] == [True, False]
+
+
+def test_a_method_that_counts_rows_is_refused_by_server_and_site(tmp_path: Path) -> None:
+    """A site does not rely on its server for that."""
+    parts, agreement, given = agreed("fedgen")
+    agreement = dataclasses.replace(agreement, share_counts=False)
+    transport = Direct({k: responder_of(parts, given, k, tmp_path) for k in NAMES})
+    with refused(MismatchError, "fedgen", "counts"):
+        federated(parts.experiment, agreement, NAMES, transport, RunFolder.create(new_folder()), seconds=60)
+    with refused(MismatchError, "fedgen", "counts"):
+        transport.responders[0].answer(seal({"verb": "enrol", "client": 0, "agreement": agreement.facts()}, {}))
+
+
+def test_what_is_agreed_about_counts_is_yes_or_no() -> None:
+    _, agreement, _ = agreed("fedgh")
+    with refused(SchemaError, "share_counts"):
+        Agreement.of(agreement.facts() | {"share_counts": "no"})
 
 
 # ---- crashes -------------------------------------------------------------------------------------------------------

@@ -16,6 +16,8 @@ from kit import kept, numbers, selected
 from network import Network
 from pluribus.assembly import Assembly, assemble
 from pluribus.experiment import experiment
+from pluribus.privacy.account import read_spends
+from pluribus.privacy.accountant import epsilon_of
 from pluribus.result import Result
 from pluribus.sites.agreement import Agreement, Form
 from pluribus.sites.federate import SiteFacts, complete_agreement, dismiss, greet, make_federation
@@ -29,6 +31,7 @@ pytest.importorskip("flwr")
 pytestmark = pytest.mark.slow
 
 NAMES = {0: "north", 1: "south"}
+DELTA = 1e-5  # the default of dp_delta
 METHODS = ("fedgh", "fedl2g-f", "fedh2l", "fedfree")
 SETTINGS: dict[str, Any] = {
     "data": few_digits(160),
@@ -108,9 +111,10 @@ def sites(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sites]:
         network.close()
 
 
-def offer(method: str) -> Agreement:
+def offer(method: str, **more: Any) -> Agreement:
     parts = parts_of(method)
-    return Agreement.of_experiment(parts.experiment, method, parts.task.names, Form(parts.task.input))
+    described = experiment(method, **settings_of(method) | more)
+    return Agreement.of_experiment(described, "-".join([method, *more]), parts.task.names, Form(parts.task.input))
 
 
 @pytest.mark.network
@@ -126,3 +130,26 @@ def test_over_the_network(method: str, sites: Sites) -> None:
         found |= {f"client {k} {name}": value for name, value in network.learned(k).items()}
         found |= {f"selected client {k} {name}": value for name, value in network.selected(k).items()}
     assert (digest(found), numbers(result)) == serial(method)
+
+
+@pytest.mark.network
+@pytest.mark.xdist_group("network")
+def test_private_sites_over_the_network(sites: Sites) -> None:
+    """Each site keeps its own account, with noise of its own system, and tells neither rows nor steps."""
+    network, link, _ = sites
+    settings: dict[str, Any] = {"dp_epsilon": 8.0, "share_counts": False, "rounds": 1}
+    offered = offer("fedgh", **settings)
+    facts = greet(offered, NAMES, link, 120)
+    assert [one.samples for one in facts.values()] == [None, None]
+    described, folder = experiment("fedgh", **settings_of("fedgh") | settings), RunFolder.create(new_folder())
+    agreed = complete_agreement(offered, facts, NAMES)
+    result = make_federation(described, agreed, NAMES, facts, link, folder, 120).run()
+    (record,) = result.history
+    told = record["privacy"]["epsilon"]
+    assert set(told) == {"0", "1"}
+    for k, name in NAMES.items():
+        spent = read_spends(network.learned(k)["state.spent"])  # on the disk of the site
+        assert told[str(k)] == epsilon_of(spent, DELTA) == pytest.approx(8.0, rel=0.01)
+        assert f"epsilon {told[str(k)]:.2f} spent" in network.said(name)
+    assert (record["loss"], record.get("steps")) == (None, None)
+    assert result.warnings == [], "no site was missing"

@@ -233,7 +233,7 @@ def test_changes_of_weights_are_read_as_weights() -> None:
         assert known is not None
         assert known.is_whole
         assert all(torch.allclose(value, upload.end[name], atol=1e-6) for name, value in known.tensors.items())
-        assert find_weights(rehearsal, upload, {"control": upload.message.tensor("control")}) is None
+        assert find_weights(rehearsal, upload, {"changes": upload.message.tensor("changes")}) is None
 
 
 def test_equal_tensors_are_found_once_each() -> None:

@@ -14,7 +14,7 @@ from pluribus.errors import ConflictError, FormatError, MismatchError, MissingSe
 from pluribus.experiment import experiment
 from pluribus.models import build
 from pluribus.models.capacity import Capacity, split_name, write_capacities
-from pluribus.models.width import Dimension, part_of
+from pluribus.models.width import Cut, Dimension
 from pluribus.storage.code import find_code
 
 SMALL, COLOR = (1, 8, 8), (3, 32, 32)
@@ -102,7 +102,7 @@ def test_a_part_computes_what_the_whole_does_with_zeros_elsewhere(
 ) -> None:
     torch.manual_seed(0)
     whole, small = (build(one, shape=shape, classes=10).eval() for one in (name, f"{name}@0.3"))
-    part, tensors = part_of(whole, small, shape, first), whole.state_dict()
+    part, tensors = Cut(whole, small, shape).part(first), whole.state_dict()
     small.load_state_dict(part.take(tensors))
     for key, value in tensors.items():
         if not key.endswith(("running_var", "num_batches_tracked")):
@@ -117,7 +117,7 @@ def test_a_part_computes_what_the_whole_does_with_zeros_elsewhere(
 @pytest.mark.parametrize(("name", "shape"), [("vit-s16", COLOR), ("resnet8-gn", COLOR)])
 def test_other_models_are_cut_too(name: str, shape: tuple[int, ...]) -> None:
     whole, small = (build(one, shape=shape, classes=10) for one in (name, f"{name}@0.5"))
-    taken = part_of(whole, small, shape, 1).take(whole.state_dict())
+    taken = Cut(whole, small, shape).part(1).take(whole.state_dict())
     assert {key: value.shape for key, value in taken.items()} == {k: v.shape for k, v in small.state_dict().items()}
     assert small(torch.zeros(2, *shape)).shape == (2, 10)
     assert small.width == whole.width // 2

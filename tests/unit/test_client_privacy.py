@@ -15,7 +15,7 @@ from kit import StopAfter, StoppedError
 from pluribus.errors import BudgetError, ConflictError, MismatchError
 from pluribus.host import Host
 from pluribus.message import Field, Message, Rows, decode
-from pluribus.method import methods
+from pluribus.method import methods, takes_one_model
 from pluribus.privacy.central import NoisedMean
 from pluribus.privacy.messages import MessageGuard, add_noise, clip_message
 from pluribus.privacy.sampling import Randomness
@@ -193,8 +193,7 @@ MORE = ["fedavg", "fedbabu", "fedrep", "per-fedavg", "pfedla", "scaffold", "fd",
 def suited(method: str) -> dict[str, Any]:
     if method == "fedhpl":
         return {"models": "tiny-vit-32"}
-    one = any(need.name == "SAME_MODEL" for need in methods()[method].needs)
-    return {"models": "cnn-16-32"} if one else HETERO
+    return {"models": "cnn-16-32"} if takes_one_model(methods()[method]) else HETERO
 
 
 @pytest.mark.parametrize("method", MORE)

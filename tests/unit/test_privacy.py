@@ -18,7 +18,7 @@ from pluribus.client import Batch, Client
 from pluribus.errors import BudgetError, ConflictError, MismatchError, PackageError
 from pluribus.host import Host
 from pluribus.message import Message
-from pluribus.method import methods
+from pluribus.method import methods, takes_one_model
 from pluribus.methods.fedgh import FedGH
 from pluribus.models import build
 from pluribus.models.group_norm import twin_of
@@ -306,8 +306,9 @@ def suited(method: str) -> dict[str, Any]:
         return {"rounds": 15}
     if method == "fedbn":
         return {"models": "cnn-16-32"}
-    one = any(need.name == "SAME_MODEL" for need in methods()[method].needs)
-    return {"models": "cnn-16" if one else "mlp-64,cnn-16", "width": 64}
+    if takes_one_model(methods()[method]):
+        return {"models": "cnn-16"}
+    return {"models": "mlp-64,cnn-16", "width": 64}
 
 
 @pytest.mark.parametrize("method", sorted(set(LIBRARY) - REFUSED))

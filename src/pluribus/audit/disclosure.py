@@ -66,6 +66,11 @@ def train_counts(rehearsal: Rehearsal, k: int) -> Tensor:
 def describe_card(rehearsal: Rehearsal) -> str:
     """What every client tells when it joins."""
     first = rehearsal.parts.cards[rehearsal.clients[0]]
+    if not rehearsal.parts.task.share_counts:
+        return (
+            f"Every client tells the name of its model and the width of its features, such as {first.model} and "
+            f"{first.width}. It does not tell how many rows it has."
+        )
     return (
         f"Every client tells the name of its model, its number of training rows and the width of its features, such as "
         f"{first.model}, {first.samples} and {first.width}."

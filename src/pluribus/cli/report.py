@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pluribus.cli.flags import allow_flags, allowed, flag, parse, word
 from pluribus.cli.greeter import print_answer
@@ -13,6 +13,7 @@ ABOUT_PREDICT = """\
 Predicts with a model that a run has trained: classes, several labels at once, or numbers.
 
   pluribus predict runs/a scans/ one.png --client 0      the model of a client of a simulation
+  pluribus predict runs/a scans/ --global                the server's model, if the method has one
   pluribus predict state scans/                          the model of a real site; site.toml names its state folder
 
 Images are resized to the shape that the model takes. The model is the one whose metrics the run reports: that of the
@@ -20,6 +21,8 @@ round that validation selects. --round last takes the model of the last round. T
 scores per class: a probability if the scores are logits, and only a number if they are distances. Tables, texts and
 signals are files with the columns of the run's data file; labels are not needed.
 """
+
+SERVER = "Predict with the server's model of the last round, for methods that have one (heterofl, feddf and others)."
 
 ABOUT_REPORT = """\
 Writes plots and tables of runs to one self-contained web page. It can be mailed, and read without a network.
@@ -48,6 +51,7 @@ def predict(args: list[str]) -> None:
         ("rows", word(words, "FILES...", "Images and folders of them, or files with columns.", "(required)")),
         ("client", word(int | None, "K", "The client whose model predicts.", "(needed for a run)"), None),
         flag("round", Literal["selected", "last"], "selected", "The round whose model predicts."),
+        ("server", Annotated[bool, tyro.conf.arg(name="global", help=SERVER)], False),
         flag("json", bool, False, "Print the predictions as one JSON list, and nothing else."),
         ("out", word(str | None, "FILE", "Write the predictions to a CSV file, too.", "(default: none)"), None),
         *allow_flags(),
@@ -56,7 +60,8 @@ def predict(args: list[str]) -> None:
     from pluribus.prediction import predict, to_csv
     from pluribus.terminal import print_predictions
 
-    predictions = predict(given.path, given.rows, given.client, given.round, allow_code=allowed(given))
+    which = given.path, given.rows, given.client, given.round
+    predictions = predict(*which, server=given.server, allow_code=allowed(given))
     if given.out:
         to_csv(predictions, Path(given.out))
     rows = [dataclasses.asdict(one) for one in predictions]

@@ -19,8 +19,9 @@ from pluribus.internal.blame import at
 from pluribus.internal.steps import Runner
 from pluribus.message import Message, Parcel, Rows, Value, decode, encode
 from pluribus.method import PeerMethod
-from pluribus.request import Enrol, Learn, Reply, Request, Teach, Work
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
 from pluribus.server import Server
+from pluribus.server_half import publish
 
 
 class Read(Message):
@@ -163,6 +164,13 @@ class ByHand:
             message = download(self.server, k)
         return None if message is None or not (message or schema) else encode(message, schema, "download")
 
+    def evaluate(self, t: int, k: int) -> Measured:
+        """Evaluate every view of a client."""
+        published = publish(self.method, self.server, k, {})
+        answer = self.host.answer(Evaluate(k, t, self.download(0, k), published=published))
+        assert isinstance(answer, Measured)
+        return answer
+
     def _watched(self, upload: Message, stage: int | str) -> Message:
         self.sent.update((("up", stage), name) for name in upload)
         return Read(upload, ("up", stage), self.heeded)
@@ -216,7 +224,8 @@ class ByHand:
         return max(self._classes(t, k, view) for k in self.parts.cards for view in self.method.views)
 
     def _classes(self, t: int, k: int, view: str) -> int:
-        with self.host.open_view(t, k, view, self.download(0, k)) as client:
+        published = publish(self.method, self.server, k, {})
+        with self.host.open_view(t, k, view, self.download(0, k), published) as client:
             whole = Data(client.data["train"].store, torch.arange(len(self.parts.dataset.y)))
             return len(client.sweep(self.method.predict, whole).argmax(1).unique())  # type: ignore[no-untyped-call]
 

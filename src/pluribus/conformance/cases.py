@@ -14,7 +14,7 @@ from pluribus.conformance.digits import FEW, NORMED
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.internal.ledger import Ledger
-from pluribus.method import Method, Need, find, hyperparameters, name_of
+from pluribus.method import Method, Need, find, hyperparameters, name_of, takes_one_model
 from pluribus.result import Result
 
 T = TypeVar("T")
@@ -57,14 +57,9 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if needs_one_model(cls) and (pretrained or models != STATISTICS):
+    if takes_one_model(cls) and (pretrained or models != STATISTICS):
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
-
-
-def needs_one_model(cls: type[Method]) -> bool:
-    """Whether the models of all clients have one name, but for their capacities."""
-    return bool({Need.SAME_MODEL, Need.SAME_ARCHITECTURE} & cls.needs)
 
 
 def class_of(method: str | Method | type[Method]) -> type[Method]:
@@ -95,7 +90,7 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name != "image_size"}
-            needs, one = self.cls.needs, needs_one_model(self.cls)
+            needs, one = self.cls.needs, takes_one_model(self.cls)
             settings = sample.settings_for(one, Need.BATCH_NORM in needs, Need.PRETRAINED in needs) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)

@@ -18,7 +18,6 @@ from pluribus.engines.local import local_engine
 from pluribus.errors import UserCodeError
 from pluribus.federation import Federation
 from pluribus.host import MOST_BYTES, Limits, make_host
-from pluribus.request import Evaluate, Measured
 from pluribus.result import Result
 from pluribus.storage.folder import RunFolder
 
@@ -87,8 +86,7 @@ def pure_evaluation(case: Case) -> None:
     """Evaluation leaves no trace: neither in a client nor in a run that is evaluated in every round."""
     hand, before = case.once(worked).hand, case.once(worked).tensors
     for k in hand.parts.cards:
-        answer = hand.host.answer(Evaluate(k, hand.parts.task.rounds - 1, hand.download(0, k)))
-        assert isinstance(answer, Measured)
+        answer = hand.evaluate(hand.parts.task.rounds - 1, k)
         if answer.figures.keys() != set(hand.method.views):
             raise BrokenError(f"the views {sorted(answer.figures)} were evaluated, not {sorted(hand.method.views)}")
     if found := tensor_difference(before, hand.tensors()):

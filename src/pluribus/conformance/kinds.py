@@ -48,7 +48,8 @@ class Sample(NamedTuple):
             models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
         if pretrained:
             models = f"{HERE}.attending_{'tokens' if self.kind == 'tokens' else 'numbers'}"
-        return {"data": self.data, "models": models, "width": WIDTH, **self.settings}
+        width = {} if same_model else {"width": WIDTH}
+        return {"data": self.data, "models": models, **width, **self.settings}
 
 
 def _sample(name: str, kind: Kind, target: TargetKind, data: str, models: str, **settings: Any) -> Sample:

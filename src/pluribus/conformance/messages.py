@@ -14,7 +14,8 @@ from pluribus.conformance.promise import BrokenError
 from pluribus.host import Host, make_host
 from pluribus.internal.ledger import Entry
 from pluribus.internal.state import restore
-from pluribus.message import Dim, Field, Schema, Wire, tensor_bytes
+from pluribus.internal.views import SERVER_VIEWS
+from pluribus.message import HEADER, Dim, Field, Schema, Wire, schema_of, tensor_bytes
 from pluribus.method import PeerMethod, Sizes
 
 
@@ -40,16 +41,21 @@ def bytes_as_declared(case: Case) -> None:
             f"one of two equal runs",
             "Let messages depend on the client, its data, its state and the round alone.",
         )
-    for (t, k), sizes in _evaluations(entries).items():
-        _check_fits(Sent(t, 0, k, "evaluation", b""), sizes, [hand.host.wires(k)[0].down])
+    for (t, k, view), sizes in _evaluations(entries).items():
+        schema = hand.host.wires(k)[0].down
+        if view:
+            schema = schema_of(hand.parts.task.shape_of(hand.method.server_model(hand.server, view, k).model), view)
+        _check_fits(Sent(t, 0, k, "evaluation", b""), sizes, [schema])
 
 
-def _evaluations(entries: Iterable[Entry]) -> dict[tuple[int, int], dict[str, int]]:
-    """Bytes per tensor of the downloads for evaluation, by round and client."""
-    found: dict[tuple[int, int], dict[str, int]] = {}
+def _evaluations(entries: Iterable[Entry]) -> dict[tuple[int, int, str], dict[str, int]]:
+    """Bytes per tensor of the downloads for evaluation, by round, client and view of the server."""
+    found: dict[tuple[int, int, str], dict[str, int]] = {}
     for entry in entries:
-        if entry.direction == "evaluation":
-            found.setdefault((entry.round, entry.client), {})[entry.tensor] = entry.bytes
+        if entry.direction == "evaluation" and entry.tensor != HEADER:
+            view = entry.tensor.partition(".")[0]
+            key = entry.round, entry.client, view if view in SERVER_VIEWS else ""
+            found.setdefault(key, {})[entry.tensor] = entry.bytes
     return found
 
 
@@ -57,7 +63,7 @@ def _check_fits(one: Sent, sizes: dict[str, int], schemas: list[Schema]) -> None
     if one.data and sum(sizes.values()) != len(one.data):
         raise BrokenError(f"a message has {len(one.data)} bytes, but its tensors have {sum(sizes.values())}")
     if not any(_fits(sizes, schema) for schema in schemas):
-        named = {name: size for name, size in sizes.items() if name != "(header)"}
+        named = {name: size for name, size in sizes.items() if name != HEADER}
         declared = [", ".join(schema) or "nothing" for schema in schemas]
         raise BrokenError(
             f"round {one.round}, client {one.client}, {one.direction}: {named} was sent, but the schema has "
@@ -77,7 +83,7 @@ def _schemas(host: Host, client: int, direction: str) -> list[Schema]:
 
 def _fits(sizes: dict[str, int], schema: Schema) -> bool:
     """Whether each tensor has exactly the bytes that its declared shape and dtype come to."""
-    sizes = {name: size for name, size in sizes.items() if name != "(header)"}
+    sizes = {name: size for name, size in sizes.items() if name != HEADER}
     expected: dict[str, int] = {}
     for name, field in schema.items():
         if field.optional and name not in sizes:
@@ -104,7 +110,7 @@ def traffic_within_bound(case: Case) -> None:
     known = {label for held in counts.values() for label, count in enumerate(held) if count}
     found = Counter[tuple[str, int, int]]()
     for entry in case.result.ledger.entries():
-        if entry.tensor != "(header)" and not _is_enrolment(wires(entry.client)[0], entry):
+        if entry.tensor != HEADER and not _is_enrolment(wires(entry.client)[0], entry):
             found[entry.direction, entry.client, entry.round] += entry.bytes
     for (direction, k, t), size in found.items():
         held = sum(count > 0 for count in counts[k])

@@ -88,6 +88,7 @@ class CommonSettings(TypedDict, total=False):
     dp_share: float
     dp_noise: float | None
     dp_secure: bool
+    share_counts: bool
     participation: float
     drop_rate: float
     straggler_rate: float
@@ -196,9 +197,13 @@ class CommonSettings(TypedDict, total=False):
     rebuild: bool
     last_epoch: bool
     mu: float
+    scaler: bool
+    masked: bool
     threshold: float
     server_epochs: int
     server_batch: int
+    widths: int
+    distill: float
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int

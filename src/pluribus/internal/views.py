@@ -7,9 +7,13 @@ from typing import Literal, get_args
 
 from pluribus.errors import UnknownNameError
 
-View = Literal["after", "before", "own"]
+View = Literal["after", "before", "global", "group", "own"]
 AFTER: View = "after"
-ABOUT = "The model that is evaluated: after local training, before it, or each method's own headline."
+ABOUT = (
+    "The model that is evaluated: after local training, before it, the server's (global, or group: one per "
+    "architecture), or each method's own headline."
+)
+SERVER_VIEWS = {"global": "the server's model", "group": "the server's model of the architecture"}
 
 
 def check_view(wanted: str) -> None:
@@ -32,7 +36,7 @@ def choose_view(views: Iterable[str], wanted: str) -> str:
 
 def view_text(view: str) -> str:
     """A view in words."""
-    return f"{view} local training" if view in ("after", "before") else view
+    return f"{view} local training" if view in ("after", "before") else SERVER_VIEWS.get(view, view)
 
 
 def views_text(views: Mapping[str, str]) -> str:

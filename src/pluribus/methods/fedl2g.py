@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
-from pluribus.errors import PartitionError
+from pluribus.errors import ConflictError, PartitionError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import Method, Need, Sizes, Traffic, name_of, register
 from pluribus.ops import derivable, directional, onehot, recurrent, rows_mean, turn_into_gradients
@@ -63,6 +63,11 @@ class FedL2G(Method):
     def check(self, task: Task, cards: Cards) -> None:
         if self.quiz is None:
             return
+        if not task.share_counts:
+            raise ConflictError(
+                "--quiz must leave every client rows to train on, but no client tells how many it has "
+                "(--no-share-counts): leave out --quiz, so that each client chooses the size itself."
+            )
         for card in cards.values():
             if card.samples <= self.quiz:
                 raise PartitionError(

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from pluribus.client import Batch, Client
+from pluribus.errors import ConflictError
 from pluribus.message import Field, Message, Rows, Wire
 from pluribus.method import register
 from pluribus.methods._prototypes import Prototypes
 from pluribus.ops import Tally, rows_mean
 from pluribus.server import Server
-from pluribus.task import Card, Task
+from pluribus.task import Card, Cards, Task
 
 
 @register("fedproto")
@@ -34,6 +35,12 @@ class FedProto(Prototypes):
         wire = super().schema(task, card)
         counts = {"counts": Field((task.classes,), torch.int32, least=0, source="statistic")}
         return Wire(down=wire.down, up={**wire.up, **(counts if self.weighting == "samples" else {})})
+
+    def check(self, task: Task, cards: Cards) -> None:
+        if self.weighting == "samples" and not task.share_counts:
+            raise ConflictError(
+                "--weighting samples sends how many rows a client has: use --weighting uniform with --no-share-counts."
+            )
 
     def prepare(self, client: Client) -> None:
         client.state.seen = Tally(client.task.classes, client.card.width)

@@ -35,12 +35,15 @@ class Scaffold(Method):
     """Factor on the clients' mean progress."""
 
     def schema(self, task: Task, card: Card) -> Wire:
-        """Weights and control variates are sent as vectors, buffers such as batch-norm statistics by name."""
+        """Weights and control variates are sent as vectors, buffers such as batch-norm statistics by name.
+
+        What is uploaded are changes. They have other names than what is downloaded, so they are measured from zero.
+        """
         model = task.shape_of(card.model)
         vector = Field((trainable(model),), source="weights")
         buffers = {name: f for name, f in schema_of(model, "model.").items() if name in _buffers(model)}
         return Wire(
-            down=schema_of(model, "model.") | {"control": vector}, up={"progress": vector, "control": vector} | buffers
+            down=schema_of(model, "model.") | {"control": vector}, up={"progress": vector, "changes": vector} | buffers
         )
 
     def setup(self, server: Server) -> None:
@@ -62,7 +65,7 @@ class Scaffold(Method):
         moved = start - _weights(client)  # x - y_i
         new = c_i - client.got.tensor("control") + moved / (max(steps, 1) * client.now["lr"])  # option II
         client.state.control = new if steps else c_i
-        return Message({"progress": -moved, "control": client.state.control - c_i, **_buffers(client.model)})
+        return Message({"progress": -moved, "changes": client.state.control - c_i, **_buffers(client.model)})
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         loss, y = self.loss(client, batch), client.parameters()
@@ -74,7 +77,7 @@ class Scaffold(Method):
         """x <- x + eta_g mean of progress; c <- c + |S| / N mean of its change. Each client counts once."""
         mean, model = average_uploads(server, uploads, weighting="uniform"), server.state.model
         share = len(uploads) / server.task.clients
-        server.state.control = server.state.control + share * mean.pop("control")
+        server.state.control = server.state.control + share * mean.pop("changes")
         x = {name: p for name, p in model.named_parameters() if p.requires_grad}
         progress = unflatten(mean.pop("progress"), x)
         moved = {name: p + self.server_lr * progress[name] for name, p in x.items()}

@@ -50,6 +50,7 @@ class Structure:
     """How the channels of a network are connected."""
 
     entry: nn.Module | None = None  # the layer that takes rows
+    lookups: list[nn.Module] = field(default_factory=list)  # embeddings before it, of a table's categories
     dimensions: dict[tuple[nn.Module, str], Dimension] = field(
         default_factory=dict
     )  # of inputs and outputs, if special
@@ -59,12 +60,23 @@ class Structure:
 
 
 class _Joins(TorchFunctionMode):
-    """Refuses networks that join channels: the first channels of two layers are not the first of both together."""
+    """Refuses networks that join channels: the first channels of two layers are not the first of both together.
+
+    A table's row may be joined of numbers and embedded categories, which then stay whole.
+    """
+
+    def __init__(self, found: Structure) -> None:
+        super().__init__()
+        self._found = found
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        if func is torch.cat and args[0][0].dim() == 4 and (args[1:2] or (kwargs.get("dim", 0),))[0] in (1, -3):
-            raise MismatchError("it joins the channels of several layers")
+        if func is torch.cat:
+            dimensions, at = args[0][0].dim(), (args[1:2] or (kwargs.get("dim", 0),))[0]
+            if dimensions == 4 and at in (1, -3):
+                raise MismatchError("it joins the channels of several layers")
+            if dimensions == 2 and at in (1, -1) and isinstance(self._found.entry, nn.Embedding | None):
+                self._found.entry = None  # what takes the joined row
         return func(*args, **kwargs)
 
 
@@ -75,7 +87,10 @@ def structure_of(net: nn.Module, shape: Input | tuple[int, ...]) -> Structure:
 
     def note(module: nn.Module, inputs: tuple[Any, ...], output: Any) -> None:
         nonlocal last
-        if found.entry is None and isinstance(module, (*_CONVOLUTIONS, nn.Linear, nn.Embedding)):
+        if isinstance(module, nn.Embedding) and isinstance(found.entry, nn.Embedding | None):
+            found.lookups.append(module)
+            found.entry = module
+        elif found.entry is None and isinstance(module, (*_CONVOLUTIONS, nn.Linear)):
             found.entry = module
         elif isinstance(module, nn.Linear) and last is not None and inputs[0].dim() == 2:
             if math.prod(last) == module.in_features:
@@ -86,7 +101,7 @@ def structure_of(net: nn.Module, shape: Input | tuple[int, ...]) -> Structure:
 
     hooks = [module.register_forward_hook(note) for module in net.modules()]
     try:
-        with _Joins():
+        with _Joins(found):
             run_with_zeros(net, shape)
     finally:
         for hook in hooks:
@@ -122,7 +137,8 @@ def _narrow_layer(layer: nn.Module, share: float, structure: Structure) -> nn.Mo
     """The same layer with fewer channels. None: it has no weights of its own."""
 
     def kept(size: int, side: str) -> int:
-        if side == "in" and layer is structure.entry:
+        is_lookup = layer in structure.lookups and not isinstance(structure.entry, nn.Embedding)
+        if is_lookup or (side == "in" and layer is structure.entry):
             return size
         return structure.of(layer, side).kept(size, share)
 
@@ -192,22 +208,26 @@ class Part:
         return picked[0][:, None], picked[1]
 
 
-def part_of(whole: nn.Module, small: nn.Module, shape: Input | tuple[int, ...], first: int = 0) -> Part:
-    """Which numbers of a whole model a narrow one holds: in a layer of K channels, those from `first` mod K on."""
-    structure, sizes = structure_of(whole, shape), small.state_dict()
-    found: dict[str, tuple[Tensor | None, ...]] = {}
-    for prefix, module in whole.named_modules():
-        for own, value in module.state_dict(prefix="").items():
-            if "." in own:
-                continue
-            name = f"{prefix}.{own}" if prefix else own
-            sides = _sides(module, own, value.dim())
-            pairs = zip(value.shape, sizes[name].shape, sides, strict=True)
-            found[name] = tuple(
-                None if full == kept else structure.of(module, side).indices(full, kept, first)
-                for full, kept, side in pairs
-            )
-    return Part(found)
+class Cut:
+    """How a narrow model is cut out of a whole one."""
+
+    def __init__(self, whole: nn.Module, small: nn.Module, shape: Input | tuple[int, ...]) -> None:
+        structure, sizes = structure_of(whole, shape), small.state_dict()
+        self._dimensions: dict[str, list[tuple[Dimension, int, int]]] = {}  # of each tensor, with both sizes
+        for prefix, module in whole.named_modules():
+            own = {name: value for name, value in module.state_dict().items() if "." not in name}
+            for name, value in own.items():
+                path = f"{prefix}.{name}" if prefix else name
+                forms = [structure.of(module, side) for side in _sides(module, name, value.dim())]
+                self._dimensions[path] = list(zip(forms, value.shape, sizes[path].shape, strict=True))
+
+    def part(self, first: int = 0) -> Part:
+        """The part that holds, in a layer of K channels, those from `first` mod K on."""
+
+        def indices(form: Dimension, full: int, kept: int) -> Tensor | None:
+            return None if full == kept else form.indices(full, kept, first)
+
+        return Part({name: tuple(indices(*one) for one in some) for name, some in self._dimensions.items()})
 
 
 def _sides(module: nn.Module, name: str, dimensions: int) -> tuple[str, ...]:

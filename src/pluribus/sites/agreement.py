@@ -26,7 +26,7 @@ from pluribus.optim import Life, Rule
 from pluribus.privacy.terms import Terms
 from pluribus.settings import convert_fields
 from pluribus.targets import CLASSES, Target, TargetKind
-from pluribus.task import Card, Task
+from pluribus.task import EQUAL, Card, Task
 
 MOST = 1_000_000  # clients, rounds, epochs, samples of a batch
 LEAST = {"clients": 1, "rounds": 1, "epochs": 0, "batch": 1}
@@ -71,6 +71,7 @@ class Agreement:
     class_weights: Literal["equal", "balanced"] = "equal"
     metrics: tuple[str, ...] = ("accuracy",)  # the headline first
     privacy: Terms | None = None  # of every site; None: nothing is bounded
+    share_counts: bool = True  # whether sites tell how many rows they have
     version: str = __version__
 
     @classmethod
@@ -101,6 +102,7 @@ class Agreement:
             class_weights=one.class_weights,
             metrics=metrics_of_sites(one, target.kind),
             privacy=_terms(one),
+            share_counts=one.share_counts,
         )
 
     def facts(self) -> dict[str, Any]:
@@ -137,6 +139,7 @@ class Agreement:
                 "columns": tuple(map(_text, facts.get("columns", ()))),
                 "categories": tuple(tuple(map(_text, values)) for values in facts.get("categories", ())),
                 "public": tuple(check_integer(size, 0) for size in facts["public"]),
+                "share_counts": _yes_or_no(facts.get("share_counts", True), "share_counts"),
                 "privacy": None if (terms := facts.get("privacy")) is None else Terms(**terms),
             }
             agreed = cls(**facts | counts | texts | others)
@@ -216,6 +219,7 @@ class Agreement:
             weights_of=dict(weights_of),
             unseen=unseen,
             metrics=self.metrics,
+            share_counts=self.share_counts,
         )
 
     def local(self) -> Local:
@@ -236,10 +240,11 @@ def _terms(one: Experiment) -> Terms | None:
 
 def make_card(task: Task, client: int, model: str, samples: int) -> Card:
     """The card of a client with this model."""
+    told = samples if task.share_counts else EQUAL
     if model in task.unseen:
-        return Card(client, model, samples, *task.unseen[model])
+        return Card(client, model, told, *task.unseen[model])
     built = task.shape_of(model)
-    return Card(client, model, samples, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
+    return Card(client, model, told, built.width, tuple(tuple(p.shape) for p in built.head.parameters()))
 
 
 def metrics_of_sites(one: Experiment, target: TargetKind) -> tuple[str, ...]:
@@ -289,6 +294,12 @@ def check_integer(value: Any, least: int | None = None, most: int | None = None)
 def sanitize(text: Any) -> str:
     """Text from another machine, safe for a log line: short, and without control characters."""
     return "".join(c if c.isprintable() else " " for c in str(text)[:MOST_SHOWN])
+
+
+def _yes_or_no(value: Any, name: str) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be true or false, not '{sanitize(value)}'")
+    return value
 
 
 def _text(value: Any) -> str:

@@ -74,6 +74,7 @@ def _agree_with_itself(site: SiteFile, means: SiteResources) -> Agreement:
         target=Target(train.target),
         columns=train.columns,
         categories=categories,
+        share_counts=means.share_counts,
     )
 
 

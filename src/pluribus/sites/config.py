@@ -134,6 +134,8 @@ class SiteFile:
     """Pretrained weights for `model`: timm, torchvision, or a folder with a file MODEL.safetensors."""
     allow: tuple[str, ...] = ()
     """Models, such as package.module.builder, that the server may name besides registered ones."""
+    share_counts: bool = True
+    """Tell the server how many rows this site has. false: refuse a federation that asks."""
     device: str = "auto"
     """cpu, cuda, or auto."""
     threads: int | None = setting(None, at_least=1, at_most=4096)

@@ -15,7 +15,16 @@ from pluribus.errors import AgreementError, DataError, MessageError, MismatchErr
 from pluribus.experiment import Experiment
 from pluribus.federation import Federation, Observer
 from pluribus.internal.robustness import check_robustness
-from pluribus.method import Method, Need, PeerMethod, Wires, check_needs, describe_completed, hyperparameters
+from pluribus.method import (
+    Method,
+    Need,
+    PeerMethod,
+    Wires,
+    check_needs,
+    describe_completed,
+    hyperparameters,
+    note_weights,
+)
 from pluribus.models.unseen import Unseen
 from pluribus.privacy.check import why_unbounded
 from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
@@ -36,8 +45,8 @@ class SiteFacts:
     """What a site reports at the start."""
 
     model: str
-    samples: int
-    test: int
+    samples: int | None  # None: sites do not tell how many rows they have
+    test: int | None
     public: tuple[tuple[int, ...], str] | None  # number of public rows of each client, and the digest of all
     own: Unseen | None = None  # about a model that only the site can build
     pretrained: bool = False
@@ -61,10 +70,10 @@ class ReportedSizes:
     def __init__(self, facts: Mapping[int, SiteFacts]) -> None:
         self._facts = facts
 
-    def samples(self, client: int) -> int:
+    def samples(self, client: int) -> int | None:
         return self._facts[client].samples
 
-    def test_samples(self, client: int) -> int:
+    def test_samples(self, client: int) -> int | None:
         return self._facts[client].test
 
     def counts(self, client: int) -> None:
@@ -87,29 +96,31 @@ def greet(
         for k in missing:
             answer = answers.get(k, Missing("no answer"))
             if not isinstance(answer, Missing):
-                facts[k] = _read_hello(answer, k, names[k], agreement.clients)
+                facts[k] = _read_hello(answer, k, names[k], agreement)
                 model = facts[k].model if facts[k].own is None else "a model of its own"
-                tell(f"{names[k]} is connected: {model}, {facts[k].samples} training rows")
+                rows = "" if facts[k].samples is None else f", {facts[k].samples} training rows"
+                tell(f"{names[k]} is connected: {model}{rows}")
             elif time.monotonic() >= end:
                 raise WorkerError(f"site {names[k]} did not connect within {seconds:.0f} s: {sanitize(answer.reason)}.")
     return facts
 
 
-def _read_hello(answer: bytes, k: int, name: str, clients: int) -> SiteFacts:
+def _read_hello(answer: bytes, k: int, name: str, agreement: Agreement) -> SiteFacts:
     try:
         head = unseal(answer).head
         if "refused" in head:
             raise AgreementError(sanitize(head["refused"]))
-        samples, test = (check_integer(head[which], 0, MOST_ROWS) for which in ("samples", "test"))
+        told = ("samples", "test") if agreement.share_counts else ()
+        counts = {name: check_integer(head[name], 0, MOST_ROWS) for name in told}
         own = read_unseen(head["own"]) if "own" in head else None
         model = check_model(head["model"]) if own is None else own_name(k)
-        public, pretrained = _read_public(head["public"], clients), head["pretrained"] is True
-        facts = SiteFacts(model, samples, test, public, own, pretrained)
+        public, pretrained = _read_public(head["public"], agreement.clients), head["pretrained"] is True
+        facts = SiteFacts(model, counts.get("samples"), counts.get("test"), public, own, pretrained)
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
         raise type(error)(f"site {name}: {error.sentence}") from error
-    if not facts.samples:
+    if facts.samples == 0:
         raise DataError(f"site {name} has no training data.")
     return facts
 
@@ -189,6 +200,7 @@ def make_federation(
         raise MismatchError(f"{agreement.method} cannot run with dp_epsilon: {reason}")
     known = [model for model in cards.architectures() if model not in task.unseen]
     notes = method.warnings(task, known) + describe_completed(experiment.build_method(), method)
+    notes += note_weights(method, task)
     notes += _check_defense(experiment, method, task, cards)
     parts = Parts(experiment, method, task, cards, data, notes)
     absences = Absences(folder.path / "missing.jsonl")

@@ -110,9 +110,12 @@ class Remote:
                 parts = {str(j): data for j, data in request.messages().items()}
                 models = {str(j): self.models[j] for j in request.inbox}  # they determine the schemas
                 return {"verb": "learn", "t": t, "teachers": models}, parts
-            case Evaluate(_, t, down, best):
-                known = None if best is None else best._asdict()
-                return {"verb": "evaluate", "t": t, "best": known}, {} if down is None else {"down": down}
+            case Evaluate(_, t, down, best, published):
+                head = {"verb": "evaluate", "t": t, "best": None if best is None else best._asdict()}
+                parts = {} if down is None else {"down": down}
+                if published:
+                    head["models"] = {view: one.model for view, one in published.items()}
+                return head, parts | {view: one.tensors for view, one in published.items()}
 
     def _open_answer(self, request: Request, answer: Envelope) -> Answer:
         if "refused" in answer.head:
@@ -123,7 +126,7 @@ class Remote:
         if isinstance(request, Enrol):
             up = answer.parts.get("up", b"")
             self._check_message(up, self.wires(k)[0].once, "its enrolment")  # once, so no bound can be learned
-            steps = _read_steps(answer.head.get("steps"))
+            steps = self._steps_of(answer)
             self._enrolled.add(k)
             return Reply(up, None, steps=steps, privacy=_read_spent(answer.head.get("privacy")))
         stage = request.stage if isinstance(request, Work) else 0
@@ -134,9 +137,13 @@ class Remote:
                 self.norms.check(request.t, stage, k, norms)
         loss, *times = (_number_or_none(answer.head.get(name)) for name in ("loss", "compute", "communication"))
         compute, communication = (min(max(0.0, one or 0.0), self.seconds) for one in times)
-        steps, left_out = _read_steps(answer.head.get("steps")), _read_left_out(answer.head.get("left_out"), request)
+        steps, left_out = self._steps_of(answer), _read_left_out(answer.head.get("left_out"), request)
         spent = _read_spent(answer.head.get("privacy"))
         return Reply(sent, loss, compute, communication, steps, left_out, spent)
+
+    def _steps_of(self, answer: Envelope) -> int | None:
+        """The number of gradient steps. None: sites do not tell, because it depends on how many rows they have."""
+        return _read_steps(answer.head.get("steps")) if self.agreement.share_counts else None
 
     def _check_message(self, data: bytes, schema: Schema, who: str) -> dict[str, float]:
         """Refuse a message that does not match its schema, or with numbers that nobody can compute with. Returns the

@@ -2,7 +2,8 @@
 
 A responder answers one request at a time. It saves state and answer of a request in one file, atomically by rename, and
 then sends the answer. So a request that arrives twice is done once and gets the same answer twice. If the server went
-back to an earlier round, the site goes back to its state of that round.
+back to an earlier round, the site goes back to its state of that round. What it has spent of its privacy budget stays
+spent: its messages were sent.
 """
 
 from __future__ import annotations
@@ -31,12 +32,15 @@ from pluribus.errors import (
 )
 from pluribus.evaluate import Selection
 from pluribus.host import Host, Tensors
+from pluribus.internal.blame import first_line
 from pluribus.internal.metrics import METRICS
 from pluribus.internal.snapshot import copy_all
-from pluribus.method import Method, Need, PeerMethod
+from pluribus.internal.views import SERVER_VIEWS
+from pluribus.method import Method, Need, PeerMethod, check_counts
 from pluribus.models.unseen import Unseen
+from pluribus.privacy.account import choose_larger
 from pluribus.privacy.check import check_private
-from pluribus.request import Enrol, Evaluate, Learn, Measured, Reply, Request, Teach, Work
+from pluribus.request import Enrol, Evaluate, Learn, Measured, Published, Reply, Request, Teach, Work
 from pluribus.sites.agreement import (
     Agreement,
     check_integer,
@@ -56,6 +60,7 @@ from pluribus.task import Card, Task
 STATE, ANSWER = "state/", "answer"
 STEPS, EVALUATED = "[0-9]*.safetensors", "evaluated.safetensors"
 SELECTED = "selected-*.safetensors"
+SPENT = "spent"  # the account of a private site that went back, in a file of this name
 KEPT = 8  # saved requests, so that the server may go back by a round of several exchanges
 CHOOSE = Normalize("auto")
 ENROLMENT = -1  # the round in which a client enrols
@@ -82,6 +87,7 @@ class SiteResources:
     normalize: Normalize = CHOOSE
     weights: str | None = None  # source of pretrained weights of its model
     allow: tuple[str, ...] = ()  # models that the server may name by their dotted path
+    share_counts: bool = True  # whether it tells how many rows it has, if the federation asks
 
 
 class Responder:
@@ -102,6 +108,10 @@ class Responder:
         envelope = unseal(blob)
         agreement = Agreement.of(envelope.head.get("agreement"))
         k, verb = _read_number(envelope.head, "client", agreement.clients), envelope.head.get("verb")
+        if agreement.share_counts and not self._means.share_counts:
+            raise AgreementError(
+                "this site does not tell how many rows it has: set share_counts = false in federation.toml."
+            )
         if verb == "hello":
             self._fit(agreement)
             return seal(self._facts(agreement, k), {})
@@ -159,10 +169,12 @@ class Responder:
         if is_own(card.model):
             model = {"own": {"width": card.width, "head": card.head}}
         pretrained = self._task(agreement).has_weights(card.model)
-        facts = {"samples": card.samples, "test": 0 if test is None else len(test.y), "pretrained": pretrained}
-        return (
-            model | facts | {"public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True))}
-        )
+        counts = {"samples": card.samples, "test": 0 if test is None else len(test.y)}
+        facts = {
+            "pretrained": pretrained,
+            "public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True)),
+        }
+        return model | (counts if agreement.share_counts else {}) | facts
 
     def _check_messages(self, agreement: Agreement, card: Card, public: tuple[int, ...]) -> None:
         """Refuse a model whose messages the server cannot know, because it has neither its code nor its weights."""
@@ -203,6 +215,9 @@ class Responder:
                 raise AgreementError(
                     f"this site cannot go back to round {step.t}: it no longer has its state of that round."
                 )
+            assert self._agreed is not None
+            if self._agreed[0].privacy is not None:
+                self._keep_account(request.client)
             self._host = None
             for one in later:
                 saved.pop(one).path.unlink()
@@ -258,12 +273,15 @@ class Responder:
             data = Holdings(*self._fit(agreement), agreement.clients, means.device, means.normalize)
             self._scale, where = data.scale, (agreement.local(), means.device, lambda _: None)
             method, task, local = self._method(agreement), self._task(agreement), where[0]
+            check_counts(method, task, [self._cards[k]])
             if local.privacy is not None:
                 check_private(method, task, [self._cards[k]], local, "none" if data.scale is None else "client")
             self._host = Host(method, task, self._cards, data, *where)
             self._host.rehearse()
             if saved := self._load_saved():
                 self._restore(self._host, k, saved[max(saved)].tensors())
+            if self._account_path().exists():
+                self._restore_account(self._host, k)
         return self._host
 
     def _restore(self, host: Host, k: int, kept: Tensors) -> None:
@@ -274,6 +292,25 @@ class Responder:
                 f"that folder away to start again."
             )
         copy_all(live, kept)
+
+    def _account_path(self) -> Path:
+        return self._folder() / f"{SPENT}.safetensors"
+
+    def _keep_account(self, k: int) -> None:
+        """Write what the client has spent to a file that outlives the states of later rounds."""
+        write_tensors(self._account_path(), {SPENT: self._get_host(k).client(k).state.spent.cpu()}, {})
+
+    def _restore_account(self, host: Host, k: int) -> None:
+        path, state = self._account_path(), host.client(k).state
+        try:
+            with safe_open(path, framework="pt") as file:
+                known = file.get_tensor(SPENT)
+            state.spent = choose_larger(state.spent, known.to(state.spent))
+        except (SafetensorError, OSError, RuntimeError) as error:
+            raise DamagedFileError(
+                f"{path} is damaged ({first_line(error)}), so nobody knows what this site has spent of its privacy "
+                f"budget: give the run another name."
+            ) from error
 
     def _save(self, step: Step, digest: str, answer: bytes, k: int) -> None:
         state = _copies(self._get_host(k).client(k).all_tensors())
@@ -359,9 +396,19 @@ def _read_request(envelope: Envelope, agreement: Agreement, method: Method, k: i
         case "learn" if peers:
             return Learn(k, t(), {j: envelope.parts[str(j)] for j in _read_teachers(envelope, agreement, k)})
         case "evaluate":
-            return Evaluate(k, t(), down, _read_best(head.get("best"), agreement))
+            published = _read_published(envelope, method)
+            return Evaluate(k, t(), down, _read_best(head.get("best"), agreement), published)
         case verb:
             raise SchemaError(f"method {agreement.method} has no request '{sanitize(verb)}'.")
+
+
+def _read_published(envelope: Envelope, method: Method) -> dict[str, Published]:
+    """The models of the server by view. Only registered models are built here."""
+    views = [view for view in method.views if view in SERVER_VIEWS]
+    models = envelope.head.get("models", {})
+    if not isinstance(models, dict) or models.keys() != set(views) or not set(views) <= envelope.parts.keys():
+        raise SchemaError(f"an evaluation needs the models of the views {', '.join(views) or 'of no server'}.")
+    return {view: Published(check_model(models[view]), envelope.parts[view]) for view in views}
 
 
 def _read_teachers(envelope: Envelope, agreement: Agreement, k: int) -> dict[int, str | Unseen]:
@@ -414,8 +461,9 @@ def _seal_reply(reply: Reply) -> bytes:
         "loss": loss,
         "compute": reply.compute,
         "communication": reply.communication,
-        "steps": reply.steps,
     }
+    if reply.steps is not None:
+        facts["steps"] = reply.steps
     if reply.left_out:
         facts["left_out"] = {str(j): reason for j, reason in reply.left_out.items()}
     if reply.privacy is not None:

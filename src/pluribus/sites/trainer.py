@@ -64,7 +64,8 @@ def load_resources(site: SiteFile) -> SiteResources:
     public = None if site.public is None else Public.read(site.public, site.image_size, reading)
     if public is not None:
         _print_notes(site.public, public.dataset)
-    return SiteResources(sets, public, site.model, site.state, device, normalize, site.weights, site.allow)
+    how = normalize, site.weights, site.allow, site.share_counts
+    return SiteResources(sets, public, site.model, site.state, device, *how)
 
 
 def known_classes(site: SiteFile, own: Mapping[str, Dataset]) -> tuple[str, ...]:

@@ -103,6 +103,10 @@ def _is_count(value: Any) -> bool:
     return type(value) is int and 0 <= value < MOST
 
 
+def _is_count_or_none(value: Any) -> bool:
+    return value is None or _is_count(value)
+
+
 def _is_number(value: Any) -> bool:
     return (type(value) is float and math.isfinite(value)) or (type(value) is int and abs(value) < MOST)
 
@@ -135,7 +139,12 @@ FURTHER: dict[str, Check] = {
     "notes": _is_table(_is_text, lambda note: True),
 }
 
-FACTS: dict[str, Check] = {"model": _is_text, "classes": _is_list(_is_text), "train": _is_count, "test": _is_count}
+FACTS: dict[str, Check] = {
+    "model": _is_text,
+    "classes": _is_list(_is_text),
+    "train": _is_count_or_none,
+    "test": _is_count_or_none,
+}
 FURTHER_FACTS: dict[str, Check] = {
     "name": _is_text,
     "exams": lambda sizes: _is_list(_is_count)(sizes) and len(sizes) == 2,

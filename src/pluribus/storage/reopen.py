@@ -18,6 +18,7 @@ from torch import nn
 
 from pluribus.assembly import Assembly, assemble
 from pluribus.client import Client
+from pluribus.data.scaling import choose_normalize, parse_normalize
 from pluribus.errors import (
     CheckpointError,
     ConflictError,
@@ -33,7 +34,9 @@ from pluribus.experiment import SITES, Experiment, from_toml
 from pluribus.host import make_host
 from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.lookup import is_given
-from pluribus.server_half import ServerHalf
+from pluribus.internal.views import SERVER_VIEWS
+from pluribus.method import methods
+from pluribus.server_half import ServerHalf, publish
 from pluribus.storage.checkpoint import READINGS, put_back
 from pluribus.storage.code import ADD, Allow, check_code
 from pluribus.storage.folder import RunFolder, check_unchanged
@@ -50,6 +53,7 @@ def load_model(
     round: Round = "selected",
     *,
     model: Any = None,
+    server: bool = False,
     data: Any = None,
     models: Any = None,
     partition: Any = None,
@@ -59,10 +63,11 @@ def load_model(
     """Load a trained model in eval mode.
 
     `path` is a file that `Result.save_model` wrote, or the folder of a run. In a folder, `client` chooses the model: by
-    default the one whose metrics the run reports, or with `round="last"` that of the last checkpoint. `model` is the
-    builder or module of the model in a file, if its name cannot be looked up. The folder of a run that was started with
-    objects needs the same `data`, `models`, `partition` and `public_data` again. `allow_code` lets the file or folder
-    name your own code: all of it, or a list of dotted paths.
+    default the one whose metrics the run reports, or with `round="last"` that of the last checkpoint. `server` takes
+    the server's model of the last checkpoint, for methods that have one. `model` is the builder or module of the model
+    in a file, if its name cannot be looked up. The folder of a run that was started with objects needs the same `data`,
+    `models`, `partition` and `public_data` again. `allow_code` lets the file or folder name your own code: all of it,
+    or a list of dotted paths.
     """
     if Path(path).is_file():
         if client is not None or round != "selected":
@@ -74,6 +79,9 @@ def load_model(
         raise ConflictError(f"{path} is a folder, which says how its models are built: leave out model=.")
     objects = {"data": data, "models": models, "partition": partition, "public_data": public_data}
     with open_run(path, allow_code, **objects) as (parts, folder):
+        if server:
+            with server_model(parts, folder, client) as found:
+                return copy_model(found)
         if client is None:
             clients = f"0 to {len(parts.cards) - 1}"
             raise MissingSettingError(f"{path} has a model for each client: choose one with client=, {clients}.")
@@ -119,6 +127,32 @@ def _load_last(parts: Assembly, folder: RunStore, k: int) -> AbstractContextMana
     host = make_host(parts, saved.client)
     host.client(k)  # reads the checkpoint now
     return host.open_view(latest, k, view, down)
+
+
+@contextmanager
+def server_model(parts: Assembly, folder: RunStore, client: int | None) -> Iterator[Client]:
+    """The server's model of the last round, in the place of a client.
+
+    The client decides which rows normalize, and with one model per architecture, which model it is.
+    """
+    views = [view for view in parts.method.views if view in SERVER_VIEWS]
+    if not views:
+        able = ", ".join(name for name, cls in methods().items() if any(view in SERVER_VIEWS for view in cls.views))
+        raise ConflictError(
+            f"{parts.experiment.method} has no model of the server: choose a client's. Methods that have one: {able}."
+        )
+    by_client = choose_normalize(parse_normalize(parts.experiment.normalize), parts.dataset).by_client
+    if client is None and (by_client or (views[0] == "group" and len(parts.cards.architectures()) > 1)):
+        why = "each client normalizes by its own rows" if by_client else "the server has a model per architecture"
+        raise MissingSettingError(f"{why}: choose a client, too, 0 to {len(parts.cards) - 1}.")
+    latest, saved = _find_latest(folder), folder.checkpoint
+    half = ServerHalf(parts.method, parts.task, parts.cards)
+    half.put_back(saved.server(), saved.enrolled())
+    half.begin(latest)
+    k = client or 0
+    models = publish(parts.method, half.server, k, {})
+    with make_host(parts, lambda _: None).open_view(latest, k, views[0], None, models) as guest:
+        yield guest
 
 
 def _find_latest(folder: RunStore) -> int:

@@ -44,7 +44,7 @@ class Selections:
 
     def _nbytes(self, k: int) -> int:
         """Size of the copy of a client's model and predictions."""
-        return self._cards.nbytes(k) + self._row_bytes * self._data.test_samples(k)
+        return self._cards.nbytes(k) + self._row_bytes * (self._data.test_samples(k) or 0)
 
     def groups(self, clients: Iterable[int]) -> Iterator[list[int]]:
         """Clients to evaluate together, so that their copies fit into memory. Copies are saved between groups."""

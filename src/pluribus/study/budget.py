@@ -56,7 +56,12 @@ def equal_rounds(described: Mapping[str, Experiment]) -> dict[str, int]:
 
 def _measure(described: Experiment, folder: Path) -> Budget:
     short = replace(
-        at_constant_rate(described), rounds=ROUNDS, evaluate="participants", evaluate_every=ROUNDS, out=str(folder)
+        at_constant_rate(described),
+        rounds=ROUNDS,
+        evaluate="participants",
+        evaluate_every=ROUNDS,
+        share_counts=True,  # else steps are not counted
+        out=str(folder),
     )
     try:
         history = run(short, progress=False).history
