@@ -14,7 +14,7 @@ from torch.nn import functional as F
 from pluribus.client import Batch, Client
 from pluribus.data.federated import Data
 from pluribus.message import Dim, Field, Inbox, Message, Rows, Wire, schema_of
-from pluribus.method import Exchange, Method, Need, PeerMethod
+from pluribus.method import Exchange, Method, Need, PeerMethod, ServerModel
 from pluribus.methods.fedavg import FedAvg
 from pluribus.ops import average_uploads, class_means, onehot, weighted_mean
 from pluribus.optim import Opt, Rule
@@ -376,6 +376,85 @@ class Sampled(Method):
 
 
 @dataclass(frozen=True)
+class Groups(Method):
+    """FedDF's shape: the server has a model per architecture, which is evaluated beside those of clients."""
+
+    paper = "toy"
+    up = "the model"
+    down = "the mean model of the architecture"
+    views = ("after", "group")
+    defenses = ("clip",)
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        model = schema_of(task.shape_of(card.model))
+        return Wire(down=model, up=model)
+
+    def setup(self, server: Server) -> None:
+        for card in server.cards.firsts():
+            setattr(server.state, f"of_{card.id}", server.task.start(card.model))
+
+    def _model(self, server: Server, client: int) -> nn.Module:
+        first = server.cards.architectures()[server.cards[client].model]
+        return getattr(server.state, f"of_{first}")
+
+    def download(self, server: Server, client: int) -> Message:
+        return Message.of(self._model(server, client))
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.load_state_dict(down.part())
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message.of(client.model)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        for model, first in server.cards.architectures().items():
+            alike = {k: upload.part() for k, upload in uploads.items() if server.cards[k].model == model}
+            if alike:
+                self._model(server, first).load_state_dict(weighted_mean(alike, dict.fromkeys(alike, 1)))
+
+    def server_model(self, server: Server, view: str, client: int) -> ServerModel:
+        return ServerModel(server.cards[client].model, self._model(server, client).state_dict())
+
+
+@dataclass(frozen=True)
+class Shares(Method):
+    """HeteroFL's shape: a client's capacity decides how much of one tensor of the server travels."""
+
+    paper = "toy"
+    up = "the client's part of the head's bias and weight"
+    down = "the same part of the server's"
+    needs = frozenset({Need.SAME_ARCHITECTURE})
+    defaults = MappingProxyType({"models": "mlp-64", "capacity": "1,0.5"})
+    defenses = ("clip",)
+
+    def schema(self, task: Task, card: Card) -> Wire:
+        head = schema_of(task.shape_of(card.model).head)
+        return Wire(down=head, up=head)
+
+    def setup(self, server: Server) -> None:
+        server.state.model = server.task.start(server.cards[0].architecture)
+
+    def download(self, server: Server, client: int) -> Message:
+        part = server.task.part_of(server.cards[client].model).take(server.state.model.state_dict())
+        return Message({name: part[f"head.{name}"] for name in ("weight", "bias")})
+
+    def receive(self, client: Client, down: Message) -> None:
+        client.model.head.load_state_dict(down.part())
+
+    def local_update(self, client: Client) -> Message:
+        client.fit(self.step)
+        return Message.of(client.model.head)
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        whole = server.state.model.state_dict()
+        for k, upload in uploads.items():
+            part = server.task.part_of(server.cards[k].model)
+            for name, value in upload.part().items():
+                whole[f"head.{name}"][part.at(f"head.{name}")] = value
+
+
+@dataclass(frozen=True)
 class Turns(Method):
     """An asynchronous method: one client per event, whoever the method draws."""
 
@@ -392,7 +471,7 @@ class Careful(FedAvg):
     needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
 
 
-TOYS = (Consensus, Mutual, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled)
+TOYS = (Consensus, Mutual, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled, Groups, Shares)
 
 
 # ---- methods with one fault each, which the conformance kit must find ------------------------------------------------

@@ -22,6 +22,7 @@ from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Federation, Observer, check_observers
 from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.keywords import Settings
+from pluribus.internal.paths import check_path
 from pluribus.method import Method
 from pluribus.processes import check_guarded
 from pluribus.result import Result
@@ -98,7 +99,7 @@ def resume(
     `allow_code` lets the folder name your own code: all of it, or a list of dotted paths.
     """
     check_guarded()
-    if (Path(path) / RESULT).exists():
+    if (check_path(path) / RESULT).exists():
         return load_result(path, allow_code=allow_code)
     watchers = _collect_observers(observers, track, progress)
     with closing(RunFolder.open(path)) as folder:
@@ -118,7 +119,8 @@ def load_result(path: str | Path, *, allow_code: Allow = False) -> Result:
     Its models need them. `allow_code` lets the folder name your own code for that: all of it, or a list of dotted
     paths.
     """
-    folder, config = Path(path), Path(path) / "config.toml"
+    folder = check_path(path)
+    config = folder / "config.toml"
     if not (folder / RESULT).exists():
         raise FileAccessError(f"{path} holds no finished run: it has no {RESULT}. pluribus resume finishes a run.")
     if config.exists():

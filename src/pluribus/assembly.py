@@ -37,6 +37,7 @@ from pluribus.models import OwnModel, build, note_on, own_models, width_of
 from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
 from pluribus.privacy.check import check_private
+from pluribus.settings import flag_name
 from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
 
@@ -112,6 +113,7 @@ def assemble(experiment: Experiment, dataset: Dataset | None = None, method: Met
     warnings = [
         *notes,
         *_note_holders(experiment, dataset),
+        *_note_unused(experiment, dataset, given),
         *class_notes,
         *_check_parts(experiment, parts, manifest),
         *(_note_left_out(manifest, rows) if disjoint else ()),
@@ -278,6 +280,21 @@ def _check_classes(kind: str | OwnPartition, dataset: Dataset) -> list[str]:
             f"another --partition (iid, dirichlet or natural)."
         )
     return [f"{dataset.name} has no classes: partition 'dirichlet' gives clients random numbers of rows, and no more."]
+
+
+def _note_unused(experiment: Experiment, dataset: Dataset, method: Method) -> list[str]:
+    """Notes on settings that were changed, but do nothing in this run. Runs of a study share them: none is refused."""
+    kind, optimizer = _kind(experiment, dataset), experiment.optimizer
+    used = find_partition(kind).reads
+    every = dict.fromkeys(name for known in BUILT_IN for name in PARTITIONS[known].reads)
+    idle = {name: f"partition '{name_partition(kind)}' does not use it" for name in every if name not in used}
+    if optimizer != "sgd":
+        idle["momentum"] = f"it is for sgd, and --optimizer is {optimizer}"
+    if dataset.target != "numbers":
+        idle["loss"] = f"{dataset.name} has {IN_WORDS[dataset.target]} to predict"
+    defaults = vars(Experiment) | dict(method.defaults)
+    changed = [name for name in idle if getattr(experiment, name) != defaults[name]]
+    return [f"{flag_name(name)} has no effect: {idle[name]}." for name in changed]
 
 
 def _note_holders(experiment: Experiment, dataset: Dataset) -> list[str]:

@@ -32,6 +32,7 @@ from pluribus.internal.attacks import Kind as AttackKind
 from pluribus.internal.blame import first_line
 from pluribus.internal.defenses import SHARE, SHARED, Defense
 from pluribus.internal.defenses import Name as DefenseName
+from pluribus.internal.digits import is_whole
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, find, hyperparameters, name_of, takes_one_model
@@ -39,7 +40,7 @@ from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_mod
 from pluribus.models.capacity import give_capacities, name_capacities, write_capacities
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
-from pluribus.privacy.terms import Level, Terms
+from pluribus.privacy.terms import LEAST_NOISE, MOST_CLIP, MOST_NOISE, Level, Terms
 from pluribus.settings import check_names, convert_fields, flag_name, group_names, setting, settings_of
 from pluribus.storage.folder import DIGEST, PUBLIC_DIGEST
 from pluribus.storage.toml import read_toml
@@ -160,13 +161,13 @@ class Experiment:
     """What is hidden: one row of a client; all of its rows, by noise in its messages; or by noise in their mean."""
     dp_delta: float = setting(1e-5, group="privacy", above=0, below=1, symbol="delta")
     """Chance that the bound of --dp-epsilon does not hold."""
-    dp_clip: float = setting(1.0, group="privacy", above=0, symbol="C")
+    dp_clip: float = setting(1.0, group="privacy", above=0, at_most=MOST_CLIP, symbol="C")
     """Largest norm of the gradient of one row; with --dp-level client, of a whole message."""
-    dp_sums_clip: float = setting(1.0, group="privacy", above=0)
+    dp_sums_clip: float = setting(1.0, group="privacy", above=0, at_most=MOST_CLIP)
     """Largest norm of the vector of one row, such as its features, in a sum over the rows of a class."""
     dp_share: float = setting(0.5, group="privacy", above=0, below=1)
     """Share of --dp-epsilon that class sums and counts may use, if they are accounted alone."""
-    dp_noise: float | None = setting(None, group="privacy", above=0, below=math.inf, symbol="sigma")
+    dp_noise: float | None = setting(None, group="privacy", at_least=LEAST_NOISE, at_most=MOST_NOISE, symbol="sigma")
     """Noise multiplier of training or messages. Default: so that the budget lasts. With less, training ends early."""
     dp_secure: bool = setting(False, group="privacy")
     """Draw noise and batches from the system's generator, not by --seed. The run cannot be repeated to the bit."""
@@ -526,6 +527,8 @@ def experiment(
         usual.pop("public_fraction", None)
     if name_capacities(given.get("models")):
         usual.pop("capacity", None)
+    if cls.capacity == "depth" and ("models" in given or usual.get("models") != cls.defaults.get("models")):
+        usual.pop("capacity", None)  # numbers of stages suit the method's own model
     return Experiment(method=name, hyper=hyper, **{**usual, **given})
 
 
@@ -584,7 +587,7 @@ def read_settings(written: dict[str, Any], where: str) -> dict[str, Any]:
     check_names(written, known_settings(), f"setting in {where}:", "pluribus run --help")
     models = written.get("models")
     if isinstance(models, dict):
-        if stray := [key for key in models if not str(key).isdecimal()]:
+        if stray := [key for key in models if not is_whole(str(key))]:
             raise FormatError(f"[models] in {where} maps client numbers to models, but '{stray[0]}' is not a number.")
         written["models"] = {int(key): name for key, name in models.items()}
     return convert_fields(Experiment, written)

@@ -131,8 +131,9 @@ class Method:
     """Defaults of settings that suit the method. They never change the user's data: a default in the group `data`, such
     as `image_size`, `clients` or `test_fraction`, holds only if the user names no `data`. There are two exceptions,
     which always hold: `public_fraction`, for methods that need public data, and the partition `auto`, which follows
-    the data. A hyper-parameter of the method may be listed too, with a value that suits the embedded data and models.
-    It holds only if the user names neither `data` nor `models`."""
+    the data. A default `capacity` of depth holds only with the method's own default of `models`. A hyper-parameter of
+    the method may be listed too, with a value that suits the embedded data and models. It holds only if the user names
+    neither `data` nor `models`."""
 
     def __init_subclass__(cls) -> None:
         for former, now in FORMER_HOOKS.items():

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.errors import ConflictError, FormatError, MissingSettingError
+from pluribus.internal.digits import is_whole
 
 RuleName = Literal["sgd", "adam", "amsgrad", "adamw"]
 Schedule = Literal["constant", "cosine", "steps"]
@@ -83,7 +84,7 @@ def parse_steps(given: str | Sequence[int]) -> tuple[int, ...]:
     if words == [""]:
         return ()
     for word in words:
-        if not word.isdecimal():
+        if not is_whole(word):
             raise FormatError(f"--lr-steps must be numbers of rounds, comma-separated, such as 30,60, not {word!r}.")
     return tuple(map(int, words))
 

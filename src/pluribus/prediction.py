@@ -299,9 +299,10 @@ def _open_model(
     if not path.is_dir():
         raise FileAccessError(f"there is no folder {path}: give the folder of a run, or the state folder of a site.")
     if not (path / "config.toml").exists():
-        if client is not None or server:
-            flag = "--client" if client is not None else "--global"
-            raise ConflictError(f"{path} is not the folder of a run, and a site has one model: leave out {flag}.")
+        if server:
+            raise ConflictError(f"{path} is not the folder of a run, and a site has no model of the server.")
+        if client is not None:
+            raise ConflictError(f"{path} is not the folder of a run, and a site has one client: leave out --client.")
         from pluribus.sites.recall import recall_client
 
         with recall_client(path, round, allow) as opened:

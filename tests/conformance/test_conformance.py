@@ -140,7 +140,7 @@ def test_the_plain_case_mixes_models_and_leaves_some_client_without_a_class(name
 def test_mixed_architectures_are_refused_where_one_is_needed(name):
     models = "tiny" if Need.PRETRAINED in find(name).needs else "small"
     with refused(MismatchError, name, "clients 0 ", "--models"):
-        case_of(name).but(models=models).run()
+        case_of(name).but(models=models, capacity="").run()
 
 
 @every_method

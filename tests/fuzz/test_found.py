@@ -14,16 +14,20 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
+import test_fuzz_sites as sites
 from guard import survives
-from test_fuzz_configs import FEDERATION
+from test_fuzz_configs import FEDERATION, SITE, SUPERLINK
 from test_fuzz_folders import forge, honest, layout_of
 from test_fuzz_images import VALID
+from test_fuzz_studies import summaries
 
 import pluribus
+from conftest import few_digits
 from pluribus.data.columns import read_columns
 from pluribus.data.datasets import is_code, load
 from pluribus.data.images import decode
 from pluribus.data.npz import read_npz
+from pluribus.data.partitions import OwnPartition, partition, take_partition
 from pluribus.data.reading import Reading, parse_columns
 from pluribus.errors import (
     DamagedDataError,
@@ -32,16 +36,29 @@ from pluribus.errors import (
     FileAccessError,
     FormatError,
     MismatchError,
+    PartitionError,
     PluribusError,
     RangeError,
 )
 from pluribus.experiment import Experiment, from_toml
+from pluribus.optim import parse_steps
+from pluribus.privacy.terms import Terms
 from pluribus.report import write_report
+from pluribus.sites.config import SiteFile, read_site
+from pluribus.sites.federate import Absences
+from pluribus.sites.flower.address import parse_address
+from pluribus.sites.flower.link import read_nodes, read_seen
+from pluribus.sites.join import _address
+from pluribus.sites.norms import LearnedNorms
 from pluribus.sites.serve import _read_agreement, read_federation
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.folder import RunFolder
+from pluribus.storage.history import read_summary
 from pluribus.storage.model_file import read_model
 from pluribus.storage.toml import read_toml, to_toml
+from pluribus.study.reproduce import summary
+from pluribus.study.tune import _read_trials, parse_space
+from pluribus.track.tracker import identity
 
 
 def check(found: Any, kind: type[PluribusError], *facts: object) -> None:
@@ -188,6 +205,112 @@ def test_a_page_without_a_name(tmp_path: Path) -> None:
     check(survives(lambda: write_report(run, "", embeddings="none"), tmp_path), FileAccessError)
 
 
+@pytest.mark.parametrize("key", ["9" * 5000, "x", "-1"])
+def test_models_of_clients_that_are_no_number(tmp_path: Path, key: str) -> None:
+    path = tmp_path / "config.toml"
+    path.write_text(to_toml({"models": {key: "mlp-64"}}))
+    check(survives(lambda: from_toml(path), tmp_path), FormatError, "[models]")
+
+
+@pytest.mark.parametrize("steps", ["9" * 5000, [10**400]])
+def test_rounds_of_thousands_of_digits(tmp_path: Path, steps: Any) -> None:
+    check(survives(lambda: parse_steps(steps), tmp_path), FormatError, "--lr-steps")
+
+
+@pytest.mark.parametrize("augment", [3, 0.5, True])
+def test_augmentations_that_are_no_text(tmp_path: Path, augment: Any) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text(to_toml(FEDERATION | {"augment": augment}))
+    check(survives(lambda: read_federation(path, "fedgh"), tmp_path), FormatError, "--augment")
+
+
+def test_the_number_of_a_node_with_thousands_of_digits(tmp_path: Path) -> None:
+    path = tmp_path / "federation.toml"
+    path.write_text(to_toml(SUPERLINK | {"nodes": {"north": "9" * 5000}}))
+    check(survives(lambda: read_federation(path, "fedgh"), tmp_path), FormatError, "nodes", "north")
+
+
+@pytest.mark.parametrize("port", ["9" * 5000, "65536"])
+def test_a_port_that_no_machine_has(tmp_path: Path, port: str) -> None:
+    check(survives(lambda: parse_address("--listen", f"localhost:{port}"), tmp_path), FormatError, "--listen")
+    site = SiteFile("n", f"localhost:{port}", Path("k"), "mlp-64", Path("s"))
+    check(survives(lambda: _address(site), tmp_path), FormatError, "server")
+
+
+def test_data_of_a_site_at_what_can_be_no_path(tmp_path: Path) -> None:
+    path = tmp_path / "site.toml"
+    path.write_text(to_toml(SITE | {"data": "x" * 5000}))
+    check(survives(lambda: read_site(path), tmp_path), FileAccessError, path, "x" * 20)
+
+
+@pytest.mark.parametrize("path", ["a\0b", "x" * 300])
+@pytest.mark.parametrize(
+    "use",
+    [
+        pluribus.resume,
+        pluribus.load_result,
+        pluribus.load_model,
+        lambda path: pluribus.run("local", out=path),
+        lambda path: pluribus.compare(["local"], out=path),
+        lambda path: write_report(honest(), path, embeddings="none"),
+    ],
+    ids=["resume", "load_result", "load_model", "run", "compare", "report"],
+)
+def test_folders_at_what_can_be_no_path(tmp_path: Path, use: Any, path: str) -> None:
+    check(survives(lambda: use(path), tmp_path), FileAccessError)
+
+
+@pytest.mark.parametrize(
+    "space", ["lr=1:inf", "lr=-1e308:1e308", "batch_size=1:inf", "batch_size=0.1:0.2:log", "batch_size=1:1e30"]
+)
+def test_a_space_that_cannot_be_searched(tmp_path: Path, space: str) -> None:
+    how: dict[str, Any] = {"data": few_digits(40, 3), "clients": 2, "models": "mlp-64", "trials": 1}
+    name = space.partition("=")[0]
+    check(survives(lambda: pluribus.tune("local", space=space, **how), tmp_path), FormatError, "--space", name)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"dp_noise": 1e-300},
+        {"dp_noise": 1e300},
+        {"dp_clip": float("inf")},
+        {"dp_clip": 1e300},
+        {"dp_sums_clip": float("inf")},
+    ],
+    ids=str,
+)
+def test_terms_of_privacy_that_cannot_be_computed(tmp_path: Path, settings: dict[str, float]) -> None:
+    (name,), (value,) = settings, settings.values()
+    found = survives(lambda: Experiment(dp_epsilon=1.0, **settings), tmp_path)
+    check(found, RangeError, f"--{name.replace('_', '-')}")
+    assert Terms(1.0, **{name.removeprefix("dp_"): value}).problem(), "a server cannot send it either"
+
+
+# Partitions -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int8", "uint64", "int32"])
+def test_client_numbers_of_any_type(dtype: str) -> None:
+    taken = take_partition(np.array([0, 1, 0, 1], dtype))
+    assert isinstance(taken, OwnPartition)
+    assert taken.clients == 2
+    found = partition(taken, np.zeros(4), 2, np.random.default_rng(0))
+    assert [part.tolist() for part in found] == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize("given", [[[[], 1], [2]], [[0], [2**64]], [[0.5], [1]], [["a"], [1]], [[0], 5]], ids=str)
+def test_rows_that_are_no_numbers(tmp_path: Path, given: Any) -> None:
+    check(survives(lambda: take_partition(given), tmp_path), FormatError, "--partition")
+
+
+def test_a_client_number_that_no_row_can_have(tmp_path: Path) -> None:
+    check(survives(lambda: take_partition([0, 2**62]), tmp_path), PartitionError, 2**62)
+    taken = take_partition(lambda labels, clients, rng: np.array([0, -5, 1]))
+    divide = partial(partition, taken, np.zeros(3), 2, np.random.default_rng(0))
+    check(survives(divide, tmp_path), PartitionError, -5)
+
+
 def test_rows_at_what_can_be_no_path(tmp_path: Path) -> None:
     run = honest()
     check(survives(lambda: pluribus.predict(run, ["x" * 300], client=0), tmp_path), FileAccessError, "x" * 50)
@@ -216,6 +339,9 @@ TRANSFER = {"round": 0, "exchange": 0, "client": 0, "direction": "up", "layout":
         ("metrics.jsonl", [RECORD | {"clients": {"x": {}}}]),
         ("metrics.jsonl", [RECORD, RECORD | {"round": 1, "clients": {"0": {"after": {"val": 0.5}}}}]),
         ("metrics.jsonl", [RECORD | {"seconds": float("nan")}]),
+        ("metrics.jsonl", [RECORD | {"privacy": {}}]),
+        ("metrics.jsonl", [RECORD | {"privacy": {"epsilon": {"0": "x"}, "used_up": []}}]),
+        ("metrics.jsonl", [RECORD | {"attackers": 5}]),
         ("metrics.jsonl", [5]),
         ("traffic.jsonl", [TRANSFER]),
         ("traffic.jsonl", [{"layout": 0, "tensors": {"a": -1}}]),
@@ -272,3 +398,129 @@ def test_model_files_with_wrong_facts(tmp_path: Path, facts: dict[str, Any], kin
     path = tmp_path / "model.safetensors"
     path.write_bytes(forge(written | {"__metadata__": known}, tensors))
     check(survives(lambda: read_model(path), tmp_path), kind, path)
+
+
+@pytest.mark.parametrize("selected", [None, {}, {"test": {}}, {"val": {"mean": 0.5}}, {"test": {"mean": "x"}}], ids=str)
+def test_summaries_that_no_run_writes(tmp_path: Path, selected: Any) -> None:
+    """An empty one is right: nobody was evaluated."""
+    run = tmp_path / "run"
+    shutil.copytree(honest(), run)
+    saved = read_json(run / "result.json")
+    saved["summary"]["after"]["selected"] = selected
+    (run / "result.json").write_text(json.dumps(saved))
+    found = survives(lambda: read_summary(run / "result.json"), tmp_path)
+    assert found == saved if selected == {} else isinstance(found, DamagedFileError)
+
+
+# State of sites, of servers and of searches ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "saved", [[], {"0 means": 5}, {"0 means": {"0": {}}}, {"0 means": {"0": {"0": None}}}], ids=str
+)
+def test_norms_that_no_server_wrote(tmp_path: Path, saved: Any) -> None:
+    file = tmp_path / "norms.json"
+    file.write_text(json.dumps(saved))
+    check(survives(lambda: LearnedNorms(file, 0).check(9, 0, 0, {"means": 1.0}), tmp_path), DamagedFileError, file)
+
+
+@pytest.mark.parametrize("read", [read_seen, read_nodes, lambda file: identity(file.parent, "wandb", str)])
+@pytest.mark.parametrize("saved", [[], 5, {"north": 5}, {"north": {"key": "k"}}, {"wandb": ["x"]}], ids=str)
+def test_small_tables_that_nobody_wrote(tmp_path: Path, read: Any, saved: Any) -> None:
+    file = tmp_path / "trackers.json"
+    file.write_text(json.dumps(saved))
+    check(survives(lambda: read(file), tmp_path), DamagedFileError, file)
+
+
+def test_a_note_that_is_no_text(tmp_path: Path) -> None:
+    file = tmp_path / "missing.jsonl"
+    file.write_text('"a"\n5\n')
+    check(survives(lambda: Absences(file), tmp_path), DamagedFileError, file, "line 2")
+
+
+@pytest.mark.parametrize("fact", [{"own": ""}, {"public": ""}, {"samples": "x"}, {"model": 5}, {"test": -1}], ids=str)
+def test_facts_that_no_site_sent(tmp_path: Path, fact: dict[str, Any]) -> None:
+    one, server = sites.honest("fedgh"), tmp_path / "server"
+    shutil.copytree(one.folder / "server", server)
+    path = server / "link" / "agreement.json"
+    saved = read_json(path)
+    saved["facts"]["1"] |= fact
+    path.write_text(json.dumps(saved))
+    check(survives(lambda: _read_agreement(path, one.file, one.described), tmp_path), DamagedFileError, path)
+    del saved["facts"]["1"]
+    path.write_text(json.dumps(saved))
+    check(survives(lambda: _read_agreement(path, one.file, one.described), tmp_path), DamagedFileError, path)
+
+
+def site_with(tmp_path: Path, facts: dict[str, Any], agreement: dict[str, Any]) -> Path:
+    """The state of a site whose newest file has other facts."""
+    name = sites.states("fedgh")[1]
+    found, tensors = sites.layout_of("fedgh", name)
+    known = found["__metadata__"]
+    agreed = json.dumps(json.loads(known["agreement"]) | agreement)
+    texts = known | {"agreement": agreed} | {key: json.dumps(value) for key, value in facts.items()}
+    sites.copy_site(tmp_path, "fedgh", name, forge(found | {"__metadata__": texts}, tensors))
+    return tmp_path / "0" / name
+
+
+@pytest.mark.parametrize("step", [[[], 0], [0], ["0", 0], 5])
+def test_a_step_that_no_site_saved(tmp_path: Path, step: Any) -> None:
+    path = site_with(tmp_path, {"step": step}, {})
+    one = sites.honest("fedgh")
+    responder = sites.site_of(one.parts, 0, tmp_path)
+    check(survives(lambda: responder.answer(one.requests["work"]), tmp_path), DamagedFileError, path)
+
+
+@pytest.mark.parametrize(
+    ("facts", "agreement", "kind"),
+    [
+        ({}, {"width": 10**6, "projector": "linear", "input": {"kind": "image", "shape": [1, 2**15, 2**15]}}, "large"),
+        ({}, {"public": [2**60]}, "empty"),
+        ({"rows": {"type": "uint8", "scale": {"mean": ["x"], "factor": 1.0}}}, {}, "numbers"),
+        ({"rows": {"type": "uint8", "scale": {"mean": [], "factor": 1.0}}}, {}, "numbers"),
+        ({"rows": {"type": "uint8", "scale": {"mean": 0.0, "factor": [[[[1.0]]]]}}}, {}, "numbers"),
+    ],
+)
+def test_a_site_that_claims_too_much(tmp_path: Path, facts: Any, agreement: Any, kind: str) -> None:
+    """Public rows take no memory: their number alone is needed."""
+    site_with(tmp_path, facts, agreement)
+    found = survives(lambda: pluribus.predict(tmp_path / "0", sites.ROWS, round="last"), tmp_path)
+    if kind == "empty":
+        assert len(found) == 1
+    else:
+        check(found, DamagedFileError, tmp_path)
+
+
+TRIAL: dict[str, Any] = {"trial": 0, "settings": {"lr": 0.05}, "score": 0.5}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        5,
+        {},
+        TRIAL | {"score": None},
+        TRIAL | {"score": "x"},
+        TRIAL | {"settings": {}},
+        TRIAL | {"settings": {"lr": "x"}},
+        TRIAL | {"settings": {"lr": 5.0}},
+        TRIAL | {"settings": {"lr": 0.05, "out": "/"}},
+    ],
+    ids=str,
+)
+def test_trials_of_no_search(tmp_path: Path, line: Any) -> None:
+    path, space = tmp_path / "trials.jsonl", parse_space("lr=0.01:0.1")
+    path.write_text(f"{json.dumps(TRIAL)}\n{json.dumps(line)}\n")
+    check(survives(lambda: _read_trials(path, Experiment("local"), space), tmp_path), DamagedFileError, path, "line 2")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("seed", []), ("summary", None), ("clients", {"0": 5}), ("reached", 5), ("bytes", None), ("seconds", "x")],
+)
+def test_summaries_of_no_table(tmp_path: Path, name: str, value: Any) -> None:
+    path = tmp_path / "table.json"
+    saved = read_json(summaries())
+    saved["groups"][0]["runs"][0][name] = value
+    path.write_text(json.dumps(saved))
+    check(survives(lambda: summary.read(path), tmp_path), DamagedFileError, path, name)

@@ -51,6 +51,9 @@ FEDERATION: dict[str, Any] = {
 TABLE = {name: value for name, value in FEDERATION.items() if name not in ("image", "augment")} | {
     "input": {"kind": "table", "columns": ["a", "b"], "categories": {"b": ["x", "y"]}, "shape": [2]}
 }
+SUPERLINK = FEDERATION | {
+    "superlink": "127.0.0.1:9093", "superlink_ca": "ca.crt", "nodes": {"north": 1, "south": "12345678901234567890"},
+}  # fmt: skip
 SITE: dict[str, Any] = {
     "name": "north", "server": "localhost:9092", "keys": "keys", "model": "mlp-64", "state": "state", "data": "digits",
     "train": "a", "val": "b", "test": "c", "public": "d", "image_size": 8, "val_fraction": 0.1, "test_fraction": 0.2,
@@ -65,7 +68,7 @@ Read = Callable[[Path], Any]
 READERS: dict[str, tuple[list[dict[str, Any]], Read]] = {
     "experiment": ([EXPERIMENT, *OTHERS], lambda path: Experiment(**from_toml(path))),
     "study": ([STUDY], lambda path: to_study(path)),
-    "federation": ([FEDERATION, TABLE], lambda path: read_federation(path, "fedgh")),
+    "federation": ([FEDERATION, TABLE, SUPERLINK], lambda path: read_federation(path, "fedgh")),
     "site": ([SITE], read_site),
     "keys": ([KEYS], read_site_keys),
     "comparison": ([COMPARED], lambda path: (common_settings(path), read_rows(path))),
@@ -111,7 +114,7 @@ def _floats(found: Any) -> list[float]:
     return [value for value in settings if isinstance(value, float)]
 
 
-@fuzzed(0.1)
+@fuzzed()
 @given(documents([EXPERIMENT]))
 def test_experiments_are_assembled_or_refused(document: dict[str, Any]) -> None:
     content = to_toml_bytes(document)
@@ -126,7 +129,7 @@ def test_experiments_are_assembled_or_refused(document: dict[str, Any]) -> None:
         check_file(content, read)
 
 
-@fuzzed(0.1)
+@fuzzed()
 @given(documents([COMPARED | {"data": few_digits(40, 3), "models": "mlp-64", "device": "cpu"}]))
 def test_comparisons_are_planned_or_refused(document: dict[str, Any]) -> None:
     content = to_toml_bytes(document)

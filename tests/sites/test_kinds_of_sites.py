@@ -564,7 +564,7 @@ def test_the_server_resumes_with_a_model_that_it_cannot_build(tmp_path: Path) ->
     parts, agreement, given = agreed("fedgh", models="mlp-64")
     facts = greet(agreement, NAMES, with_own(parts, given, tmp_path), seconds=0)
     saved = json.loads(json.dumps({k: dataclasses.asdict(one) for k, one in facts.items()}))
-    assert {int(k): SiteFacts.of(one) for k, one in saved.items()} == facts
+    assert {int(k): SiteFacts.of(one, int(k), len(saved)) for k, one in saved.items()} == facts
     assert facts[1].own == (64, ((10, 64), (10,)))
 
 

@@ -152,6 +152,7 @@ RUNS: dict[str, dict[str, Any]] = {
     "fedh2l": {"partition": "dirichlet", "val_fraction": 0.1, "public_fraction": 0.2, "evaluate_every": 1},
     "fedmd": {"public_fraction": 0.2, "pretrain_public": 1, "pretrain_private": 1},
     "kt-pfl": {"public_fraction": 0.2},
+    "heterofl": {"models": "cnn-16", "capacity": "1,0.5", "evaluate_every": 1},
 }
 
 

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 from pluribus.cli.failures import error_json
 from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, same_thing, unknown
+from pluribus.internal.digits import is_whole
 from pluribus.settings import FORMER, flag_name, settings_of
 
 if TYPE_CHECKING:
@@ -59,7 +60,7 @@ def begin(args: list[str]) -> tuple[Experiment, list[str]]:
         method, args = args[0], args[1:]
     named = {name: take_flag(args, flag_name(name))[0] for name in DECIDING}
     given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
-    given |= {name: int(given[name]) for name in ("clients", "window") if str(given.get(name)).isdecimal()}
+    given |= {name: int(given[name]) for name in ("clients", "window") if is_whole(given.get(name))}
     return experiment(method, config, **given), args
 
 

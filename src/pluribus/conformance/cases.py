@@ -45,6 +45,8 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
     """Settings that are small, that the method can work with, and under which a checkpoint follows every round."""
     cls = class_of(method)
     settings = TINY | {"models": models_for(cls, MIXED)}
+    if cls.capacity == "depth":  # a default for the method's own model, which is named here
+        settings["capacity"] = cls.defaults.get("capacity", "")
     if "image_size" in cls.defaults or Need.PRETRAINED in cls.needs:
         settings["image_size"] = cls.defaults.get("image_size", 16)
     if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
@@ -57,7 +59,7 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
 def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     """Those of two settings that suit the method; its own default if all clients need one model."""
     pretrained = Need.PRETRAINED in cls.needs
-    if takes_one_model(cls) and (pretrained or models != STATISTICS):
+    if takes_one_model(cls) and (pretrained or models != STATISTICS or cls.capacity == "depth"):  # few have stages
         return cls.defaults.get("models", ALONE[pretrained])
     return models[pretrained]
 
@@ -89,9 +91,10 @@ class Case:
         """The same case with other settings. `sample` names data of another kind, with models for it."""
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
-            before = {name: value for name, value in before.items() if name != "image_size"}
-            needs, one = self.cls.needs, takes_one_model(self.cls)
-            settings = sample.settings_for(one, Need.BATCH_NORM in needs, Need.PRETRAINED in needs) | settings
+            before = {name: value for name, value in before.items() if name not in ("image_size", "capacity")}
+            needs, depths = self.cls.needs, self.cls.capacity == "depth"
+            one, normed, pretrained = takes_one_model(self.cls), Need.BATCH_NORM in needs, Need.PRETRAINED in needs
+            settings = sample.settings_for(one, normed, depths, pretrained) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

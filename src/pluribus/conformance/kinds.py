@@ -26,6 +26,7 @@ HELD = 30  # rows of a natural client, one after the other
 GROUP = 3  # rows of one recording
 WIDTH = 16  # of the features of all clients
 HERE = __name__
+STAGED = {"signal": "cnn1d-2", "table": "table-mlp-2", "tensor": "mlp-128-64"}  # models with two stages
 
 
 class Sample(NamedTuple):
@@ -38,12 +39,16 @@ class Sample(NamedTuple):
     models: tuple[str, str]
     settings: dict[str, Any]
 
-    def settings_for(self, same_model: bool, batch_norm: bool = False, pretrained: bool = False) -> dict[str, Any]:
+    def settings_for(
+        self, same_model: bool, batch_norm: bool = False, depths: bool = False, pretrained: bool = False
+    ) -> dict[str, Any]:
         """The settings of an experiment with a method. `batch_norm`: with the first model, and batch norm in it.
 
-        `pretrained`: with a transformer that counts as pretrained.
+        `depths`: with clients of two depths of one model. `pretrained`: with a transformer that counts as pretrained.
         """
         models = self.models[0] if same_model else ",".join(self.models)
+        if depths and self.kind in STAGED:
+            return {"data": self.data, "models": STAGED[self.kind], "capacity": "2,1", "width": WIDTH, **self.settings}
         if batch_norm:
             models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
         if pretrained:

@@ -98,6 +98,8 @@ def parse_augmentations(given: str | Sequence[str]) -> tuple[str, ...]:
     >>> parse_augmentations("flip, crop"), parse_augmentations("")
     (('crop', 'flip'), ())
     """
+    if not isinstance(given, str | Sequence):
+        raise FormatError(f"--augment must be some of {', '.join(AUGMENTATIONS)}, not {given!r:.80}.")
     names = [name.strip() for name in given.split(",")] if isinstance(given, str) else list(given)
     if names == [""]:
         return ()

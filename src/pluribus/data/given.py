@@ -26,6 +26,7 @@ from pluribus.data.dataset import Dataset
 from pluribus.errors import DataError, FormatError, MismatchError
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
+from pluribus.internal.digits import is_whole
 from pluribus.internal.lookup import dotted_path, given_name, object_name
 from pluribus.targets import IN_WORDS, TargetKind
 
@@ -105,7 +106,7 @@ def _take_classes(y: Any, classes: Sequence[str]) -> Tensor:
     found = [known[one] for one in held.tolist()]
     if all(label in number for label in known):
         return torch.tensor([number[label] for label in found], dtype=torch.int64)
-    if wrong := [label for label in found if not label.isdecimal() or int(label) >= len(classes)]:
+    if wrong := [label for label in found if not is_whole(label) or int(label) >= len(classes)]:
         raise DataError(f"y has the label {wrong[0]}, but the classes are {', '.join(classes)}.")
     return torch.tensor([int(label) for label in found], dtype=torch.int64)
 

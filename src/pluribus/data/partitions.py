@@ -127,22 +127,17 @@ def take_partition(value: Any) -> str | OwnPartition:
         return value
     if callable(value):
         return dotted_path(value) or OwnPartition(given_name(object_name(value)), value)
-    try:
-        array = np.asarray(value)
-    except ValueError:  # lists of different lengths
-        array = np.empty(0)
-    if array.ndim == 1 and len(array) and np.issubdtype(array.dtype, np.integer):
-        if array.min() < NO_OWNER:
-            raise PartitionError(
-                f"partition has the client number {array.min()}: use {NO_OWNER} for rows that no client holds."
-            )
-        return OwnPartition(given_name("client-numbers"), array)
+    numbers = None if isinstance(value, Mapping) else _whole_numbers(value)
+    if numbers is not None and len(numbers):
+        _check_owners(numbers, "partition", len(numbers))
+        return OwnPartition(given_name("client-numbers"), numbers)
     if isinstance(value, Mapping):
         if missing := [client for client in range(len(value)) if client not in value]:
             raise PartitionError(f"partition gives rows to {len(value)} clients, but has none for client {missing[0]}.")
         value = [value[client] for client in range(len(value))]
-    if isinstance(value, Sequence) and value and all(_is_rows(rows) for rows in value):
-        return OwnPartition(given_name("row-numbers"), [np.asarray(rows, np.int64) for rows in value])
+    parts = [_whole_numbers(rows) for rows in value] if isinstance(value, Sequence) else []
+    if parts and all(part is not None for part in parts):
+        return OwnPartition(given_name("row-numbers"), [part for part in parts if part is not None])
     raise FormatError(
         "--partition must be a name, a function, one client number per row, or one list of row numbers per client, not "
         f"{value!r:.80}."
@@ -154,9 +149,27 @@ def name_partition(value: str | OwnPartition) -> str:
     return value if isinstance(value, str) else value.name
 
 
-def _is_rows(rows: Any) -> bool:
-    array = np.asarray(rows)
-    return array.ndim == 1 and (not len(array) or np.issubdtype(array.dtype, np.integer))
+def _check_owners(owners: np.ndarray, what: str, most: int) -> None:
+    """Refuse numbers of clients that cannot be: there are at most as many clients as rows."""
+    if owners.min() < NO_OWNER:
+        raise PartitionError(
+            f"{what} has the client number {owners.min()}: use {NO_OWNER} for rows that no client holds."
+        )
+    if owners.max() >= most:
+        raise PartitionError(f"{what} names client {owners.max()}, but there are at most {most} clients, from 0.")
+
+
+def _whole_numbers(values: Any) -> np.ndarray | None:
+    """A list or array of whole numbers, as int64. None if it is none."""
+    try:
+        array = np.asarray(values)
+    except (ValueError, TypeError, OverflowError, RuntimeError):  # no array, such as lists of different lengths
+        return None
+    if array.ndim != 1 or (len(array) and not np.issubdtype(array.dtype, np.integer)):
+        return None
+    if array.dtype == np.uint64 and len(array) and array.max() > np.iinfo(np.int64).max:
+        return None
+    return array.astype(np.int64) if len(array) else np.empty(0, np.int64)
 
 
 def _given_rows(source: Parts | np.ndarray, labels: np.ndarray, clients: int, rng: Rng) -> Parts | np.ndarray:
@@ -230,19 +243,21 @@ def partition(
 
 def _check_rows(parts: Any, name: str, rows: int, clients: int) -> Parts:
     """Sorted row numbers per client, from what a user's function or object gives."""
-    if isinstance(parts, np.ndarray) and parts.ndim == 1 and np.issubdtype(parts.dtype, np.integer):
-        if len(parts) != rows:
-            raise PartitionError(f"partition '{name}' has {len(parts)} client numbers, but the data has {rows} rows.")
-        if parts.max() >= clients:
-            raise PartitionError(f"partition '{name}' names client {parts.max()}, but there are {clients} clients.")
-        return rows_by_owner(parts, clients)
-    if not isinstance(parts, Sequence) or not all(map(_is_rows, parts)):
+    owners = _whole_numbers(parts) if isinstance(parts, np.ndarray) else None
+    if owners is not None:
+        if len(owners) != rows:
+            raise PartitionError(f"partition '{name}' has {len(owners)} client numbers, but the data has {rows} rows.")
+        _check_owners(owners, f"partition '{name}'", clients)
+        return rows_by_owner(owners, clients)
+    given_parts = [_whole_numbers(part) for part in parts] if isinstance(parts, Sequence) else [None]
+    held = [part for part in given_parts if part is not None]
+    if len(held) < len(given_parts):
         what = type(parts).__name__
         raise UserCodeError(f"partition '{name}' must give row numbers per client or a client per row, not {what}.")
-    if len(parts) != clients:
-        raise PartitionError(f"partition '{name}' divides the data among {len(parts)} clients, not {clients}.")
-    found = [np.unique(np.asarray(part, np.int64)) for part in parts]
-    for client, (part, given) in enumerate(zip(found, parts, strict=True)):
+    if len(held) != clients:
+        raise PartitionError(f"partition '{name}' divides the data among {len(held)} clients, not {clients}.")
+    found = [np.unique(part) for part in held]
+    for client, (part, given) in enumerate(zip(found, held, strict=True)):
         if len(part) != len(given):
             raise PartitionError(f"partition '{name}' gives a row to client {client} twice.")
         if len(part) and not 0 <= part[0] <= part[-1] < rows:

@@ -32,6 +32,7 @@ from pluribus.errors import DeviceError, HostLostError, PackageError
 from pluribus.experiment import Experiment
 from pluribus.host import Limits, Load, Tensors, make_host
 from pluribus.internal.arithmetic import Arithmetic
+from pluribus.internal.digits import is_whole
 from pluribus.message import Parcel, tensor_bytes
 from pluribus.request import Answer, Learn, Reply, Request, Teach
 
@@ -235,7 +236,7 @@ def _connect(experiment: Experiment) -> None:
 def _check_reachable(address: str) -> None:
     """Check that the address accepts connections. Ray itself would retry for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not (host and port.isdecimal()):
+    if not (host and is_whole(port)):
         return  # auto, or another keyword of Ray
     try:
         socket.create_connection((host, int(port)), SECONDS_TO_ANSWER).close()

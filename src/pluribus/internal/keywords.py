@@ -113,6 +113,8 @@ class CommonSettings(TypedDict, total=False):
     stack: bool
     checkpoint_every: int | None
     hyper: dict[str, Any]
+    distill: float
+    ramp_up: int
     weighting: Literal["samples", "uniform"]
     pull: float
     align: int
@@ -203,7 +205,6 @@ class CommonSettings(TypedDict, total=False):
     server_epochs: int
     server_batch: int
     widths: int
-    distill: float
     label_weight: float
     meme_label_weight: float
     transfer_epochs: int

@@ -17,7 +17,7 @@ from pluribus.inputs import Input, as_input
 
 Shape = tuple[int, ...]  # of one row
 _SMALL = 10**11  # parameters times pixels or time steps: a bound of the products, up to a second of one core
-_MOST_NUMBERS = 2**27  # parameters for which memory is taken: a file may claim any number
+_MOST_NUMBERS = 2**27  # parameters, or numbers of a row, for which memory is taken: a file may claim any number
 
 
 def shape_text(shape: Shape) -> str:
@@ -64,7 +64,8 @@ def run_with_zeros(net: nn.Module, shape: Input | tuple[int, ...]) -> Any:
     # a millisecond, and a ResNet-152 on 32 x 32 pixels a tenth of a second.
     weights, buffers, form = dict(net.named_parameters()), dict(net.named_buffers()), as_input(shape)
     size = sum(tensor.numel() for tensor in (*weights.values(), *buffers.values()))
-    is_small = size < _MOST_NUMBERS and size * math.prod(form.shape[1:]) < _SMALL
+    numbers = max(size, math.prod(form.shape))
+    is_small = numbers < _MOST_NUMBERS and size * math.prod(form.shape[1:]) < _SMALL
     device = torch.device("cpu" if is_small else "meta")
     # not zeros_like, which makes torch load code for half a second if the tensor is on the meta device
     stand_ins = {name: torch.zeros(one.shape, dtype=one.dtype, device=device) for name, one in buffers.items()}

@@ -81,6 +81,9 @@ class Recurrent(nn.Module):
 class Transformer(nn.Module):
     """Two transformer blocks over patches of time steps, with learned positions. The features are the mean."""
 
+    num_prefix_tokens = 0
+    global_pool = "avg"
+
     def __init__(self, channels: int, length: int) -> None:
         super().__init__()
         self.missing = -length % PATCH  # zeros that fill the last patch

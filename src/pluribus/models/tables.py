@@ -103,6 +103,9 @@ def _resnet(shape: Shape, categories: Categories) -> nn.Module:
 class FTTransformer(nn.Module):
     """Each column is a token: a number times its own vector, or the vector of a category. A class token reads them."""
 
+    num_prefix_tokens = 1
+    global_pool = "token"
+
     def __init__(self, numbers: int, categories: Categories) -> None:
         super().__init__()
         bound = WIDTH**-0.5

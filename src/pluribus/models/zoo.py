@@ -17,6 +17,7 @@ from pluribus.internal.blame import at, first_line, own_line
 from pluribus.internal.lookup import import_dotted, is_given, refuse_given
 from pluribus.internal.registry import check_free, is_built_in
 from pluribus.models.capacity import Capacity, architecture_of, split_name
+from pluribus.models.depth import shorten
 from pluribus.models.hf import HF, hf_backbone
 from pluribus.models.meta import without_numbers
 from pluribus.models.own import Model, OwnModel, cut, find_cut, layout, make, may_classify
@@ -190,6 +191,8 @@ def build(
 
 def cut_to(net: nn.Module, capacity: Capacity, name: str, shape: Input) -> nn.Module:
     """The part of a backbone that a capacity leaves."""
+    if capacity.kind == "depth":
+        return shorten(net, int(capacity.value), name, shape)
     return narrow(net, capacity.value, name, shape)
 
 

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from pluribus.errors import PackageError, RangeError
+from pluribus.privacy.terms import MOST_NOISE
 
-MOST_NOISE = 1e6  # a budget that needs more cannot be kept in practice
 BETWEEN = (1.1, 1.2, 1.4, 1.6, 1.8, 2.3, 2.6, 3.5, 4.5)  # orders that matter for a large epsilon
 PRECISION = 0.002  # of the noise that is found, relative; it is rounded up
 

@@ -6,6 +6,9 @@ import math
 from typing import Literal, NamedTuple, get_args
 
 Level = Literal["row", "client", "client-central"]
+# a noise multiplier below promises nothing, and one above cannot be kept in practice
+LEAST_NOISE, MOST_NOISE = 0.01, 1e6
+MOST_CLIP = 1e30  # a norm that float32 holds, with noise
 
 
 class Terms(NamedTuple):
@@ -32,6 +35,10 @@ class Terms(NamedTuple):
         numbers += [] if self.noise is None else [self.noise]
         if not all(isinstance(one, int | float) and 0 < one < math.inf for one in numbers):
             return "all numbers must be above 0 and finite"
+        if max(self.clip, self.sums_clip) > MOST_CLIP:
+            return f"the norms must be at most {MOST_CLIP:g}"
+        if self.noise is not None and not LEAST_NOISE <= self.noise <= MOST_NOISE:
+            return f"the noise must be from {LEAST_NOISE:g} to {MOST_NOISE:g}"
         if self.level not in get_args(Level):
             return f"the level must be one of {', '.join(get_args(Level))}"
         if self.level == "client-central":

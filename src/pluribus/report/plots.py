@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from pluribus.evaluate import evaluated_clients
+from pluribus.internal.digits import is_whole
 from pluribus.internal.views import view_text
 from pluribus.report.embeddings import Embedding
 from pluribus.report.numbers import Run, metrics_text, selection_of
@@ -346,7 +347,7 @@ def decisions(runs: Sequence[Run]) -> Section:
 
 def _layer_decisions(record: Record) -> dict[int, Any]:
     layers = record["notes"].get("layers")
-    return {int(k): one for k, one in layers.items() if str(k).isdecimal()} if isinstance(layers, dict) else {}
+    return {int(k): one for k, one in layers.items() if is_whole(k)} if isinstance(layers, dict) else {}
 
 
 def _layers(run: Run) -> Plot:

@@ -8,7 +8,9 @@ from pathlib import Path
 from typing import Any, Literal, TypeVar
 from unicodedata import normalize
 
-from pluribus.errors import ConfigError, ConflictError, FormatError, MissingSettingError
+from pluribus.errors import ConfigError, ConflictError, FileAccessError, FormatError, MissingSettingError
+from pluribus.internal.digits import is_whole
+from pluribus.internal.paths import to_path
 from pluribus.settings import check_names, convert_fields, setting
 from pluribus.storage.toml import read_toml
 
@@ -78,7 +80,7 @@ class FederationFile:
         for site, node in (self.nodes or {}).items():
             if site not in self.sites:
                 raise ConflictError(f"'nodes' names '{site}', which is none of the sites.")
-            if not str(node).isdecimal():
+            if not is_whole(str(node)):
                 raise FormatError(f"'nodes' must have the number of a node for '{site}', not {node!r}.")
 
 
@@ -180,5 +182,8 @@ def make_from(cls: type[T], written: dict[str, Any], path: Path) -> T:
     values, folder = vars(made), path.absolute().parent
     paths = {name: folder / value for name, value in values.items() if isinstance(value, Path)}
     sources = {name: str(folder / values[name]) for name in SOURCES if values.get(name)}
-    found = {name: source for name, source in sources.items() if Path(source).exists()}
+    try:
+        found = {name: source for name, source in sources.items() if to_path(source).exists()}
+    except FileAccessError as error:
+        raise FileAccessError(f"{path}: {error.sentence}") from error
     return dataclasses.replace(made, **paths, **found)  # type: ignore[type-var]

@@ -31,7 +31,8 @@ from pluribus.sites.agreement import Agreement, check_integer, check_model, own_
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.norms import LearnedNorms
 from pluribus.sites.remote import Missing, Remote, Transport
-from pluribus.storage.files import append_lines, read_lines
+from pluribus.storage.checks import is_text, read_checked_lines
+from pluribus.storage.files import append_lines
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Cards, Task
 
@@ -52,11 +53,16 @@ class SiteFacts:
     pretrained: bool = False
 
     @classmethod
-    def of(cls, saved: Mapping[str, Any]) -> SiteFacts:
-        """Make facts from the output of `dataclasses.asdict`, read from a file."""
-        public = None if saved["public"] is None else (tuple(saved["public"][0]), saved["public"][1])
-        own = None if saved.get("own") is None else Unseen(saved["own"][0], tuple(map(tuple, saved["own"][1])))
-        return cls(saved["model"], saved["samples"], saved["test"], public, own, saved.get("pretrained", False))
+    def of(cls, saved: Mapping[str, Any], k: int, clients: int) -> SiteFacts:
+        """Make the facts of client k from the output of `dataclasses.asdict`, read from a file and checked again."""
+        public, own = saved["public"], saved.get("own")
+        sent = {name: saved[name] for name in ("model", "samples", "test")} | {
+            "pretrained": saved.get("pretrained", False),
+            "public": None if public is None else dict(zip(("sizes", "digest"), public, strict=True)),
+        }
+        if own is not None:
+            sent["own"] = dict(zip(Unseen._fields, own, strict=True))
+        return _read_facts(sent, k, clients, told=saved["samples"] is not None)
 
 
 def unseen_models(facts: Mapping[int, SiteFacts]) -> dict[str, Unseen]:
@@ -110,12 +116,7 @@ def _read_hello(answer: bytes, k: int, name: str, agreement: Agreement) -> SiteF
         head = unseal(answer).head
         if "refused" in head:
             raise AgreementError(sanitize(head["refused"]))
-        told = ("samples", "test") if agreement.share_counts else ()
-        counts = {name: check_integer(head[name], 0, MOST_ROWS) for name in told}
-        own = read_unseen(head["own"]) if "own" in head else None
-        model = check_model(head["model"]) if own is None else own_name(k)
-        public, pretrained = _read_public(head["public"], agreement.clients), head["pretrained"] is True
-        facts = SiteFacts(model, counts.get("samples"), counts.get("test"), public, own, pretrained)
+        facts = _read_facts(head, k, agreement.clients, agreement.share_counts)
     except (KeyError, TypeError, ValueError) as error:
         raise SchemaError(f"site {name} sent invalid facts about itself ({sanitize(error)}).") from error
     except MessageError as error:
@@ -123,6 +124,14 @@ def _read_hello(answer: bytes, k: int, name: str, agreement: Agreement) -> SiteF
     if facts.samples == 0:
         raise DataError(f"site {name} has no training data.")
     return facts
+
+
+def _read_facts(sent: Mapping[str, Any], k: int, clients: int, told: bool) -> SiteFacts:
+    """Check what a site reports. `told`: it tells how many rows it has."""
+    samples, test = (check_integer(sent[which], 0, MOST_ROWS) if told else None for which in ("samples", "test"))
+    own = read_unseen(sent["own"]) if "own" in sent else None
+    model = check_model(sent["model"]) if own is None else own_name(k)
+    return SiteFacts(model, samples, test, _read_public(sent["public"], clients), own, sent["pretrained"] is True)
 
 
 def _read_public(sent: Any, clients: int) -> tuple[tuple[int, ...], str] | None:
@@ -244,11 +253,15 @@ class Absences:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self.notes: list[str] = read_lines(file)
+        self.notes: list[str] = read_checked_lines(file, _problem_of_note, "Delete it: the run needs it no more.")
 
     def add(self, sentence: str) -> None:
         self.notes.append(sentence)
         append_lines(self._file, [sentence])
+
+
+def _problem_of_note(line: Any) -> str | None:
+    return None if is_text(line) else f"it is {line!r:.40}"
 
 
 def dismiss(agreement: Agreement, names: Mapping[int, str], transport: Transport) -> None:

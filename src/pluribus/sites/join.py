@@ -16,6 +16,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from pluribus.errors import CertificateError, DeviceError, FileAccessError, FormatError, OtherRunError, WorkerError
+from pluribus.internal.digits import is_whole
 from pluribus.sites.config import SiteFile, read_site
 from pluribus.sites.flower.programs import BROKEN, Program, flower, free_port, module
 from pluribus.sites.keys import check_authority, check_node_key
@@ -182,7 +183,7 @@ def wait_for_server(site: SiteFile, ca: Path, tell: Callable[[str], None]) -> No
 
 def _address(site: SiteFile) -> tuple[str, int]:
     host, _, port = site.server.rpartition(":")
-    if not host or not port.isdecimal():
+    if not host or not is_whole(port) or int(port) > 65535:
         raise FormatError(f"'server' in site.toml must be HOST:PORT, such as fl.example.org:9092, not '{site.server}'.")
     return host.strip("[]"), int(port)
 

@@ -11,10 +11,14 @@ from pathlib import Path
 from statistics import median
 
 from pluribus.errors import SchemaError
-from pluribus.storage.files import read_json, write_json
+from pluribus.storage.checks import is_client, is_number, is_table, read_table
+from pluribus.storage.files import write_json
 
 FIRST_ROUNDS = 3  # whose messages are learned from
 FACTOR = 10.0  # by which a norm may exceed the usual one
+IS_SITES = is_table(is_client, lambda norm: is_number(norm) and norm >= 0)
+IS_ROUNDS = is_table(is_client, lambda sites: IS_SITES(sites) and bool(sites))
+REMEDY = "Delete it, and the bounds are learned again if the first rounds are not over; or start a new run."
 
 
 class LearnedNorms:
@@ -23,7 +27,7 @@ class LearnedNorms:
     def __init__(self, file: Path, first: int) -> None:
         """`first` is the first round in which models train."""
         self._file, self._end = file, first + FIRST_ROUNDS
-        self._known: dict[str, dict[str, dict[str, float]]] = read_json(file) if file.exists() else {}
+        self._known: dict[str, dict[str, dict[str, float]]] = read_table(file, IS_ROUNDS, REMEDY)
 
     def check(self, t: int, stage: int, site: int, norms: dict[str, float]) -> None:
         """Learn from a message of the first rounds. Refuse a later one with a norm far above the usual one."""

@@ -19,13 +19,22 @@ from pluribus.data.federated import Data, ExamSets, Store
 from pluribus.data.scaling import Scale
 from pluribus.errors import DamagedFileError, NoModelError, PluribusError
 from pluribus.host import Host, Tensors
-from pluribus.method import Method
-from pluribus.sites.agreement import Agreement, make_card
+from pluribus.internal.blame import first_line
+from pluribus.method import Method, Need
+from pluribus.sites.agreement import Agreement, is_own, make_card
 from pluribus.sites.holdings import OWN
 from pluribus.sites.responder import ENROLMENT, EVALUATED, SELECTED, STATE, STEPS
 from pluribus.storage.checkpoint import put_back
 from pluribus.storage.code import Allow, check_code
 from pluribus.storage.reopen import Round
+from pluribus.task import Task
+
+MODEST = 2**26  # numbers of a model that may be built although a file holds fewer
+# what reading a damaged file raises; RuntimeError: torch, of numbers that it cannot hold
+DAMAGE = (
+    *(SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, ArithmeticError, RuntimeError),
+    PluribusError,
+)
 
 
 @contextmanager
@@ -65,6 +74,7 @@ def _newest_run(folder: Path) -> Path:
 class _SavedModel:
     """A saved model, and all that is needed to create its client."""
 
+    path: Path
     agreement: Agreement
     method: Method
     client: int
@@ -88,16 +98,33 @@ class _SavedModel:
             k, t = int(facts["client"]), int(facts["round"])
             if not 0 <= k < agreement.clients:
                 raise ValueError(f"there is no client {k}")
-            method, rows = agreement.build_method(None), _Rows.of(json.loads(facts.get("rows", "{}")))
-            return cls(agreement, method, k, facts["model"], t, tensors, facts.get("weights", ""), rows)
-        except (SafetensorError, OSError, LookupError, AttributeError, TypeError, ValueError, PluribusError) as error:
+            method, shape = agreement.build_method(None), agreement.input.shape
+            rows = _Rows.of(json.loads(facts.get("rows", "{}")), shape)
+            return cls(path, agreement, method, k, facts["model"], t, tensors, facts.get("weights", ""), rows)
+        except DAMAGE as error:
             raise DamagedFileError(f"{path} cannot be read as the state of a site ({error}).") from error
 
     def host(self) -> Host:
         task = self.agreement.task({self.model: self.weights} if self.weights else {})
+        if not is_own(self.model):
+            self._check_size(task)
         cards = {self.client: make_card(task, self.client, self.model, samples=0)}
         where = self.agreement.local(), torch.device("cpu"), lambda _: None
         return Host(self.method, task, cards, _NoData(self.agreement, self.rows), *where)
+
+    def _check_size(self, task: Task) -> None:
+        """Refuse facts of a model that is far larger than the file, before it takes memory."""
+        try:
+            claimed = sum(one.numel() for one in task.shape_of(self.model).state_dict().values())
+        except (ArithmeticError, AttributeError, RuntimeError, TypeError, ValueError) as error:
+            raise DamagedFileError(
+                f"{self.path} describes a model that cannot be built ({first_line(error)})."
+            ) from error
+        held = sum(one.numel() for one in self.tensors.values())
+        if claimed > max(held, MODEST) and Need.PRETRAINED not in self.method.needs:  # they do not save the backbone
+            raise DamagedFileError(
+                f"{self.path} describes a model '{self.model}' of {claimed:,} numbers, but holds {held:,}."
+            )
 
 
 class _Rows(NamedTuple):
@@ -107,12 +134,17 @@ class _Rows(NamedTuple):
     scale: Scale | None
 
     @classmethod
-    def of(cls, facts: Mapping[str, Any]) -> _Rows:
-        """Read the facts of a file. An older one is of images in bytes, which were not normalized."""
+    def of(cls, facts: Mapping[str, Any], shape: tuple[int, ...]) -> _Rows:
+        """Read the facts of a file about rows of this shape. An older file is of images in bytes, not normalized."""
         scale, dtype = facts.get("scale"), getattr(torch, facts.get("type", "uint8"))
         if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{dtype} is no type of numbers")
-        return cls(dtype, None if scale is None else Scale(*(torch.tensor(scale[name]) for name in Scale._fields)))
+        if scale is None:
+            return cls(dtype, None)
+        mean, factor = (torch.tensor(scale[name], dtype=torch.float32) for name in Scale._fields)
+        for one in (mean, factor):
+            one.expand(shape)  # torch refuses numbers that do not fit such rows
+        return cls(dtype, Scale(mean, factor))
 
 
 class _NoData:
@@ -142,4 +174,4 @@ class _NoData:
         return MappingProxyType({})
 
     def _blank(self, rows: int) -> Data:
-        return Data(self._store, torch.zeros(rows, dtype=torch.int64), self._scale)
+        return Data(self._store, torch.zeros(1, dtype=torch.int64).expand(rows), self._scale)  # takes no memory

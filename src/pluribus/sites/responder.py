@@ -358,9 +358,12 @@ class _SavedStep:
     def at(cls, path: Path) -> _SavedStep:
         try:
             with safe_open(path, framework="pt") as file:
-                facts = file.metadata()
-            return cls(path, Step(*json.loads(facts["step"])), facts["digest"], int(facts["before"]))
-        except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+                facts, answer = file.metadata(), file.get_slice(ANSWER)
+            t, stage = map(check_integer, json.loads(facts["step"]))
+            if answer.get_dtype() != "U8" or len(answer.get_shape()) != 1:
+                raise ValueError("its answer is not one of bytes")
+            return cls(path, Step(t, stage), facts["digest"], int(facts["before"]))
+        except (SafetensorError, OSError, KeyError, TypeError, ValueError, RecursionError) as error:
             raise DamagedFileError(
                 f"{path} is damaged ({error}). Delete it: the site resumes from the state before it."
             ) from error

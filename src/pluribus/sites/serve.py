@@ -9,9 +9,18 @@ from contextlib import closing
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from pluribus.data.augment import check_augmentations, parse_augmentations
-from pluribus.errors import CertificateError, ConfigError, ConflictError, DamagedFileError, OtherRunError, PluribusError
+from pluribus.errors import (
+    CertificateError,
+    ConfigError,
+    ConflictError,
+    DamagedFileError,
+    MessageError,
+    OtherRunError,
+    PluribusError,
+)
 from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
 from pluribus.federation import Observer
 from pluribus.method import find, hyperparameters
@@ -150,18 +159,25 @@ def _read_agreement(path: Path, file: FederationFile, described: Experiment) -> 
         return None
     saved = read_json(path)
     try:
-        facts = {int(k): SiteFacts.of(one) for k, one in saved["facts"].items()}
         run, before = saved["agreement"]["run"], {"sites": saved["sites"]} | saved["agreement"]
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        _check_same({"sites": file.sites}, before, path)
+        clients = len(file.sites)
+        facts = {k: SiteFacts.of(saved["facts"][str(k)], k, clients) for k in range(clients)}
+    except (AttributeError, LookupError, TypeError, ValueError, MessageError) as error:
         raise DamagedFileError(f"{path} is not what the server wrote. Start a new run with another --out.") from error
     agreement = complete_agreement(_offer(file, described, run=run), facts, dict(enumerate(file.sites)))
-    now = json.loads(json.dumps({"sites": file.sites} | agreement.facts()))
+    _check_same(agreement.facts(), before, path)
+    return agreement, facts
+
+
+def _check_same(facts: dict[str, Any], before: dict[str, Any], path: Path) -> None:
+    """Refuse facts that have changed since the run was started."""
+    now = json.loads(json.dumps(facts))
     if changed := [name for name in now if now[name] != before.get(name)]:
         raise OtherRunError(
             f"'{changed[0]}' is {now[changed[0]]}, but was {before.get(changed[0])} when {path.parent.parent} was "
             f"started. Set it back, or start a new run with another --out."
         )
-    return agreement, facts
 
 
 def _offer(file: FederationFile, described: Experiment, run: str) -> Agreement:

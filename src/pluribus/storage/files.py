@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 from safetensors import SafetensorError
 
 from pluribus.errors import DamagedFileError, FileAccessError
+from pluribus.internal.paths import check_path
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 
 def check_writable(path: Path) -> None:
     """Refuse a file whose folder does not exist, or that is a folder itself, before anything runs."""
+    check_path(path)
     if not path.name or path.is_dir():
         raise FileAccessError(f"cannot write {path}: it is a folder. Give the name of a file.")
     if not path.parent.is_dir():

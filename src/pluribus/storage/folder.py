@@ -20,6 +20,7 @@ from typing import IO, Any
 
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
+from pluribus.internal.paths import check_path
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import append_lines, read_json, sync, to_json, write_json, write_text
 from pluribus.storage.history import read_metrics, read_traffic
@@ -46,7 +47,7 @@ class RunFolder:
     def create(cls, out: str) -> RunFolder:
         """Create a run folder."""
         cls.check_free(out)
-        path = Path(out)
+        path = check_path(out)
         try:
             (path / "state").mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -57,7 +58,7 @@ class RunFolder:
 
     @staticmethod
     def check_free(out: str | None) -> None:
-        if out and (Path(out) / "config.toml").exists():
+        if out and (check_path(out) / "config.toml").exists():
             raise OtherRunError(
                 f"{out} already holds a run. Resume it (pluribus resume {out}) or choose another --out."
             )
@@ -65,9 +66,10 @@ class RunFolder:
     @classmethod
     def open(cls, path: str | Path, read_only: bool = False) -> RunFolder:
         """Open an existing run folder. `read_only` takes no lock: another process may write to the folder."""
-        if not (Path(path) / "config.toml").exists():
+        folder = check_path(path)
+        if not (folder / "config.toml").exists():
             raise FileAccessError(f"{path} is not a run folder: it has no config.toml.")
-        return cls(Path(path), read_only)
+        return cls(folder, read_only)
 
     def _acquire_lock(self) -> IO[str]:
         try:

@@ -34,6 +34,7 @@ from pluribus.experiment import SITES, Experiment, from_toml
 from pluribus.host import make_host
 from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.lookup import is_given
+from pluribus.internal.paths import check_path
 from pluribus.internal.views import SERVER_VIEWS
 from pluribus.method import methods
 from pluribus.server_half import ServerHalf, publish
@@ -69,7 +70,7 @@ def load_model(
     `models`, `partition` and `public_data` again. `allow_code` lets the file or folder name your own code: all of it,
     or a list of dotted paths.
     """
-    if Path(path).is_file():
+    if check_path(path).is_file():
         if client is not None or round != "selected":
             raise ConflictError(f"{path} is a file with one model: leave out client= and round=.")
         return read_model(Path(path), model, allow_code)

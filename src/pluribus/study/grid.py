@@ -18,6 +18,7 @@ from typing import Any
 from pluribus import errors
 from pluribus.data.datasets import short_name
 from pluribus.experiment import Experiment, why_not_portable
+from pluribus.internal.paths import check_path
 from pluribus.settings import flag_name
 from pluribus.storage.folder import free
 from pluribus.storage.toml import read_toml, to_toml
@@ -110,6 +111,7 @@ def finish_runs(
 
 def make_folder(folder: Path) -> None:
     """Create a folder for runs."""
+    check_path(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

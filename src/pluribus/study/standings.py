@@ -77,8 +77,8 @@ class Run:
     @property
     def scores(self) -> dict[str, float]:
         """The test metric over clients, selected on validation. `last` is the mean in the last round."""
-        last = self.over_clients(self.view, "last", "test")["mean"]
-        return {**self.over_clients(self.view, "selected", "test"), "last": last}
+        last = self.over_clients(self.view, "last", "test").get("mean")
+        return {**dict.fromkeys(OVER_CLIENTS), **self.over_clients(self.view, "selected", "test"), "last": last}
 
     def over_clients(self, view: str, moment: str, metric: str) -> dict[str, Any]:
         """A metric over clients: `mean`, `weighted`, `worst` and so on.

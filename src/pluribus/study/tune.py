@@ -7,7 +7,8 @@ OUT/LABEL/best.toml       the best settings, for pluribus run --config
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Unpack
@@ -23,7 +24,8 @@ from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
 from pluribus.settings import convert_fields
-from pluribus.storage.files import append_lines, read_json, read_lines, write_json, write_text
+from pluribus.storage.checks import Check, first_wrong, is_count, is_number, read_checked_lines
+from pluribus.storage.files import append_lines, read_json, write_json, write_text
 from pluribus.storage.toml import to_toml
 from pluribus.study.grid import check_counts, folder_of_runs, make_folder
 from pluribus.study.parallel import run_or_resume
@@ -35,6 +37,7 @@ if TYPE_CHECKING:
     from optuna.trial import Trial
 
 SPACE = "lr=1e-3:1e-1:log"
+MOST_WHOLE = 2**53  # beyond, a float does not hold every whole number
 
 
 @dataclass(frozen=True)
@@ -57,7 +60,8 @@ class Range:
             found = cls(float(low), float(high), scale == "log")
         except ValueError:
             found = cls()
-        if scale not in ("", "log") or not found.low < found.high or (found.log and found.low <= 0):
+        ordered = found.low < found.high and math.isfinite(found.high - found.low)
+        if scale not in ("", "log") or not ordered or (found.log and found.low <= 0):
             raise errors.FormatError(f"--space takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER for {name}, not '{text}'.")
         return found
 
@@ -67,6 +71,21 @@ class Range:
         if whole:
             return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
         return trial.suggest_float(name, self.low, self.high, log=self.log)
+
+    def check_whole(self, name: str) -> None:
+        """Refuse an interval of a setting that takes whole numbers, if its ends are none."""
+        if any(not end.is_integer() or abs(end) >= MOST_WHOLE for end in (self.low, self.high)):
+            raise errors.FormatError(
+                f"--space takes whole numbers for {name}, such as 1:10, not {self.low:g}:{self.high:g}."
+            )
+
+    def holds(self, value: Any, whole: bool) -> bool:
+        """Whether `suggest` may have returned this value."""
+        if self.choices:
+            return value in self.choices
+        if whole:
+            return is_number(value) and type(value) is int and int(self.low) <= value <= int(self.high)
+        return is_number(value) and self.low <= value <= self.high
 
 
 @dataclass(frozen=True)
@@ -173,7 +192,12 @@ def _ranges(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> 
     for name in space:
         if name not in known:
             raise errors.unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
-    return {method: {k: v for k, v in space.items() if k in (*TRAINING, *names)} for method, names in own.items()}
+    ranges = {method: {k: v for k, v in space.items() if k in (*TRAINING, *names)} for method, names in own.items()}
+    for method, one in described.items():
+        for name, whole in _are_whole(one, ranges[method]).items():
+            if whole:
+                ranges[method][name].check_whole(name)
+    return ranges
 
 
 def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
@@ -200,7 +224,7 @@ def _search(
     progress: bool,
 ) -> Tuned:
     view = choose_view(described.build_method().views, view)
-    tried: list[dict[str, Any]] = read_lines(folder / "trials.jsonl")[:trials]
+    tried = _read_trials(folder / "trials.jsonl", described, space)[:trials]
     for count in range(len(tried), trials):
         settings = _propose(described, space, metric, tried)
         path, wanted = folder / f"trial-{count}", _apply(described, settings)
@@ -216,6 +240,19 @@ def _search(
     command = repeat("run", found)
     about = label, found.method, metric.name, best["score"], view, best["settings"]
     return Tuned(*about, command, file, tried, cautions)
+
+
+def _read_trials(path: Path, described: Experiment, space: Mapping[str, Range]) -> list[dict[str, Any]]:
+    """The trials of a search that was stopped. Refuse one that is none of this search."""
+    whole = _are_whole(described, space)
+
+    def is_settings(settings: Any) -> bool:
+        known = isinstance(settings, dict) and settings.keys() == space.keys()
+        return known and all(space[name].holds(value, whole[name]) for name, value in settings.items())
+
+    checks: dict[str, Check] = {"trial": is_count, "settings": is_settings, "score": is_number}
+    remedy = "Delete this line and all after it: the search resumes with the trial of this line."
+    return read_checked_lines(path, lambda line: first_wrong(line, checks), remedy)
 
 
 def _propose(
@@ -235,8 +272,14 @@ def _propose(
 
 
 def _suggest(described: Experiment, space: Mapping[str, Range], trial: Any) -> dict[str, Any]:
+    whole = _are_whole(described, space)
+    return {name: values.suggest(trial, name, whole[name]) for name, values in space.items()}
+
+
+def _are_whole(described: Experiment, space: Iterable[str]) -> dict[str, bool]:
+    """Whether a setting takes whole numbers, by name."""
     now = vars(described) | hyperparameters(described.build_method())
-    return {name: values.suggest(trial, name, isinstance(now[name], int)) for name, values in space.items()}
+    return {name: isinstance(now[name], int) for name in space}
 
 
 def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:

@@ -14,7 +14,8 @@ from pluribus.experiment import Experiment
 from pluribus.federation import Federation
 from pluribus.internal.ledger import Ledger
 from pluribus.result import Result
-from pluribus.storage.files import read_json, write_json
+from pluribus.storage.checks import is_text, read_table
+from pluribus.storage.files import write_json
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
 
@@ -121,7 +122,7 @@ def _flatten(metrics: dict[str, float | None], views: Mapping[str, Any]) -> dict
 def identity(folder: Path, tracker: str, make: Callable[[], str]) -> str:
     """Identifier of the run in a tracker. It is saved in the folder, so that a resumed run keeps it."""
     file = folder / "trackers.json"
-    known: dict[str, str] = read_json(file) if file.exists() else {}
+    known: dict[str, str] = read_table(file, is_text, "Delete it: the trackers then show a new run.")
     if tracker not in known:
         known[tracker] = make()
         write_json(file, known)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 
 from pluribus.errors import ConfigError, DeviceError, FormatError
+from pluribus.internal.digits import is_whole
 
 
 def bind(listen: str) -> socket.socket:
@@ -23,7 +24,7 @@ def bind(listen: str) -> socket.socket:
 def parse_address(flag: str, text: str) -> tuple[str, int]:
     """Host and port of HOST:PORT."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal() or int(port) > 65535:
+    if not host or not is_whole(port) or int(port) > 65535:
         raise FormatError(f"{flag} must be HOST:PORT, such as 127.0.0.1:9092 or [::1]:9092, not '{text}'.")
     return host, int(port)
 

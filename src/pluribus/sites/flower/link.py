@@ -20,12 +20,14 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import ConfigError, DeviceError, MessageError, WorkerError
+from pluribus.internal.digits import is_whole
 from pluribus.sites.envelope import seal, unseal
 from pluribus.sites.flower.programs import Program, flower, flwr, flwr_all, free_port, module
 from pluribus.sites.flower.wire import listen, receive, send
 from pluribus.sites.keys import make_keys
 from pluribus.sites.remote import Missing
-from pluribus.storage.files import read_json, write_json, write_text
+from pluribus.storage.checks import first_wrong, is_text, read_table
+from pluribus.storage.files import write_json, write_text
 from pluribus.storage.toml import to_toml
 
 LOOPBACK = "127.0.0.1"
@@ -116,7 +118,7 @@ class Link:
     def _note_seen(self, answered: Iterable[int]) -> None:
         """Write when each site has last answered, for the live page."""
         file, now = self._folder / SEEN, f"{datetime.now(UTC):%Y-%m-%dT%H:%M:%SZ}"
-        before: dict[str, Any] = read_json(file) if file.exists() else {}
+        before = read_seen(file)
         seen = {name: before.get(name) for name in self._names.values()}
         write_json(file, seen | {self._names[k]: now for k in answered})
 
@@ -240,7 +242,7 @@ class Link:
     def _register(self, nodes: list[dict[str, Any]]) -> dict[str, int]:
         """Register the sites with a key at a SuperLink that knows `nodes`. Returns the node id of each."""
         file = self._folder / "nodes.json"
-        known: dict[str, Any] = read_json(file) if file.exists() else {}
+        known = read_nodes(file)
         same = {site: one for site, one in known.items() if self._keys.get(site) == one["key"]}
         known = {site: one for site, one in same.items() if str(one["node"]) in _ids(nodes)}
         new = {site: Path(self._scratch.name) / f"{site}.pub" for site in self._keys if site not in known}
@@ -257,3 +259,17 @@ class Link:
 def _ids(nodes: list[dict[str, Any]]) -> set[str]:
     """Node ids of these nodes, but for those that Flower lists after they were unregistered."""
     return {str(one["node-id"]) for one in nodes if one["status"] != "unregistered"}
+
+
+def read_seen(file: Path) -> dict[str, str | None]:
+    """When each site has last answered. None: not yet."""
+    return read_table(file, lambda time: time is None or is_text(time), "Delete it: only the live page needs it.")
+
+
+def read_nodes(file: Path) -> dict[str, dict[str, str]]:
+    """The public key and the node id of each registered site."""
+    return read_table(file, _is_node, "Delete it: the sites are then registered again.")
+
+
+def _is_node(facts: Any) -> bool:
+    return first_wrong(facts, {"key": is_text, "node": is_whole}) is None

@@ -17,12 +17,31 @@ from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.evaluate import Chosen, choose
 from pluribus.experiment import SETTINGS, Experiment, experiment
 from pluribus.internal.metrics import ACCURACY
+from pluribus.storage.checks import Check, first_wrong, is_client, is_count, is_list, is_number, is_table, is_text
 from pluribus.storage.files import read_json, to_json, write_text
+from pluribus.storage.history import is_figures, is_summary
 from pluribus.study.standings import Run
 
 Key = tuple[str, int]
 KEPT = ("summary", "clients", "bytes", "seconds", "warnings", "torch")
 DIGITS = 6
+
+
+def _is_client(row: Any) -> bool:
+    """Whether these are the results of a client. Those in other views may be missing."""
+    selected: dict[str, Check] = {"selected": is_figures}
+    is_views = is_table(is_text, lambda one: first_wrong(one, selected) is None)
+    return first_wrong(row, selected) is None and is_views(row.get("views", {}))
+
+
+CHECKS: dict[str, Check] = {
+    "seed": lambda seed: type(seed) is int,
+    "summary": is_summary,
+    "clients": is_table(is_client, _is_client),
+    "reached": is_table(is_text, lambda value: value is None or is_list(is_count)(value)),
+    "seconds": is_number,
+    "bytes": is_table(is_text, is_count),
+}
 
 
 @dataclass(frozen=True)
@@ -136,11 +155,13 @@ def _runs(path: Path, written: Mapping[str, Any]) -> Iterable[Finished]:
             described = experiment(**group["settings"])
             settings = decisive(described)  # adds the settings that are new since the file was written
             for entry in group["runs"]:
+                if wrong := first_wrong(entry, CHECKS):
+                    raise DamagedFileError(f"{path} is damaged: {wrong}. Restore it, or run the table again.")
                 result = {name: entry[name] for name in KEPT} | {"steps": entry.get("steps")}
                 result["metric"] = entry.get("metric", ACCURACY)
                 run = Run(described.method, entry["seed"], path, result, [])
                 yield Finished(settings, run, entry["reached"], entry["device"], entry["pluribus"])
-    except (KeyError, TypeError) as error:
+    except (KeyError, TypeError, AttributeError) as error:
         raise DamagedFileError(f"{path} is damaged: a run lacks {error}.") from error
 
 
