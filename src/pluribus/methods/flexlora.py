@@ -45,6 +45,9 @@ def decompose(matrix: Tensor, rank: int) -> Factors:
 
     Signs are fixed: the entry of U with the largest magnitude in its column is positive.
     """
+    if not bool(matrix.isfinite().all()):  # LAPACK has no answer; without the liar, uploads are merged again
+        m, n = matrix.shape
+        return Factors(torch.full((m, rank), torch.nan), torch.full((rank, n), torch.nan))
     u, s, v = torch.linalg.svd(matrix.double().cpu(), full_matrices=False)
     largest = u.gather(0, u.abs().argmax(0, keepdim=True)).flatten()
     sign = torch.where(largest < 0, -1.0, 1.0).double()
