@@ -9,6 +9,7 @@ from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
+from torch.func import functional_call
 from torch.nn import functional as F
 
 from pluribus.client import Batch, Client
@@ -157,6 +158,32 @@ class Mutual(Method):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         samples = {k: server.cards[k].samples for k in uploads}
         server.state.aux.load_state_dict(weighted_mean({k: m.part() for k, m in uploads.items()}, samples))
+
+
+@dataclass(frozen=True)
+class Reviewed(Mutual):
+    """FedDF: the server trains the traveling model on public rows, towards the mean scores of those that it got."""
+
+    needs = frozenset({Need.PUBLIC_AT_SERVER})
+    defaults = WITH_PUBLIC_DATA
+
+    review_steps: int = 3
+    """Steps of the server per round."""
+
+    def setup(self, server: Server) -> None:
+        super().setup(server)
+        server.optimize("aux", server.state.aux, Rule(lr=0.05, momentum=0.9), life="round")
+
+    def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
+        super().aggregate(server, uploads)
+        x = server.public.take(torch.arange(len(server.public)))
+        with torch.no_grad():
+            scores = [functional_call(server.state.aux, upload.part(), (x,)) for upload in uploads.values()]
+        mean, steps = torch.stack(scores).mean(0), self.review_steps
+        server.fit(self.review, x, mean, opts=("aux",), batch=8, steps=steps, anneal=True, shuffle="review")
+
+    def review(self, server: Server, batch: Batch) -> Tensor:
+        return F.mse_loss(server.state.aux(batch.x), batch.y)
 
 
 @dataclass(frozen=True)
@@ -471,7 +498,7 @@ class Careful(FedAvg):
     needs = frozenset({Need.SAME_MODEL, Need.PLAIN_SGD})
 
 
-TOYS = (Consensus, Mutual, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled, Groups, Shares)
+TOYS = (Consensus, Mutual, Reviewed, Counted, Prototypes, Steady, Peers, Pairs, Adapted, Sampled, Groups, Shares)
 
 
 # ---- methods with one fault each, which the conformance kit must find ------------------------------------------------

@@ -37,6 +37,7 @@ from pluribus.models import OwnModel, build, note_on, own_models, width_of
 from pluribus.models.capacity import architecture_of, split_name
 from pluribus.models.meta import without_numbers
 from pluribus.privacy.check import check_private
+from pluribus.server import PublicRows
 from pluribus.settings import flag_name
 from pluribus.targets import IN_WORDS, Target
 from pluribus.task import Cards, DataFacts, Task
@@ -60,6 +61,11 @@ class Parts:
         """Names of the clients, if the data has names for them."""
         return {}
 
+    @property
+    def public_at_server(self) -> PublicRows | None:
+        """The public rows of a method whose server needs them. A server of real sites has none."""
+        return None
+
 
 @dataclass(frozen=True)
 class Assembly(Parts):
@@ -75,6 +81,11 @@ class Assembly(Parts):
     def holders(self) -> Mapping[int, str]:
         natural = self.experiment.partition == NATURAL
         return dict(enumerate(self.dataset.clients or self.dataset.domains)) if natural else {}
+
+    @property
+    def public_at_server(self) -> PublicRows | None:
+        needed = Need.PUBLIC_AT_SERVER in self.method.needs
+        return PublicRows(self.data.public_at_server()) if needed else None
 
     def normalization(self) -> dict[str, Any] | None:
         """How rows are normalized, as plain numbers for the run folder. None: not at all, or images in [-1, 1]."""

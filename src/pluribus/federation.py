@@ -94,7 +94,7 @@ class Federation:
         self.report: Callable[[str], None] = self.warn
         """Takes a sentence about a client that is missing in a round."""
         runner, defense = server_runner_for(parts, self.warn), parts.experiment.guard()
-        self.half = ServerHalf(parts.method, parts.task, parts.cards, runner, defense)
+        self.half = ServerHalf(parts.method, parts.task, parts.cards, runner, defense, parts.public_at_server)
         terms = parts.experiment.privacy()
         if terms is not None and terms.level == "client-central":
             self.half.noised = NoisedMean(terms, parts.method, parts.task, parts.cards)

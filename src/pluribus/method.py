@@ -53,6 +53,7 @@ class Need(Enum):
     SAME_ARCHITECTURE = "one architecture for all"
     PUBLIC_DATA = "public data"
     PUBLIC_LABELS = "labels of public data"
+    PUBLIC_AT_SERVER = "public data at the server"
     PRETRAINED = "a pretrained backbone"
     BATCH_NORM = "batch norm"
     PLAIN_SGD = "plain SGD"
@@ -496,7 +497,7 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
                 f"{label} needs a model with batch norm, but {card.model} has none. Use one, such as --models "
                 f"cnn-16-32 for small images, or another method, such as fedavg."
             )
-    if Need.PUBLIC_DATA in method.needs and not task.public:
+    if {Need.PUBLIC_DATA, Need.PUBLIC_AT_SERVER} & method.needs and not task.public:
         raise MismatchError(
             f"{label} needs public data: give a share of each client's data with --public-fraction 0.1, or other data "
             f"with --public-data."

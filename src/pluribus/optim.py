@@ -137,11 +137,18 @@ class Optimizer:
 
     def begin(self, t: int) -> None:
         """Set the learning rate of a round."""
+        self._set_rate(self.rule.rate(t))
+
+    def anneal(self, share: float) -> None:
+        """Set the learning rate to this share of the rule's."""
+        self._set_rate(self.rule.lr * share)
+
+    def _set_rate(self, rate: float) -> None:
         for group in self._torch.param_groups:
             if isinstance(group["lr"], Tensor):  # in place, because captured steps read it there
-                group["lr"].fill_(self.rule.rate(t))
+                group["lr"].fill_(rate)
             else:
-                group["lr"] = self.rule.rate(t)
+                group["lr"] = rate
 
     def slots(self) -> dict[str, Tensor]:
         """Momentum buffers, moments and step counters, by parameter."""

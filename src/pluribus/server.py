@@ -4,19 +4,36 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from math import ceil, cos, pi
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pluribus import draws
+from pluribus.data.federated import Data
 from pluribus.draws import Made
+from pluribus.errors import UserCodeError
 from pluribus.internal.batches import batch_sizes
 from pluribus.internal.defenses import UNDEFENDED, Defense
 from pluribus.internal.state import State
 from pluribus.internal.steps import Descent, EagerServer, ServerFit, ServerLoss, ServerRunner
-from pluribus.optim import Opt, Optimizer, Rule
+from pluribus.optim import Life, Opt, Optimizer, Rule
 from pluribus.task import Cards, Task
+
+
+class PublicRows:
+    """Public rows at the server, without labels."""
+
+    def __init__(self, data: Data) -> None:
+        self._data = data
+
+    def __len__(self) -> int:
+        return len(self._data)
+
+    def take(self, positions: Tensor) -> Tensor:
+        """The rows at these positions, as a model gets them, on `server.device`."""
+        return self._data.take(positions)[0]
 
 
 class Server:
@@ -26,11 +43,17 @@ class Server:
     """
 
     def __init__(
-        self, task: Task, cards: Cards, runner: ServerRunner | None = None, defense: Defense = UNDEFENDED
+        self,
+        task: Task,
+        cards: Cards,
+        runner: ServerRunner | None = None,
+        defense: Defense = UNDEFENDED,
+        public: PublicRows | None = None,
     ) -> None:
         self.task = task
         self.cards = cards
         self.defense = defense
+        self._public = public
         self.runner = runner or EagerServer()
         self.device = self.runner.device
         self.state = State()
@@ -45,6 +68,20 @@ class Server:
 
     def begin(self, t: int, now: Mapping[str, float]) -> None:
         self.t, self.now, self.notes, self.fits = t, now, {}, 0
+        for optimizer in self._optimizers.values():
+            if optimizer.life == "round":
+                optimizer.reset()
+
+    @property
+    def public(self) -> PublicRows:
+        """The public rows of all clients, for a method with `Need.PUBLIC_AT_SERVER`.
+
+        They are normalized as those of clients, in one way: where each client has a normalization of its own, so has
+        the server, measured on these rows.
+        """
+        if self._public is None:
+            raise UserCodeError("this server has no public rows: add Need.PUBLIC_AT_SERVER to the method's `needs`.")
+        return self._public
 
     def draw(self, *key: draws.Key) -> torch.Generator:
         """A generator of the server's random numbers, keyed by round and `key`."""
@@ -65,12 +102,12 @@ class Server:
         """
         return self.defense.of_tensors(parts, dict.fromkeys(parts, start))
 
-    def optimize(self, name: str, of: nn.Module, rule: Rule) -> None:
+    def optimize(self, name: str, of: nn.Module, rule: Rule, life: Life = "run") -> None:
         """Give a module of the state an optimizer, in `setup`, and move it to `server.device`.
 
-        The optimizer's slots are part of the state and are saved.
+        The optimizer's slots are part of the state and are saved. With `life="round"` every round resets them.
         """
-        optimizer = Optimizer(Opt(of.to(self.device), rule, life="run"), rule)
+        optimizer = Optimizer(Opt(of.to(self.device), rule, life=life), rule)
         setattr(self.state, f"{name}_optimiser", optimizer.slots())
         self._optimizers[name] = optimizer
 
@@ -92,27 +129,46 @@ class Server:
         opts: tuple[str, ...],
         batch: int,
         epochs: int = 1,
+        steps: int | None = None,
+        anneal: bool = False,
         shuffle: draws.Key | None = None,
         given: Mapping[str, Tensor] | None = None,
     ) -> Tensor:
         """Minimize `loss(server, batch)` over batches of rows x and labels y. Returns the last loss; NaN: no step.
 
         `opts` names the optimizers. `shuffle` is a key that draws the order of rows in each epoch; default: as they
-        are. The last batch of an epoch may be smaller. x, y and `given` are moved to `server.device`.
+        are. The last batch of an epoch may be smaller. `steps` sets a number of steps instead of epochs: then all
+        batches have one size, which is that of x if `batch` is larger, and a batch may go on in the next epoch.
+        `anneal` lets the learning rates fall along a cosine, to 0 after the last step. x, y and `given` are moved to
+        `server.device`.
 
         On a GPU the step is recorded and replayed, also in later rounds, and a recording freezes Python numbers. So
         what changes between rounds and is neither in the batch nor in the state must be `given`: the loss reads such
         tensors as `server.given[name]`.
         """
-        sizes = batch_sizes(len(x), batch, least=0) * epochs
+        if steps is None:
+            sizes = batch_sizes(len(x), batch, least=0) * epochs
+        else:
+            sizes = [min(batch, len(x))] * (steps if len(x) else 0)
+            epochs = ceil(sum(sizes) / len(x)) if sizes else 0
         if not sizes:
             return torch.tensor(torch.nan)
-        order = torch.cat([self._order(len(x), shuffle, epoch) for epoch in range(epochs)])
+        order = torch.cat([self._order(len(x), shuffle, epoch) for epoch in range(epochs)])[: sum(sizes)]
+        shares = [(1 + cos(pi * number / len(sizes))) / 2 for number in range(len(sizes))] if anneal else None
         self.fits += 1
         tensors = {name: value.contiguous() for name, value in (given or {}).items()}
-        fit = ServerFit(Descent(loss, opts), x.contiguous(), y.contiguous(), order, sizes, tensors)
-        with draws.seeded(self.task.seed, "server", self.t, "fit", self.fits, device=self.device):
-            return self.runner.fit(self, fit)
+        fit = ServerFit(Descent(loss, opts), x.contiguous(), y.contiguous(), order, sizes, tensors, shares)
+        try:
+            with draws.seeded(self.task.seed, "server", self.t, "fit", self.fits, device=self.device):
+                return self.runner.fit(self, fit)
+        finally:
+            if anneal:
+                self.anneal(opts, 1.0)
+
+    def anneal(self, opts: tuple[str, ...], share: float) -> None:
+        """Set the learning rates of optimizers to this share of their rules'."""
+        for name in opts:
+            self._optimizers[name].anneal(share)
 
     def _order(self, rows: int, shuffle: draws.Key | None, epoch: int) -> Tensor:
         if shuffle is None:

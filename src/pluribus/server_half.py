@@ -20,7 +20,7 @@ from pluribus.message import LARGEST, Message, decode, encode, schema_of
 from pluribus.method import Method, Wires
 from pluribus.privacy.central import NoisedMean
 from pluribus.request import Published
-from pluribus.server import Server
+from pluribus.server import PublicRows, Server
 from pluribus.storage.checkpoint import put_back
 from pluribus.task import Cards, Task
 
@@ -51,10 +51,11 @@ class ServerHalf:
         cards: Cards,
         runner: ServerRunner | None = None,
         defense: Defense = UNDEFENDED,
+        public: PublicRows | None = None,
     ) -> None:
         self.method, self.task, self.cards = method, task, cards
         self.wires = Wires(method, task, cards)
-        self.server = Server(task, cards, runner, defense)
+        self.server = Server(task, cards, runner, defense, public)
         self.noised: NoisedMean | None = None  # of a private run with a trusted server
         self.enrolled: dict[int, bytes] = {}
         cards.enrolled.clear()  # clients that enrolled after the last checkpoint do so again
@@ -140,7 +141,8 @@ class ServerHalf:
         down = self.method.functions(stage).down
         about: dict[int, dict[str, Tensor]] = {}
         if server.defense.name == "clip" and down is not None:
-            about = {k: sent.part() for k in uploads if (sent := down(server, k)) is not None}
+            sent = {k: message for k in uploads if (message := down(server, k)) is not None}
+            about = {k: {n: value.cpu() for n, value in one.part().items()} for k, one in sent.items()}  # as uploads
         merge(server, server.defense.of_messages(uploads, about))
 
     def try_downloads(self, stage: int, clients: Iterable[int]) -> None:

@@ -29,7 +29,20 @@ from pluribus.storage.checkpoint import Checkpoint, put_back
 from pluribus.storage.folder import RunFolder
 from pluribus.task import Cards, Task
 from refusals import refused
-from toys import Adapted, Careful, Consensus, Counted, Mutual, Pairs, Peers, Prototypes, Sampled, Steady, Turns
+from toys import (
+    Adapted,
+    Careful,
+    Consensus,
+    Counted,
+    Mutual,
+    Pairs,
+    Peers,
+    Prototypes,
+    Reviewed,
+    Sampled,
+    Steady,
+    Turns,
+)
 
 CLASSES, WIDTH = 10, 64
 
@@ -113,6 +126,49 @@ class TestSeveralExchanges:
         roomy = run_tiny(Consensus, momentum=0.9)
         monkeypatch.setattr("pluribus.host.MOST_CLIENTS", 1)
         assert differing(kept(roomy), kept(run_tiny(Consensus, momentum=0.9))) == []
+
+
+class TestPublicAtServer:
+    def test_the_rows_are_those_of_all_clients(self):
+        hand = by_hand(Reviewed)
+        public = hand.host.client(2).public.values()
+        expected = torch.cat([data.take(torch.arange(len(data)))[0] for data in public])
+        assert torch.equal(hand.server.public.take(torch.arange(len(hand.server.public))), expected)
+
+    def test_they_have_no_labels(self):
+        assert isinstance(by_hand(Reviewed).server.public.take(torch.arange(2)), Tensor)
+
+    @pytest.mark.parametrize("normalize", ["dataset", "0.5/0.25"])
+    def test_one_normalization_for_all_holds_for_the_server(self, normalize):
+        hand = by_hand(Reviewed, normalize=normalize)
+        own = hand.host.client(0).public[0]
+        assert torch.equal(hand.server.public.take(torch.arange(len(own))), own.take(torch.arange(len(own)))[0])
+
+    def test_where_clients_normalize_by_their_own_rows_the_server_does_so_too(self):
+        server = by_hand(Reviewed, normalize="client").server
+        x = server.public.take(torch.arange(len(server.public))).double()
+        assert (x.mean().item(), x.std(correction=0).item()) == pytest.approx((0, 1), abs=1e-5)
+
+    def test_rows_of_another_data_set(self):
+        other = few_digits(30)
+        server = by_hand(Reviewed, public_data=other, public_fraction=0.0).server
+        assert len(server.public) == 30
+
+    def test_they_must_be_needed(self):
+        server = by_hand(Consensus).server
+        with refused(UserCodeError, "Need.PUBLIC_AT_SERVER"):
+            _ = server.public
+
+    def test_there_must_be_public_data(self):
+        with refused(MismatchError, "public data", "--public-fraction 0.1"):
+            assemble_tiny(Reviewed, public_fraction=0.0)
+
+    def test_the_server_learns_from_them(self):
+        usual, other = (by_hand(Reviewed(review_steps=n)) for n in (3, 0))
+        for hand in (usual, other):
+            hand.round(0, range(4))
+        aux, mean = (dict(hand.server.state.aux.state_dict()) for hand in (usual, other))
+        assert sorted(differing(aux, mean)) == sorted(aux)
 
 
 class TestSecondModel:

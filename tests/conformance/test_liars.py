@@ -40,7 +40,8 @@ class Rounds:
 def rounds_of(name: str, enrolment: Callable[[Schema, bytes], bytes] = lambda schema, up: up) -> Iterator[Rounds]:
     """Stop before every merge of two rounds, with the uploads of honest clients. The last one may lie at enrolment."""
     parts = Case(name, Path(new_folder())).parts()
-    host, half = make_host(parts, lambda k: None), ServerHalf(parts.method, parts.task, parts.cards)
+    host = make_host(parts, lambda k: None)
+    half = ServerHalf(parts.method, parts.task, parts.cards, public=parts.public_at_server)
 
     def answer(request: Enrol | Work) -> bytes | None:
         reply = host.answer(request)

@@ -299,6 +299,8 @@ def replays(monkeypatch) -> list[str]:
         ("fedtgp", FEW_ANSWER | {"partition": "pathological", "classes_per_client": 2}),
         ("fedgen", {}),
         ("fedgen", FEW_ANSWER | {"generator_steps": 9}),
+        ("feddf", {}),
+        ("feddf", FEW_ANSWER | {"server_steps": 9}),  # recorded steps read the learning rate of the moment
     ],
     ids=str,
 )
@@ -313,7 +315,7 @@ def test_steps_of_the_server_leave_the_bits_of_steps_as_written(name, settings, 
     assert replays == []
 
 
-@pytest.mark.parametrize("name", ["fedtgp", "fedgen", "pfedla", "pfedpg"])
+@pytest.mark.parametrize("name", ["fedtgp", "fedgen", "feddf", "pfedla", "pfedpg"])
 def test_what_the_server_trains_is_on_the_gpu_and_its_checkpoints_are_not(name, monkeypatch):
     devices: set[str] = set()
     begin = Server.begin

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -279,6 +280,95 @@ class TestRefusals:
             assert watched.task is server.task
             assert watched.given is server.given
         assert watch.reason is None
+
+
+class TestSteps:
+    """A number of steps instead of epochs, and a learning rate that falls."""
+
+    def seen(self, rows: int, **how: Any) -> list[list[int]]:
+        server, found = make_server(), []
+
+        def look(server: Server, batch: Batch) -> Tensor:
+            found.append(batch.i.tolist())
+            return plain(server, batch)
+
+        server.fit(look, X[:rows], Y[:rows], **HOW | how)
+        return found
+
+    def test_all_batches_are_full_and_every_row_is_seen_as_often(self):
+        found = self.seen(8, steps=8)
+        assert [len(rows) for rows in found] == [5] * 8
+        assert sorted(i for rows in found for i in rows) == sorted([*range(8)] * 5)
+
+    def test_a_batch_has_no_more_rows_than_there_are(self):
+        assert [sorted(rows) for rows in self.seen(3, steps=2)] == [[0, 1, 2]] * 2
+
+    @pytest.mark.parametrize(("rows", "steps"), [(0, 3), (8, 0)])
+    def test_nothing_to_do(self, rows, steps):
+        assert make_server().fit(plain, X[:rows], Y[:rows], **HOW, steps=steps).isnan()
+
+    @pytest.mark.parametrize("steps", [1, 2, 3])
+    def test_the_rate_falls_along_a_cosine(self, steps):
+        server = make_server()
+        rates = []
+
+        def sum_of_weights(server: Server, batch: Batch) -> Tensor:
+            rates.append(server._optimizers["net"]._torch.param_groups[0]["lr"])
+            return server.state.net.weight.sum()
+
+        server.fit(sum_of_weights, X, Y, **HOW, steps=steps, anneal=True)
+        expected = {1: [1.0], 2: [1.0, 0.5], 3: [1.0, 0.75, 0.25]}[steps]
+        assert rates == pytest.approx([0.1 * share for share in expected])
+        server.fit(sum_of_weights, X, Y, **HOW, steps=1)
+        assert rates[-1] == 0.1, "the next fit has the whole rate"
+
+    def test_recorded_steps_leave_the_same_bits(self):
+        pair = Pair()
+        for _ in range(2):
+            pair.fit(plain, 12, steps=7)
+        assert pair.counts() == (1, 13)
+
+    def test_the_rate_of_a_step_is_set_before_it_is_replayed(self, monkeypatch):
+        """A GPU keeps the rate in its memory, where replays read it. A tape has the number that was recorded."""
+        pair, seen = Pair(), []
+        usual = Server.anneal
+
+        def watched(server: Server, opts: tuple[str, ...], share: float) -> None:
+            seen.append((pair.recorder.replayed, round(share, 2)))
+            usual(server, opts, share)
+
+        monkeypatch.setattr(Server, "anneal", watched)
+        pair.servers[0].fit(plain, X, Y, **HOW, steps=4, anneal=True)
+        assert seen == [(0, 1.0), (0, 0.85), (1, 0.5), (2, 0.15), (3, 1.0)]
+
+    @pytest.mark.parametrize(("life", "zero"), [("run", False), ("round", True)])
+    def test_the_slots_of_an_optimizer_live_for_a_run_or_for_a_round(self, life, zero):
+        server = server_of(task_of(3, 4), {0: 1})
+        server.state.net = server.make("net", lambda: nn.Linear(4, 3))
+        server.optimize("net", server.state.net, Rule(lr=0.1, momentum=0.9), life=life)
+        server.fit(plain, X, Y, **HOW)
+        server.begin(1, {})
+        slots = {name: value for name, value in server.state.state_dict().items() if "momentum" in name}
+        assert slots
+        assert all(bool(value.any()) != zero for value in slots.values())
+
+
+@dataclass(frozen=True)
+class OfPart:
+    """A loss that is an object."""
+
+    name: str
+
+    def __call__(self, server: Server, batch: Batch) -> Tensor:
+        return F.cross_entropy(getattr(server.state, self.name)(batch.x), batch.y)
+
+
+def test_a_loss_that_is_an_object_is_recorded_once():
+    pair = Pair()
+    for _ in range(3):
+        pair.fit(OfPart("net"), 15)
+    assert pair.counts() == (1, 8)
+    assert pair.told == []
 
 
 class TestMethods:

@@ -28,6 +28,7 @@ from pluribus.errors import (
     DeviceError,
     FileAccessError,
     FormatError,
+    MismatchError,
     MissingSettingError,
     OtherRunError,
     RangeError,
@@ -118,6 +119,13 @@ def test_a_wrong_setting_gets_a_sentence(terminal: Terminal, place: Path, case: 
 def test_names_of_classes_are_composed(place: Path) -> None:
     file, _ = read_federation(write(place / "federation.toml", SERVER | {"classes": ["e\u0301", "b"]}), "fedgh")
     assert file.classes == ("\u00e9", "b")
+
+
+def test_a_method_whose_server_needs_rows_is_refused_at_once(terminal: Terminal, place: Path) -> None:
+    """Before there is a folder, and before any site is asked."""
+    config = write(place / "federation.toml", SERVER)
+    terminal.refused("serve", "feddf", "--config", config).check(MismatchError, "feddf", "public rows", "pluribus run")
+    assert not (place / "federation").exists()
 
 
 def test_a_file_that_is_not_there(terminal: Terminal, tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ def _sends(parts: Assembly) -> bool:
 
 
 def _work(parts: Assembly, store: RunStore, t: int, latest: int, most: int) -> Rehearsal:
-    half = ServerHalf(parts.method, parts.task, parts.cards)
+    half = ServerHalf(parts.method, parts.task, parts.cards, public=parts.public_at_server)
     half.put_back(store.checkpoint.server(), store.checkpoint.enrolled())
     half.begin(t)
     clients = _choose(parts, store, t, most)

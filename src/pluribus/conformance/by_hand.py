@@ -87,7 +87,7 @@ class ByHand:
     def __init__(self, parts: Assembly, listening: int | None = None, runner: Runner | None = None) -> None:
         self.parts, self.method = parts, parts.method
         self.host = make_host(parts, lambda k: None)
-        self.server = Server(parts.task, parts.cards)
+        self.server = Server(parts.task, parts.cards, public=parts.public_at_server)
         with at("server"):
             self.method.setup(self.server)
         self._listening = listening

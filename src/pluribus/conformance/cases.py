@@ -31,6 +31,7 @@ SHORT = {
     "finetune_epochs": 2,
     "server_epochs": 5,
     "generator_steps": 5,
+    "server_steps": 5,
     "warmup": 0,
 }
 
@@ -49,7 +50,7 @@ def fitting_settings(method: str | Method | type[Method]) -> dict[str, Any]:
         settings["capacity"] = cls.defaults.get("capacity", "")
     if "image_size" in cls.defaults or Need.PRETRAINED in cls.needs:
         settings["image_size"] = cls.defaults.get("image_size", 16)
-    if Need.PUBLIC_DATA in cls.needs and not cls.defaults.get("public_fraction"):
+    if {Need.PUBLIC_DATA, Need.PUBLIC_AT_SERVER} & cls.needs and not cls.defaults.get("public_fraction"):
         settings["public_fraction"] = 0.2
     if not isinstance(method, Method):  # an instance has the hyper-parameters that its user wants
         settings |= {name: SHORT[name] for name in getattr(cls, "__dataclass_fields__", ()) if name in SHORT}

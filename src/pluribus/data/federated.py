@@ -19,7 +19,7 @@ from torch import Tensor
 
 from pluribus.data.augment import Augment
 from pluribus.data.dataset import PARTS, UNLABELED, Dataset
-from pluribus.data.scaling import AS_IT_IS, Normalize, Scale, choose_normalize, measure
+from pluribus.data.scaling import AS_IT_IS, Normalize, Scale, choose_normalize, measure, measure_rows
 from pluribus.data.split import split, split_by_time, split_groups
 from pluribus.draws import numpy_rng
 from pluribus.errors import MismatchError
@@ -317,6 +317,14 @@ class Federated:
 
     def public_for(self, client: int) -> Mapping[int, Data]:
         return self.public if (scale := self._scale(client)) is None else Rescaled(self.public, scale)
+
+    def public_at_server(self) -> Data:
+        """The public sets of all clients together, as the server normalizes them: by themselves, if clients do so."""
+        rows = Data.join(self.public.values())
+        scale = self._fixed
+        if self._normalize.by_client and len(rows):
+            scale = measure_rows(self.store.x[rows.rows], self.dataset)
+        return replace(rows, scale=None if scale is None else scale.to(self.device))
 
     def exams_for(self, client: int) -> ExamSets:
         if (scale := self._scale(client)) is None:

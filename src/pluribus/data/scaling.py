@@ -101,7 +101,12 @@ def _measurable(dataset: Dataset) -> bool:
 
 def measure(dataset: Dataset, rows: np.ndarray) -> Scale:
     """Mean and deviation per channel or column over some rows. Of the categories of a table, none are measured."""
-    x = dataset.x[torch.from_numpy(rows)].numpy().astype(np.float64)  # on the CPU and in double: equal on every device
+    return measure_rows(dataset.x[torch.from_numpy(rows)], dataset)
+
+
+def measure_rows(rows: Tensor, dataset: Dataset) -> Scale:
+    """The same over given rows, of the form of a data set."""
+    x = rows.cpu().numpy().astype(np.float64)  # on the CPU and in double: equal on every device
     axes = (0, *range(2, x.ndim))
     return _scale(x.mean(axes), x.std(axes), dataset)
 

@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import is_dataclass
 from functools import partial
 from typing import Any, TypeVar
 
@@ -423,13 +424,18 @@ def _create_handles(device: torch.device) -> None:
 
 
 def name_of_step(function: Any) -> Any:
-    """Key of a step, loss or map: equal at every call, whatever object it is bound to. A string: a nested function."""
+    """Key of a step, loss or map: equal at every call, whatever object it is bound to. A string: a nested function.
+
+    An object that is called, of a frozen dataclass, is its own key.
+    """
     if isinstance(function, Descent):
         loss = name_of_step(function.loss)
         return loss if isinstance(loss, str) else Descent(loss, function.opts)
     if isinstance(function, RowStep | RowFinish):
         step = name_of_step(function.step)
         return step if isinstance(step, str) else type(function)(step, function.opts)
+    if is_dataclass(function):
+        return function
     plain = getattr(function, "__func__", function)
     return plain.__qualname__ if "<" in getattr(plain, "__qualname__", "<") else plain
 
@@ -439,4 +445,6 @@ def _display_name(name: Any) -> str:
         return _display_name(name.loss)
     if isinstance(name, RowStep | RowFinish):
         return _display_name(name.step)
+    if is_dataclass(name):
+        return type(name).__qualname__
     return name if isinstance(name, str) else name.__qualname__

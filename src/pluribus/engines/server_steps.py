@@ -85,7 +85,8 @@ class CapturedServer:
             place.fill(fit)
             name, modes = name_of_step(fit.step), tuple(module.training for module in server.state.modules())
             with server.reading(place.given):
-                for n in fit.sizes:
+                for number, n in enumerate(fit.sizes):
+                    fit.set_rates(server, number)  # not recorded: a replay reads the rate from the memory of the GPU
                     self._take_step(server, fit.step, place, Kind(name, modes, n))
             return place.loss.clone()
 

@@ -137,11 +137,12 @@ class CommonSettings(TypedDict, total=False):
     matched_batch: int
     finetune_epochs: int
     finetune: Literal["model", "head"]
+    server_steps: int
+    server_lr: float
+    server_batch: int
     top_k: int
     select: Literal["change", "random"]
     global_model: str
-    server_lr: float
-    server_steps: int
     probes: int | None
     merge: Literal["probe", "average"]
     same_start: bool
@@ -203,7 +204,6 @@ class CommonSettings(TypedDict, total=False):
     masked: bool
     threshold: float
     server_epochs: int
-    server_batch: int
     widths: int
     alone: bool
     lora_alpha: float

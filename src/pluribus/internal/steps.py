@@ -152,6 +152,12 @@ class ServerFit(NamedTuple):
     order: Tensor
     sizes: list[int]
     given: Mapping[str, Tensor]
+    shares: list[float] | None = None  # of the learning rates, for each step; None: all of them
+
+    def set_rates(self, server: Server, number: int) -> None:
+        """Set the learning rates for a step, before it runs."""
+        if self.shares is not None:
+            server.anneal(self.step.opts, self.shares[number])
 
 
 class ServerRunner(Protocol):
@@ -172,6 +178,7 @@ class EagerServer:
     def fit(self, server: Server, fit: ServerFit) -> Tensor:
         x, y, order = (value.to(self.device) for value in (fit.x, fit.y, fit.order))
         with server.reading({name: value.to(self.device) for name, value in fit.given.items()}):
-            for rows in torch.split(order, fit.sizes):
+            for number, rows in enumerate(torch.split(order, fit.sizes)):
+                fit.set_rates(server, number)
                 loss = fit.step(server, Batch(x[rows], y[rows], rows, len(rows)))
         return loss.detach()

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
+from typing import ClassVar
 
 from torch import nn
 
@@ -26,7 +27,7 @@ class FedAvg(Method):
     down = "the global model"
     targets = TARGETS
     needs = frozenset({Need.SAME_MODEL})
-    views = ("before", "after")  # FedAvg returns the global model
+    views: ClassVar[tuple[str, ...]] = ("before", "after")  # FedAvg returns the global model
     defaults = MappingProxyType({"models": "cnn-16"})
 
     weighting: Weighting = "samples"

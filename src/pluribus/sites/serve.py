@@ -18,12 +18,13 @@ from pluribus.errors import (
     ConflictError,
     DamagedFileError,
     MessageError,
+    MismatchError,
     OtherRunError,
     PluribusError,
 )
 from pluribus.experiment import SITES, Experiment, experiment, settings_of_sites
 from pluribus.federation import Observer
-from pluribus.method import find, hyperparameters
+from pluribus.method import Need, find, hyperparameters
 from pluribus.result import Result
 from pluribus.settings import check_names
 from pluribus.sites.agreement import Agreement, metrics_of_sites
@@ -82,6 +83,11 @@ def serve(
 def read_federation(path: Path, method: str, superlink: str | None = None) -> tuple[FederationFile, Experiment]:
     """Read federation.toml, and the experiment that it describes for this method."""
     written = read_toml(path) | ({} if superlink is None else {"superlink": superlink})
+    if Need.PUBLIC_AT_SERVER in find(method).needs:
+        raise MismatchError(
+            f"the server of {method} trains on public rows, and a server of real sites has none. Use a method whose "
+            f"clients train on them, such as fedmd, or simulate it: pluribus run {method}."
+        )
     hyper, theirs = list(hyperparameters(find(method)())), settings_of_sites()
     own = {name: written.pop(name) for name in setting_names(FederationFile) if name in written}
     if simulated := [name for name in written if name in setting_names(Experiment) and name not in theirs]:
