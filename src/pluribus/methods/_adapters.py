@@ -166,7 +166,7 @@ def draw_adapters(model: TwoPartModel, generator: torch.Generator) -> None:
         adapter.draw(generator)
 
 
-def factors_of(model: TwoPartModel) -> dict[str, Tensor]:
+def factors_of(model: TwoPartModel) -> Tensors:
     """The factors of all adapters, named as in messages."""
     adapters = adapters_of(model)
     return {A + path: one.a for path, one in adapters.items()} | {B + path: one.b for path, one in adapters.items()}
