@@ -26,7 +26,7 @@ from pluribus.data.datasets import cache_file
 from pluribus.draws import numpy_rng
 from pluribus.experiment import SETTINGS, Experiment
 from pluribus.listing import list_methods, name_sources
-from pluribus.method import Method, Need, PeerMethod, methods
+from pluribus.method import FAMILIES, Method, Need, PeerMethod, methods
 from pluribus.models import GROUPS
 from pluribus.models import entries as model_entries
 from pluribus.models.sizes import size_of, typical_input
@@ -40,8 +40,13 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
 KEYWORDS = ROOT / "src" / "pluribus" / "internal" / "keywords.py"
-# found by a rehearsal, not declared: adapt() trains
-REFUSED_VIEWS = {"fedbabu": "it trains on private rows before every evaluation; --finetune-epochs 0 can run."}
+MASKED = "its masked loss tells which classes a client holds; --no-masked can run."
+# settings that a private run needs
+NEEDED_SETTINGS = {
+    "fedbabu": "it trains on private rows before every evaluation; --finetune-epochs 0 can run.",
+    "heterofl": MASKED,
+    "fedrolex": MASKED,
+}
 SECTION = re.compile(r"(<!-- generated: (?P<name>[\w .-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 # Where a data set is looked for, if not in the file of its own name.
@@ -95,8 +100,17 @@ def _methods(folder: str = "methods") -> str:
     for name, cls in methods().items():
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
         sources = name_sources(_sources()[name])
-        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.paper, cls.up, sources, cls.down, needs))
-    return table(("method", "paper", "up", "from", "down", "needs"), rows)
+        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.family, cls.paper, cls.up, sources, cls.down, needs))
+    return table(("method", "family", "paper", "up", "from", "down", "needs"), rows)
+
+
+def _families() -> str:
+    """The families that have a method, and what their methods have in common."""
+    rows = []
+    for family, about in FAMILIES.items():
+        if found := [code(name) for name, cls in methods().items() if cls.family == family]:
+            rows.append((family, about, ", ".join(found)))
+    return table(("family", "what its methods have in common", "methods"), rows)
 
 
 @cache
@@ -121,7 +135,7 @@ def _privacy() -> str:
     for name, cls in methods().items():
         sources = list(_sources()[name])
         bounds = "; ".join(f"{source}: {BOUNDED[source]}" for source in sources if source in BOUNDED)
-        refused = cls.unbounded or REFUSED_VIEWS.get(name, "")
+        refused = cls.unbounded or NEEDED_SETTINGS.get(name, "")
         rows.append((code(name), ", ".join(sources) or "nothing", f"refused: {refused}" if refused else bounds))
     return table(("method", "sources", "what bounds them"), rows)
 
@@ -190,9 +204,9 @@ def _reproduced(name: str) -> str:
     return load_table(name, RESULTS).to_markdown().strip()
 
 
-def _result(benchmark: str) -> str:
+def _result(benchmark: str, part: str = "rows") -> str:
     written = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
-    rows = written["rows"] if isinstance(written, dict) else written
+    rows = written[part] if isinstance(written, dict) else written
     columns = [name.replace("_", " ") for name in rows[0]]
     numbers = [name for name, value in zip(columns, rows[0].values(), strict=True) if not isinstance(value, str)]
     return table(columns, [row.values() for row in rows], numbers)
@@ -305,6 +319,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "models": _models,
     "groups": _groups,
     "methods": _methods,
+    "families": _families,
     "methods in the readme": lambda: _methods("docs/methods"),
     "hooks": _hooks,
     "needs": _needs,
@@ -317,6 +332,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result overhead": lambda: _result("overhead"),
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),
+    "result families": lambda: _result("families"),
+    "result families models": lambda: _result("families", "models"),
     "result kinds": lambda: _result("kinds"),
     "result stores": lambda: _result("stores"),
     "result privacy": lambda: _result("privacy"),

@@ -46,6 +46,7 @@ def list_methods(pattern: str = "*", *, needs: Needs | None = None, **task: Any)
         {
             "name": name,
             "about": (cls.__doc__ or "").strip().partition("\n")[0],
+            "family": cls.family,
             "up": cls.up,
             "down": cls.down,
             "needs": ", ".join(sorted(need.value for need in cls.needs)) or "nothing",
@@ -187,9 +188,9 @@ def _format(value: Any) -> str:
 
 
 def print_methods(rows: list[Row], task: str) -> None:
-    """Print a table of methods: uploads and where they come from, downloads, needs, paper and bytes."""
+    """Print a table of methods: family, uploads and where they come from, downloads, needs, paper and bytes."""
     console = Console(highlight=False)
-    methods, keys = Column("method", style="bold", no_wrap=True), Column(style="cyan", no_wrap=True)
+    methods, keys = Column("method, family", no_wrap=True), Column(style="cyan", no_wrap=True)
     sizes = Column("bytes", justify="right", no_wrap=True)
     about = "uploads, sources, downloads, needs, paper"
     table = Table(methods, keys, about, sizes, box=box.SIMPLE_HEAD, pad_edge=False)
@@ -197,7 +198,8 @@ def print_methods(rows: list[Row], task: str) -> None:
         for key in ("up", "sources", "down", "needs", "paper"):
             text = name_sources(row["sources"]) if key == "sources" else row[key]
             size = _format_bytes(row[f"bytes_{key}"]) if f"bytes_{key}" in row else ""
-            table.add_row(row["name"] if key == "up" else "", "from" if key == "sources" else key, escape(text), size)
+            beside = {"up": f"[bold]{row['name']}[/]", "sources": f"[dim]{row['family']}[/]"}.get(key, "")
+            table.add_row(beside, "from" if key == "sources" else key, escape(text), size)
         table.add_row()
     console.print(table)
     console.print(f"Bytes: maximum per client and round, without headers, {escape(task)}.", style="dim")

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from enum import Enum
 from functools import cache
 from types import MappingProxyType
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar, get_args
 
 from torch import Tensor
 
@@ -42,6 +42,31 @@ TELLS = {
     NOT_DECLARED: "does not declare its source, so it may tell how many rows a client has",
 }
 FORMER_HOOKS = {"optimisers": "optimizers", "settled": "complete"}  # would be ignored otherwise
+
+Family = Literal[
+    "baseline",
+    "one model",
+    "sub-models",
+    "layers",
+    "second model",
+    "knowledge",
+    "ensembles",
+    "adapters",
+    "prompts",
+    "own",
+]
+FAMILIES: dict[Family, str] = {
+    "baseline": "clients send nothing",
+    "one model": "all clients have one architecture, and share the model or a part of it",
+    "sub-models": "clients train parts of one model, cut to their capacity",
+    "layers": "models differ, and layers of equal shape are shared",
+    "second model": "models differ, and a second, smaller model is shared",
+    "knowledge": "models differ, and class means, logits, heads or other small messages are shared",
+    "ensembles": "models differ, and the server distills all of them into new ones",
+    "adapters": "clients train low-rank adapters of a frozen model",
+    "prompts": "clients train prompts for a model",
+    "own": "a method of your own that names no family",
+}
 
 
 class Need(Enum):
@@ -104,6 +129,8 @@ class Method:
     """Base of all methods with a server. Subclasses are frozen dataclasses whose fields are the hyper-parameters."""
 
     paper: ClassVar[str] = ""
+    family: ClassVar[Family] = "own"
+    """Which methods it is like: by what clients share, and whether their models may differ (`FAMILIES`)."""
     up: ClassVar[str] = "nothing"
     down: ClassVar[str] = "nothing"
     needs: ClassVar[frozenset[Need]] = frozenset()
@@ -234,6 +261,10 @@ class Method:
     def warnings(self, task: Task, models: Iterable[str]) -> list[str]:
         """Warnings to the user about these architectures, before round 0. They are saved with the run."""
         return []
+
+    def why_unbounded(self) -> str:
+        """Why these hyper-parameters cannot run with differential privacy of rows. Default: `unbounded`."""
+        return self.unbounded
 
     def traffic(self, task: Task, card: Card, sizes: Sizes) -> Traffic:
         """Most bytes per client and round, without headers. Default: what the schema allows."""
@@ -366,6 +397,7 @@ def _check_attributes(cls: type[Method]) -> None:
     """Refuse a class attribute of another type, such as a text in place of a tuple of texts."""
     fits = {
         "paper": (isinstance(cls.paper, str), "text"),
+        "family": (cls.family in get_args(Family), f"one of {', '.join(FAMILIES)}"),
         "up": (isinstance(cls.up, str), "text"),
         "down": (isinstance(cls.down, str), "text"),
         "takes": (

@@ -87,6 +87,10 @@ class NoView(Method):
     views = ()
 
 
+class NoSuchFamily(Method):
+    family = "sub-model"  # type: ignore[assignment]
+
+
 class NeedsInWords(Method):
     needs = frozenset({"same width"})  # type: ignore[arg-type]
 
@@ -192,6 +196,7 @@ MISTAKES: dict[type[Method], tuple[str, ...]] = {
     NeedWithoutS: ("NeedWithoutS.need ", "mean needs?"),
     OneView: ("OneView.views", "('after',)"),
     NoView: ("NoView.views", "('after',)"),
+    NoSuchFamily: ("NoSuchFamily.family", "sub-models"),
     NeedsInWords: ("NeedsInWords.needs", "Need.SAME_WIDTH"),
     OneExchange: ("OneExchange.exchanges", "(Exchange(),)"),
     NoSuchWork: ("NoSuchWork.exchanges", "'train'", "(self, client)"),

@@ -1,4 +1,4 @@
-"""Every method of the library declares where each field of its uploads comes from."""
+"""Every method of the library declares where each field of its uploads comes from, and its family."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pluribus
 from conftest import assemble_tiny
 from pluribus.listing import list_methods, name_sources
 from pluribus.message import NOT_DECLARED, Field, Source, Wire, sources_of
-from pluribus.method import Method, methods
+from pluribus.method import Method, Need, methods
 from pluribus.task import Card, Task
 
 LIBRARY = [name for name, cls in methods().items() if cls.__module__.startswith("pluribus.")]
@@ -82,3 +82,28 @@ def test_the_list_has_fields_by_source() -> None:
     (refused,) = pluribus.list_methods("fedavg", models="tiny,mlp-64")
     assert refused["refused"]
     assert name_sources(refused["sources"]) == "-"
+
+
+# ---- families --------------------------------------------------------------------------------------------------------
+
+
+def test_every_method_of_the_library_has_a_family() -> None:
+    assert [name for name in LIBRARY if methods()[name].family == "own"] == []
+    assert Undeclared.family == "own"
+
+
+@pytest.mark.parametrize(
+    ("method", "family"),
+    [("local", "baseline"), ("fedrep", "one model"), ("fedgh", "knowledge"), ("fedrolex", "sub-models")],
+)
+def test_the_list_has_the_family(method: str, family: str) -> None:
+    (row,) = list_methods(method)
+    assert row["family"] == family
+
+
+def test_a_family_that_shares_one_model_needs_one() -> None:
+    """Families are about what may differ between clients, which needs declare."""
+    for name in LIBRARY:
+        cls = methods()[name]
+        if cls.family in ("one model", "knowledge", "layers", "second model"):
+            assert (Need.SAME_MODEL in cls.needs) == (cls.family == "one model"), name

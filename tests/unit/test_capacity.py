@@ -10,8 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import pluribus
+from conftest import assemble_tiny, make_host, run_tiny
+from pluribus.client import Client
 from pluribus.errors import ConflictError, FormatError, MismatchError, MissingSettingError, PluribusError, RangeError
 from pluribus.experiment import experiment
+from pluribus.message import Message
+from pluribus.methods.heterofl import HeteroFL
 from pluribus.models import build
 from pluribus.models.capacity import Capacity, split_name, write_capacities
 from pluribus.models.width import Cut, Dimension
@@ -137,3 +141,47 @@ def test_clients_of_any_method_have_capacities() -> None:
     assert {k: facts.model for k, facts in result.clients.items()} == {0: "cnn-16", 1: "cnn-16@0.5"}
     small, large = (sum(p.numel() for p in result.model(k).parameters()) for k in (1, 0))
     assert small < large
+
+
+# ---- the scaler of HeteroFL ------------------------------------------------------------------------------------------
+
+
+def narrow_client(**settings: Any) -> tuple[HeteroFL, Client, dict[str, torch.Tensor]]:
+    """A client with half of a perceptron, and the part of the global model that it downloads."""
+    parts = assemble_tiny("heterofl", models="mlp-64", capacity="1,0.5", **settings)
+    assert isinstance(parts.method, HeteroFL)
+    client = make_host(parts).client(1)
+    parts.method.prepare(client)
+    part = build("mlp-64@0.5", shape=parts.task.input, classes=10).state_dict()
+    parts.method.receive(client, Message(part))
+    return parts.method, client, part
+
+
+def test_a_narrow_model_predicts_as_it_is_trained() -> None:
+    """Activations are divided by the share 0.5 in both: head(relu(2 (W x + b)))."""
+    _, client, part = narrow_client()
+    x = torch.randn(3, *client.task.input.shape)
+    weight, bias = (part[name] for name in part if name.startswith("features"))
+    hidden = torch.relu(2 * (x.flatten(1) @ weight.T + bias))
+    expected = hidden @ part["head.weight"].T + part["head.bias"]
+    torch.testing.assert_close(client.model.eval()(x), expected)
+
+
+def test_a_narrow_client_sends_weights_of_the_scale_that_it_got() -> None:
+    method, client, part = narrow_client(lr=1e-9)
+    for _ in range(2):  # again without a download
+        sent = method.local_update(client).part()
+        assert all(torch.allclose(sent[name], value) for name, value in part.items())
+
+
+def test_a_narrow_model_is_the_same_in_a_file(tmp_path: Any) -> None:
+    result = run_tiny("heterofl", models="cnn-16-32", capacity="0.3", clients=2)
+    x = torch.rand(5, 1, 8, 8)
+    result.save_model(0, tmp_path / "model.safetensors")
+    assert torch.equal(pluribus.load_model(tmp_path / "model.safetensors")(x), result.model(0)(x))
+
+
+def test_nobody_needs_to_hold_the_whole_model() -> None:
+    result = run_tiny("fedrolex", models="cnn-16", capacity="0.5", clients=2)
+    whole, own = (sum(p.numel() for p in model.parameters()) for model in (result.server_model(), result.model(0)))
+    assert own < whole

@@ -294,7 +294,7 @@ def test_a_tally_counts_each_row_once(method: str) -> None:
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
-REFUSED = {"per-fedavg", "fedl2g-l", "fedl2g-f", "fedbabu", "fedapen", "fedbn", "fedpac"}
+REFUSED = {"per-fedavg", "fedl2g-l", "fedl2g-f", "fedbabu", "fedapen", "fedbn", "fedpac", "heterofl", "fedrolex"}
 PUBLIC_LOSS = {"fedmd", "fedh2l", "fccl", "kt-pfl"}  # their last loss is that of public rows
 LIBRARY = [name for name, cls in methods().items() if cls.__module__.startswith("pluribus.")]
 
@@ -324,6 +324,13 @@ def test_every_method_keeps_its_budget(method: str) -> None:
 def test_what_cannot_be_bounded_is_refused(method: str) -> None:
     with refused(MismatchError, method):
         private(method, **suited(method))
+
+
+@pytest.mark.parametrize("method", ["heterofl", "fedrolex"])
+def test_sub_models_can_be_private_without_the_masked_loss(method: str) -> None:
+    result = private(method, masked=False, capacity="1,0.5", **suited(method))
+    assert result.epsilon is not None
+    assert 7.5 < result.epsilon <= 8.0 * (1 + 1e-6)
 
 
 @dataclass(frozen=True)
@@ -357,7 +364,7 @@ def test_noise_of_the_system_gives_other_bits() -> None:
     assert losses[0] != losses[1]
 
 
-@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedgen", "scaffold"])
+@pytest.mark.parametrize("method", ["fedgh", "fedproto", "fedgen", "scaffold", "fjord"])
 def test_no_bound_and_no_noise_leave_the_bits_of_a_plain_run(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
     from pluribus.experiment import Experiment
 

@@ -20,6 +20,8 @@ from pluribus.task import Card, Cards, Task
 class Auxiliary(Method):
     """Clients share a small model of one architecture and keep private models of any architecture."""
 
+    family = "second model"
+
     aux_model: str | None = None
     """Architecture of the small model that all clients share. Default: the smallest model of the federation."""
 

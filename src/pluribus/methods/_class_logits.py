@@ -19,6 +19,7 @@ class ClassLogits(Method):
     The server keeps the sum and the number of reports per class. A class has a global logit once a client reports it.
     """
 
+    family = "knowledge"
     up = "mean logit of each held class"
     down = "global logit of each known class"
 

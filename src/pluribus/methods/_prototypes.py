@@ -17,6 +17,7 @@ from pluribus.task import Card, Task
 class Prototypes(Method):
     """Clients pull features toward the prototype of their class, and classify by the nearest prototype."""
 
+    family = "knowledge"
     up = "mean feature of each held class"
     down = "prototype of each known class"
     needs = frozenset({Need.SAME_WIDTH})

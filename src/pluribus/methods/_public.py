@@ -19,6 +19,7 @@ from pluribus.task import Card, Cards, Task
 class OnPublicRows(Method):
     """Clients exchange predictions for public rows, which all of them draw from the common seed."""
 
+    family = "knowledge"
     needs = frozenset({Need.PUBLIC_DATA})
     defaults = MappingProxyType({"public_fraction": 0.1})
 

@@ -21,6 +21,7 @@ from pluribus.task import Card, Cards, Task
 class SubModels(Method):
     """Average every weight over the clients whose part of the model holds it."""
 
+    family = "sub-models"
     up = "the client's part of the model"
     down = "the client's part of the global model"
     needs = frozenset({Need.SAME_ARCHITECTURE})

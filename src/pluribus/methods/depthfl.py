@@ -33,6 +33,7 @@ class DepthFL(Method):
     """Average models of different depth, whose exits after each stage teach each other."""
 
     paper = "Kim et al., ICLR 2023"
+    family = "sub-models"
     up = "the client's stages and exits"
     down = "the global stages and exits that it has"
     takes = tuple(kind for kind in KINDS if kind != "tokens")  # no model of texts has exits

@@ -9,7 +9,7 @@ from torch import nn
 
 from pluribus.client import Client
 from pluribus.message import Message, Wire, schema_of
-from pluribus.method import Method, Need, register
+from pluribus.method import Family, Method, Need, register
 from pluribus.models import TwoPartModel
 from pluribus.ops import Weighting, average_uploads
 from pluribus.server import Server
@@ -23,6 +23,7 @@ class FedAvg(Method):
     """Average whole models."""
 
     paper = "McMahan et al., AISTATS 2017"
+    family: ClassVar[Family] = "one model"  # of those that build on it, some are of another
     up = "the model"
     down = "the global model"
     targets = TARGETS

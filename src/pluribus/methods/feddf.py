@@ -29,6 +29,7 @@ class FedDF(FedAvg):
     """Average models per architecture, then distill the ensemble of all models into each average."""
 
     paper = "Lin et al., NeurIPS 2020"
+    family = "ensembles"
     down = "the distilled model of the client's architecture"
     targets = ("classes",)
     needs = frozenset({Need.PUBLIC_DATA, Need.PUBLIC_AT_SERVER})

@@ -28,6 +28,7 @@ class FedFree(Method):
     """Clients send their most changed layers and get one by Knowledge Gain Entropy; any mix of architectures."""
 
     paper = "Du et al., NeurIPS 2025"
+    family = "layers"
     up = "the k layers that changed most"
     down = "one layer of the global model, if its entropy is higher"
     exchanges = (Exchange(None, "local_update", "aggregate"), Exchange("targeted_layer", "keep", None))

@@ -29,6 +29,7 @@ class FedGen(Method):
     """Average heads, and train a feature generator on the server against all heads."""
 
     paper = "Zhu et al., ICML 2021"
+    family = "knowledge"
     up = "the head; once: training samples per class"
     down = "the mean head, the generator, share of each class"
     needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})

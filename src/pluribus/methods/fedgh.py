@@ -22,6 +22,7 @@ class FedGH(Method):
     """Train a global head on the server, from the clients' mean feature of each class."""
 
     paper = "Yi et al., ACM MM 2023"
+    family = "knowledge"
     up = "mean feature of each held class"
     down = "the global head"
     needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})

@@ -31,6 +31,7 @@ class FedH2L(PeerMethod):
     """Peers learn from each other's posteriors on public data, by gradients that do not conflict with their own."""
 
     paper = "Li et al., 2021"
+    family = "knowledge"
     up = "posteriors on a public batch, and their accuracy"
     down = "the same of every teacher"
     targets = TARGETS

@@ -28,6 +28,7 @@ class FedHPL(Method):
     """Train prompts and heads for frozen backbones, with distillation from all clients' correct logits."""
 
     paper = "Ma et al., arXiv 2024"
+    family = "prompts"
     up = "mean correct logit of each class"
     down = "global logit of each class"
     takes = ("image",)

@@ -33,6 +33,7 @@ class FedL2G(Method):
 
     unbounded = "a row acts on the guide gradients of all others through the quiz gradient, so that no row has a bound."
     paper = "FedL2G, under review 2024"
+    family = "knowledge"
     up = "gradient of the guiding vectors, for the classes of one batch"
     down = "the guiding vectors"
     guides: ClassVar[Literal["logits", "features"]]

@@ -34,6 +34,7 @@ class Ind(Method):
     """Each client trains on its own private and public data; nothing is sent."""
 
     paper = "baseline of Li et al., 2021"
+    family = "baseline"
     targets = TARGETS
     needs = frozenset({Need.PUBLIC_DATA, Need.PUBLIC_LABELS})
     defaults = SETTINGS

@@ -16,6 +16,7 @@ class LGFedAvg(FedAvg):
     """Average heads; feature extractors stay private."""
 
     paper = "Liang et al., arXiv 2020"
+    family = "layers"
     up = "the head"
     down = "the global head"
     needs = frozenset({Need.SAME_WIDTH, Need.SAME_HEAD})

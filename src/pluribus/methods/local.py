@@ -12,4 +12,5 @@ class Local(Method):
     """Each client trains on its own data; nothing is sent."""
 
     paper = "baseline"
+    family = "baseline"
     targets = TARGETS

@@ -27,6 +27,7 @@ class PFedLA(Method):
     """Mix all models for each client, with weights per layer from a hypernetwork on the server."""
 
     paper = "Ma et al., CVPR 2022"
+    family = "one model"
     up = "the model"
     down = "the client's own mix of all models"
     needs = frozenset({Need.SAME_MODEL})

@@ -29,6 +29,7 @@ class PFedPG(Method):
     """Train prompts for a frozen transformer, from a generator on the server that learns from the trained prompts."""
 
     paper = "Yang et al., ICCV 2023"
+    family = "prompts"
     up = "trained prompts"
     down = "the client's own prompts"
     takes = ("image",)

@@ -21,6 +21,7 @@ class PFedPT(FedAvg):
     """Average whole models; each client adds a private learned border to its images."""
 
     paper = "Li et al., arXiv 2023"
+    family = "prompts"
     takes = ("image",)
     views = ("after", "before")
 

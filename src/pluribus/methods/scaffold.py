@@ -24,6 +24,7 @@ class Scaffold(Method):
     """FedAvg with local steps corrected by the difference between the mean gradient and the client's own."""
 
     paper = "Karimireddy et al., ICML 2020"
+    family = "one model"
     up = "progress of the model and of the client's control variate"
     down = "the global model and its control variate"
     targets = TARGETS

@@ -66,8 +66,8 @@ def why_unbounded(method: Method, task: Task, cards: Sequence[Card], level: Leve
         enrolments = [wire.once for card in cards for wire in method.wires(task, card)]
         no_mean = why_no_mean(method, enrolments) if level == "client-central" else ""
         return why_not_noised(method, task, cards) or no_mean
-    if method.unbounded:
-        return method.unbounded
+    if reason := method.why_unbounded():
+        return reason
     for card in cards:
         for source, fields in sources_of(method.wires(task, card)).items():
             if source == "rows":

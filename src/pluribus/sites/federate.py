@@ -25,6 +25,7 @@ from pluribus.method import (
     hyperparameters,
     note_weights,
 )
+from pluribus.models.capacity import architecture_of
 from pluribus.models.unseen import Unseen
 from pluribus.privacy.check import why_unbounded
 from pluribus.sites.agreement import Agreement, check_integer, check_model, own_name, read_unseen, sanitize
@@ -167,7 +168,8 @@ def complete_agreement(offer: Agreement, facts: Mapping[int, SiteFacts], names: 
     models = tuple(facts[k].model for k in range(offer.clients))
     known = tuple(model for model in models if model not in own)
     widths = {one.width for one in own.values()}  # sites report native widths, unless one is declared
-    native = partial(native_widths, offer.input, len(offer.classes), known)
+    built = (*known, *map(architecture_of, known))  # whole models, too, as in a simulation
+    native = partial(native_widths, offer.input, len(offer.classes), built)
     width = common_width(offer.width, offer.projector, lambda: native() | widths)
     sizes, digest = _check_same_public(facts, names)
     agreed = replace(offer, width=width, public=sizes, public_digest=digest)
