@@ -41,6 +41,7 @@ class Factors(NamedTuple):
 class AdapterMethod(Method):
     """Base of methods that train adapters. Subclasses say what is sent, and what the server makes of it."""
 
+    family = "adapters"
     targets = TARGETS
     needs = frozenset({Need.SAME_ARCHITECTURE, Need.PRETRAINED})
     capacity = "rank"
