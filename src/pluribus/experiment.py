@@ -37,7 +37,7 @@ from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
 from pluribus.method import Method, find, hyperparameters, name_of, takes_one_model
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
-from pluribus.models.capacity import give_capacities, write_capacities
+from pluribus.models.capacity import give_capacities, name_capacities, write_capacities
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.privacy.terms import LEAST_NOISE, MOST_CLIP, MOST_NOISE, Level, Terms
@@ -525,6 +525,8 @@ def experiment(
     usual = _defaults(cls, "data" in given) | defaults_of_data(given, one_model=takes_one_model(cls))
     if "public_data" in given:
         usual.pop("public_fraction", None)
+    if name_capacities(given.get("models")):
+        usual.pop("capacity", None)
     if cls.capacity == "depth" and ("models" in given or usual.get("models") != cls.defaults.get("models")):
         usual.pop("capacity", None)  # numbers of stages suit the method's own model
     return Experiment(method=name, hyper=hyper, **{**usual, **given})

@@ -517,10 +517,11 @@ def check_needs(method: Method, task: Task, cards: Cards, rule: Rule) -> None:
             )
     for card in (one, *others):
         if Need.PRETRAINED in method.needs and not (card.pretrained or task.has_weights(card.model)):
-            own = "." in card.model  # no library offers its weights
+            own = "." in card.architecture  # no library offers its weights
             raise MismatchError(
                 f"{label} needs pretrained backbones, but client {card.id} ({card.model}) has random weights. Use "
-                f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has {card.model}.safetensors"
+                f"--weights with {'' if own else 'timm, torchvision, or '}a folder that has "
+                f"{card.architecture}.safetensors"
                 f"{', or set pretrained = True on a builder that loads them itself' if own else ''}."
             )
         if Need.BATCH_NORM in method.needs and not batch_norms(task.shape_of(card.model)):

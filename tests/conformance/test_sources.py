@@ -30,6 +30,7 @@ KNOWN: list[tuple[str, dict[str, Any], dict[str, list[str]]]] = [
     ("fedhpl", {"denominator": "all"}, {"class sums": ["logits"], "statistic": ["counts", "sizes"]}),
     ("fedhpl", {"upload": "full"}, {"rows": ["logits", "labels"]}),
     ("fedhpl", {"upload": "none"}, {}),
+    ("hetlora", {"alone": True}, {}),
 ]
 
 
@@ -57,6 +58,7 @@ def test_what_is_sent_once_counts_too() -> None:
 
 
 def test_parts_of_models_are_weights() -> None:
+    assert {*declared("flora")} == {*declared("flexlora")} == {*declared("hetlora")} == {"weights"}
     assert set(declared("fedhpl", share_head=True, share_prompts=True)) == {"class sums", "statistic", "weights"}
 
 

@@ -152,6 +152,12 @@ def test_rows_of_every_kind_are_stacked(sample, settings):
     assert_alike(Local, **of.settings_for(same_model=True) | {"epochs": 2, "partition": "iid"} | settings)
 
 
+@pytest.mark.parametrize("method", ["hetlora", "flora", "flexlora"])
+def test_adapters_are_stacked(method):
+    """Those of one rank, with the loss of their method."""
+    assert_alike(method, models="tiny-vit-32", capacity="2", image_size=16, epochs=1)
+
+
 def test_rounds_of_a_warm_up_do_not_count_for_the_rate():
     assert_alike(WarmedUp, models="mlp-64", lr=0.5, lr_decay=0.1)
 

@@ -186,12 +186,12 @@ def test_a_budget_that_lasts_for_no_round_is_refused() -> None:
 
 # ---- runs ------------------------------------------------------------------------------------------------------------
 
-REFUSED = {"fedfree", "fedkd", "fedgen", "fedhpl"}
+REFUSED = {"fedfree", "fedkd", "fedgen", "fedhpl", "hetlora"}
 MORE = ["fedavg", "fedbabu", "fedrep", "per-fedavg", "pfedla", "scaffold", "fd", "fedgh", "fedhe", "fedtgp", "fml"]
 
 
 def suited(method: str) -> dict[str, Any]:
-    if method == "fedhpl":
+    if method in ("fedhpl", "hetlora"):
         return {"models": "tiny-vit-32"}
     return {"models": "cnn-16-32"} if takes_one_model(methods()[method]) else HETERO
 

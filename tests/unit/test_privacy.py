@@ -300,7 +300,7 @@ LIBRARY = [name for name, cls in methods().items() if cls.__module__.startswith(
 
 
 def suited(method: str) -> dict[str, Any]:
-    if method in ("fedhpl", "pfedpg"):
+    if method in ("fedhpl", "pfedpg", "hetlora", "flora", "flexlora"):
         return {"models": "tiny-vit-32"}
     if "matched" in method:
         return {"rounds": 15}

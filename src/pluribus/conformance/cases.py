@@ -93,8 +93,9 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name not in ("image_size", "capacity")}
-            normed, depths = Need.BATCH_NORM in self.cls.needs, self.cls.capacity == "depth"
-            settings = sample.settings_for(takes_one_model(self.cls), normed, depths) | settings
+            needs, depths = self.cls.needs, self.cls.capacity == "depth"
+            one, normed, pretrained = takes_one_model(self.cls), Need.BATCH_NORM in needs, Need.PRETRAINED in needs
+            settings = sample.settings_for(one, normed, depths, pretrained) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)

@@ -7,6 +7,7 @@ tensors, and with numbers or several labels to predict.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
@@ -14,7 +15,9 @@ from torch import Tensor, nn
 
 from pluribus.conformance.digits import few
 from pluribus.data import Dataset
+from pluribus.draws import seeded
 from pluribus.inputs import PADDING, UNKNOWN, Kind
+from pluribus.models.attention import Block
 from pluribus.targets import TargetKind
 
 ROWS = 120
@@ -36,16 +39,20 @@ class Sample(NamedTuple):
     models: tuple[str, str]
     settings: dict[str, Any]
 
-    def settings_for(self, same_model: bool, batch_norm: bool = False, depths: bool = False) -> dict[str, Any]:
+    def settings_for(
+        self, same_model: bool, batch_norm: bool = False, depths: bool = False, pretrained: bool = False
+    ) -> dict[str, Any]:
         """The settings of an experiment with a method. `batch_norm`: with the first model, and batch norm in it.
 
-        `depths`: with clients of two depths of one model.
+        `depths`: with clients of two depths of one model. `pretrained`: with a transformer that counts as pretrained.
         """
         models = self.models[0] if same_model else ",".join(self.models)
         if depths and self.kind in STAGED:
             return {"data": self.data, "models": STAGED[self.kind], "capacity": "2,1", "width": WIDTH, **self.settings}
         if batch_norm:
             models = f"{HERE}.normed_{self.models[0].removeprefix(f'{HERE}.')}"
+        if pretrained:
+            models = f"{HERE}.attending_{'tokens' if self.kind == 'tokens' else 'numbers'}"
         width = {} if same_model else {"width": WIDTH}
         return {"data": self.data, "models": models, **width, **self.settings}
 
@@ -209,6 +216,41 @@ def normed_tensor_mlp(shape: tuple[int, ...]) -> nn.Module:
 
 def _normed(net: nn.Module) -> nn.Module:
     return nn.Sequential(net, nn.BatchNorm1d(WIDTH))
+
+
+class Attending(nn.Module):
+    """A transformer block over the parts of a row: tokens, or the numbers along the last dimension."""
+
+    def __init__(self, embed: nn.Module, parts: int) -> None:
+        super().__init__()
+        self.embed = embed
+        self.positions = nn.Parameter(torch.randn(parts, WIDTH))
+        self.block = Block(WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean: Tensor = self.block(self.embed(x) + self.positions).mean(1)
+        return mean
+
+
+def attending_tokens(shape: tuple[int, ...], vocabulary: int) -> nn.Module:
+    """A transformer for tokens."""
+    return _same_everywhere(lambda: Attending(nn.Embedding(vocabulary, WIDTH), shape[0]))
+
+
+def attending_numbers(shape: tuple[int, ...]) -> nn.Module:
+    """A transformer for rows of numbers. Those of a table are its parts."""
+    size = shape[-1] if len(shape) > 1 else 1
+    parts = nn.Sequential(nn.Flatten(), nn.Unflatten(1, (-1, size)))
+    return _same_everywhere(lambda: Attending(nn.Sequential(parts, nn.Linear(size, WIDTH)), math.prod(shape) // size))
+
+
+attending_tokens.pretrained = attending_numbers.pretrained = True  # type: ignore[attr-defined]
+
+
+def _same_everywhere(build: Callable[[], nn.Module]) -> nn.Module:
+    """A model with the same weights in every client, as if they were read from a file."""
+    with seeded("pretrained"):
+        return build()
 
 
 SAMPLES = (

@@ -115,7 +115,7 @@ class CommonSettings(TypedDict, total=False):
     hyper: dict[str, Any]
     distill: float
     ramp_up: int
-    weighting: Literal["samples", "uniform"]
+    weighting: Literal["samples", "uniform", "norm"]
     pull: float
     align: int
     public_epochs: int
@@ -205,8 +205,12 @@ class CommonSettings(TypedDict, total=False):
     threshold: float
     server_epochs: int
     widths: int
+    alone: bool
+    lora_alpha: float
     label_weight: float
     meme_label_weight: float
+    lora_scale: float
+    penalty: float
     transfer_epochs: int
     transfer_weight: float
     coefficient_lr: float

@@ -52,6 +52,12 @@ def architecture_of(model: str) -> str:
     return split_name(model)[0]
 
 
+def name_capacities(models: Any) -> bool:
+    """Whether some of these models, in text or in a list, have a capacity in their name."""
+    names = models.split(",") if isinstance(models, str) else models if isinstance(models, Sequence) else ()
+    return any(isinstance(one, str) and split_name(one.strip())[1] is not None for one in names)
+
+
 def name_with(model: str, capacity: Capacity) -> str:
     """The name of a model with a capacity. The whole width needs no mention."""
     return model if capacity == ("width", 1.0) else f"{model}@{capacity}"

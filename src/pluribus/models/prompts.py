@@ -1,7 +1,6 @@
 """Prompts for frozen backbones: tokens for transformers (Jia et al., ECCV 2022), a frame of pixels for all others.
 
-Only the prompts learn. The backbone stays in eval mode, including its batch-norm statistics, even while the model is in
-train mode.
+Only the prompts learn.
 """
 
 from __future__ import annotations
@@ -14,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pluribus.errors import MismatchError
+from pluribus.models.frozen import Frozen
 from pluribus.models.pretrained import layers_before
 from pluribus.models.probe import Shape, output_width
 from pluribus.models.two_part import TwoPartModel
@@ -21,17 +21,8 @@ from pluribus.models.two_part import TwoPartModel
 Style = Literal["deep", "shallow"]
 
 
-class Frozen(nn.Module):
-    """A frozen backbone, `net`."""
-
-    def __init__(self, net: nn.Module) -> None:
-        super().__init__()
-        self.net = net.requires_grad_(False).eval()
-
-    def train(self, mode: bool = True) -> Self:
-        super().train(mode)
-        self.net.eval()
-        return self
+class Prompted(Frozen):
+    """A frozen backbone with prompts."""
 
     def prompts(self) -> dict[str, nn.Parameter]:
         return dict(self.named_parameters(recurse=False))
@@ -46,7 +37,7 @@ class Frozen(nn.Module):
         return self
 
 
-class PromptedTransformer(Frozen):
+class PromptedTransformer(Prompted):
     """`number` learnable tokens between class token and patches, before the first block or before every block.
 
     deep: prompts (N, n, d). The output of a block for its prompts is dropped, and the next block has its own.
@@ -83,7 +74,7 @@ class PromptedTransformer(Frozen):
         return features
 
 
-class PaddedImage(Frozen):
+class PaddedImage(Prompted):
     """A learnable frame of p pixels around every image, so that R x R becomes (R + 2p) x (R + 2p).
 
     prompt_lr (c, R, 2p) is left and right of the image, prompt_tb (c, 2p, R + 2p) above and below. They start as pixels
@@ -118,10 +109,10 @@ class Prompting:
     number: int
     padding: int
 
-    def attach(self, model: TwoPartModel, shape: Shape) -> Frozen:
+    def attach(self, model: TwoPartModel, shape: Shape) -> Prompted:
         """Freeze the backbone of a model and add prompts to it. They are zero until `draw`."""
         backbone = model.get_submodule("features.backbone")
-        frozen: Frozen = PaddedImage(backbone, shape, self.padding)
+        frozen: Prompted = PaddedImage(backbone, shape, self.padding)
         if is_transformer(backbone):
             frozen = PromptedTransformer(backbone, self.style, self.number)
         model.features.backbone = frozen
@@ -161,5 +152,5 @@ def is_transformer(backbone: nn.Module) -> bool:
 def prompts_of(model: nn.Module) -> dict[str, nn.Parameter]:
     """The prompts of a model by name, not copied."""
     backbone = model.get_submodule("features.backbone")
-    assert isinstance(backbone, Frozen)
+    assert isinstance(backbone, Prompted)
     return backbone.prompts()

@@ -17,6 +17,7 @@ from pluribus.errors import ConfigError, DamagedFileError, MismatchError, Unknow
 from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
 from pluribus.models import OwnModel, TwoPartModel, build, entries
+from pluribus.models.adapters import merge_adapters
 from pluribus.models.capacity import architecture_of
 from pluribus.models.meta import without_numbers
 from pluribus.models.prompts import Prompting, prompting_of
@@ -74,6 +75,7 @@ class ModelFacts:
 
 def write_model(path: Path, model: nn.Module, facts: ModelFacts, skeleton: TwoPartModel) -> None:
     """Write a model. `skeleton` is a new one of its architecture, on the meta device: refuse a model that differs."""
+    model = merge_adapters(model)  # the file needs to know nothing about them
     if (prompting := prompting_of(model)) is not None:
         facts = replace(facts, prompting=asdict(prompting))
         with torch.device("meta"):
