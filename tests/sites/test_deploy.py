@@ -76,8 +76,10 @@ def test_containers_run_as_a_user_without_rights_and_read_only() -> None:
         assert service["user"] == user
         assert service["read_only"]
         assert service["cap_drop"] == ["ALL"]
-        writable = [volume for volume in service["volumes"] if not volume.endswith(":ro")]
-        assert writable == [f"{name}:/state"]
+        mounts = [volume for volume in service["volumes"] if volume != f"{name}:/state"]
+        assert all(mount["read_only"] for mount in mounts)
+        assert not any(mount["bind"]["create_host_path"] for mount in mounts), "a folder that is missing is an error"
+        assert {"/config"} <= {mount["target"] for mount in mounts} <= {"/config", "/data"}
         assert any(mount.startswith("/tmp:exec") for mount in service["tmpfs"]), "the fork server has scripts there"
 
 
