@@ -397,7 +397,7 @@ def _task(
     """What all clients agree on, their cards, and notes about the width of features."""
     if experiment.projector == "none" and experiment.width is not None:
         raise ConflictError("--width needs a projector: use --projector pool or --projector linear.")
-    models, own = experiment.client_models(), own_models(experiment.models)
+    models, own = experiment.client_models(method.capacity), own_models(experiment.models)
     shape, classes, warmup = dataset.input, len(dataset.classes), method.warmup_rounds()
     declared = experiment.width or (width_of(experiment.models) if isinstance(experiment.models, str) else None)
     # whole models, too: a method may build them, although no client has one

@@ -35,9 +35,9 @@ from pluribus.internal.defenses import Name as DefenseName
 from pluribus.internal.digits import is_whole
 from pluribus.internal.lookup import GIVEN
 from pluribus.internal.metrics import parse_metrics
-from pluribus.method import Method, find, hyperparameters, name_of, takes_one_model
+from pluribus.method import Method, find, hyperparameters, methods, name_of, takes_one_model
 from pluribus.models import GROUP_OF, GROUPS, assign, find_own_builders, own_models, take_models
-from pluribus.models.capacity import give_capacities, name_capacities, write_capacities
+from pluribus.models.capacity import CapacityKind, give_capacities, name_capacities, write_capacities
 from pluribus.models.own import name_model
 from pluribus.optim import Rule, parse_steps
 from pluribus.privacy.terms import LEAST_NOISE, MOST_CLIP, MOST_NOISE, Level, Terms
@@ -336,9 +336,12 @@ class Experiment:
         """The user's own code that models are named by."""
         return find_own_builders(assign(self.models, self.clients))
 
-    def client_models(self) -> tuple[str, ...]:
-        """The name of each client's model, with its capacity."""
-        return give_capacities(assign(self.models, self.clients), self.capacity, find(self.method).capacity)
+    def client_models(self, kind: CapacityKind | None = None) -> tuple[str, ...]:
+        """The name of each client's model, with its capacity. Default: what the method cuts, if it is registered, and
+        the width otherwise. Nothing is imported for it."""
+        known = methods().get(self.method)
+        usual: CapacityKind = "width" if known is None else known.capacity
+        return give_capacities(assign(self.models, self.clients), self.capacity, kind or usual)
 
     def runs_without_script(self) -> bool:
         """Whether another process can get the method and the models without the user's script or notebook."""

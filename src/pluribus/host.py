@@ -270,7 +270,9 @@ class Host:
         if view in SERVER_VIEWS:
             with self._guests.seat(view, published[view], self._card(k), self._sets(k)) as guest:
                 guest.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))
-                yield guest
+                with guest.fork():
+                    self.method.adapt(guest, view)
+                    yield guest
             return
         client = self.client(k)
         client.begin(t, f"evaluation {view}", self.method.schedule(t, self.task.rounds))

@@ -245,7 +245,8 @@ class Method:
         raise NotImplementedError
 
     def adapt(self, client: Client, view: str) -> None:
-        """Prepare the client for predictions in a view of the method's own. All changes are undone after them."""
+        """Prepare the client for predictions in a view of the method's own, or of the server, where `client.model` is
+        the server's. All changes are undone after them."""
 
     def predict(self, client: Client, x: Tensor) -> Tensor:
         """Scores per class."""

@@ -12,12 +12,13 @@ from torch import Tensor, nn
 from torch.func import jvp
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError
-from pluribus.internal.steps import Map
+from pluribus.internal.steps import SWEEP_BATCH, Map
 from pluribus.message import Message, Rows
 from pluribus.models.layers import recurrent as recurrent
 from pluribus.server import Server
@@ -150,6 +151,26 @@ def average_uploads(
     """Mean over clients of the tensors that they sent under a prefix."""
     parts = {k: upload.part(prefix) for k, upload in uploads.items()}
     return weighted_mean(parts, client_weights(server, uploads, weighting))
+
+
+@torch.no_grad()
+def gather_statistics(client: Client) -> None:
+    """Let batch norm in the client's model normalize by the statistics of the client's training rows: one pass."""
+    norms: list[Any] = [module for module in client.model.modules() if isinstance(module, _BatchNorm)]
+    data = client.data["train"]
+    if not norms or len(data) < 2:  # one row may have no variance
+        return
+    client.set_mode(False)
+    before = [norm.momentum for norm in norms]
+    for norm in norms:
+        norm.reset_running_stats()
+        norm.momentum = None  # the mean over batches
+        norm.train()
+    for positions in torch.tensor_split(torch.arange(len(data), device=client.device), -(-len(data) // SWEEP_BATCH)):
+        client.model(data.take(positions)[0])
+    for norm, momentum in zip(norms, before, strict=True):
+        norm.momentum = momentum
+        norm.eval()
 
 
 @torch.no_grad()

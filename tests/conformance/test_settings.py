@@ -63,7 +63,7 @@ def outside(known: Setting, whole: bool) -> list[float]:
     step = 1 if whole else 1e-6
     found = [] if known.at_least is None else [known.at_least - step]
     found += [] if known.above is None else [known.above]
-    found += [] if known.at_most is None else [known.at_most + step]
+    found += [] if known.at_most is None else [known.at_most + max(step, known.at_most * 1e-9)]
     found += [] if known.below is None else [known.below]
     return found if whole or not found else [*found, math.nan]
 

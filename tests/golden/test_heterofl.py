@@ -88,7 +88,24 @@ class TestInvariants:
         mine, theirs = ({name: v for name, v in kept(run).items() if "held" not in name} for run in (one, other))
         assert not differing(mine, theirs)
         assert one.summary["before"] == other.summary["before"]
-        assert one.summary["global"] == one.summary["before"]
+
+    def test_without_batch_norm_the_global_model_is_the_one_that_whole_clients_get(self):
+        run = run_tiny("heterofl", models="cnn-16", capacity="1", rounds=2)
+        assert run.summary["global"] == run.summary["before"]
+
+    def test_the_global_model_normalizes_by_gathered_statistics(self):
+        """Mean and variance of what the first layer gives for all training rows of the client."""
+        run = run_tiny("heterofl", **CUT, rounds=1)
+        model = run.server_model(client=1)
+        with run._open() as (parts, _):
+            data = parts.data.sets(1)["train"]
+            x, _ = data.take(torch.arange(len(data)))
+        with torch.no_grad():
+            first = model.features.backbone.conv1(x).transpose(0, 1).flatten(1)
+        norm = model.features.backbone.conv1_norm
+        torch.testing.assert_close(norm.running_mean, first.mean(1), rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(norm.running_var, first.var(1), rtol=1e-4, atol=1e-5)
+        assert not norm.training
 
     def test_fedrolex_begins_as_heterofl_without_scaler(self):
         runs = [run_tiny("fedrolex", **CUT, rounds=1), run_tiny("heterofl", **CUT, rounds=1, scaler=False)]

@@ -392,7 +392,7 @@ def test_a_view_of_ones_own(terminal: Terminal, found: Comparison) -> None:
             for client in run.result["clients"].values():
                 del client["views"]
             assert run.by_client == {k: chosen.selected["test"] for k, chosen in mine.per_client(run.view).items()}
-    with refused(UnknownNameError, "--view", "after, before, own", "'head'"):
+    with refused(UnknownNameError, "--view", "after, before, global, group, own", "'head'"):
         compare_tiny("local", view="head")
     own = ["--view", "own", "--seeds", "1", "--json", "--out", new_folder()]
     told = terminal("compare", "local", *SMALL, *own).json

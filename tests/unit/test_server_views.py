@@ -34,10 +34,10 @@ def cut() -> pluribus.Result:
 
 
 def test_the_global_model_is_evaluated_on_the_rows_of_each_client(cut: pluribus.Result) -> None:
-    model = cut.server_model()
     record = cut.history[-1]["clients"]
     assert cut.views == ("before", "after", "global")
     for k in cut.clients:
+        model = cut.server_model(client=k)
         assert record[str(k)]["global"]["test"] == pytest.approx(accuracy_of(model, cut, k))
     assert any(record[k]["global"] != record[k]["before"] for k in record)
 
@@ -52,7 +52,7 @@ def test_each_architecture_has_a_model_of_its_own() -> None:
 
 
 def test_its_bytes_count_as_evaluation(cut: pluribus.Result) -> None:
-    size = sum(value.nbytes for value in cut.server_model().state_dict().values())
+    size = sum(value.nbytes for value in cut.server_model(client=0).state_dict().values())
     sent = [e.bytes for e in cut.ledger.entries() if e.tensor.startswith("global.") and e.client == 1 and e.round == 1]
     assert sum(sent) == size
     assert all(e.direction == "evaluation" for e in cut.ledger.entries() if e.tensor.startswith("global."))
@@ -65,18 +65,18 @@ def test_a_table_shows_the_view(cut: pluribus.Result) -> None:
 
 def test_the_server_s_model_predicts(cut: pluribus.Result, capsys: pytest.CaptureFixture[str], tmp_path: Any) -> None:
     x = torch.randint(0, 256, (3, 1, 8, 8), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
-    found = pluribus.predict(cut.folder, x, server=True)
+    found = pluribus.predict(cut.folder, x, client=1, server=True)
     with torch.no_grad():
-        wanted = cut.server_model()(x / 127.5 - 1).argmax(1)
+        wanted = cut.server_model(client=1)(x / 127.5 - 1).argmax(1)
     assert [one.number for one in found] == wanted.tolist()
     assert torch.equal(
-        torch.cat([p.flatten() for p in pluribus.load_model(cut.folder, server=True).parameters()]),
-        torch.cat([p.flatten() for p in cut.server_model().parameters()]),
+        torch.cat([p.flatten() for p in pluribus.load_model(cut.folder, 1, server=True).parameters()]),
+        torch.cat([p.flatten() for p in cut.server_model(client=1).parameters()]),
     )
     from PIL import Image
 
     Image.fromarray(x[0, 0].numpy()).save(tmp_path / "one.png")
-    main(["predict", str(cut.folder), str(tmp_path / "one.png"), "--global", "--json"])
+    main(["predict", str(cut.folder), str(tmp_path / "one.png"), "--global", "--client", "1", "--json"])
     assert f'"number": {found[0].number}' in capsys.readouterr().out
 
 
@@ -112,8 +112,10 @@ def test_a_server_view_needs_its_function() -> None:
         pluribus.run(Missing())
 
 
-def test_each_client_s_normalization_needs_a_client() -> None:
-    result = run_tiny("heterofl", rounds=1, normalize="client")
+def test_normalization_by_a_client_s_rows_needs_a_client(cut: pluribus.Result) -> None:
+    plain, scaled = ({"models": "cnn-16", "normalize": how, "rounds": 1} for how in ("none", "client"))
     with refused(MissingSettingError, "normalizes"):
-        result.server_model()
-    assert result.server_model(client=1) is not None
+        run_tiny("heterofl", **scaled).server_model()
+    with refused(MissingSettingError, "batch norm"):
+        cut.server_model()
+    assert run_tiny("heterofl", **plain).server_model() is not None

@@ -12,7 +12,7 @@ from pluribus.errors import MismatchError
 from pluribus.message import Message, Wire, schema_of
 from pluribus.method import Method, Need, ServerModel
 from pluribus.models.width import Part
-from pluribus.ops import Weighting, client_weights
+from pluribus.ops import Weighting, client_weights, gather_statistics
 from pluribus.server import Server
 from pluribus.task import Card, Cards, Task
 
@@ -72,6 +72,11 @@ class SubModels(Method):
         weights = client_weights(server, uploads, self.weighting)
         whole = server.state.shared.state_dict()
         server.state.shared.load_state_dict(mean_of_holders(whole, sent, parts, weights))
+
+    def adapt(self, client: Client, view: str) -> None:
+        """Nobody trained the whole model, so nobody knows the statistics of its batch norm: gather them."""
+        if view == "global":
+            gather_statistics(client)
 
     def server_model(self, server: Server, view: str, client: int) -> ServerModel:
         return ServerModel(server.cards[client].architecture, server.state.shared.state_dict())

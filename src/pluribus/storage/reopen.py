@@ -36,7 +36,8 @@ from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.lookup import is_given
 from pluribus.internal.paths import check_path
 from pluribus.internal.views import SERVER_VIEWS
-from pluribus.method import methods
+from pluribus.method import Method, methods
+from pluribus.models.layers import batch_norms
 from pluribus.server_half import ServerHalf, publish
 from pluribus.storage.checkpoint import READINGS, put_back
 from pluribus.storage.code import ADD, Allow, check_code
@@ -142,9 +143,7 @@ def server_model(parts: Assembly, folder: RunStore, client: int | None) -> Itera
         raise ConflictError(
             f"{parts.experiment.method} has no model of the server: choose a client's. Methods that have one: {able}."
         )
-    by_client = choose_normalize(parse_normalize(parts.experiment.normalize), parts.dataset).by_client
-    if client is None and (by_client or (views[0] == "group" and len(parts.cards.architectures()) > 1)):
-        why = "each client normalizes by its own rows" if by_client else "the server has a model per architecture"
+    if client is None and (why := _why_client(parts, views[0])):
         raise MissingSettingError(f"{why}: choose a client, too, 0 to {len(parts.cards) - 1}.")
     latest, saved = _find_latest(folder), folder.checkpoint
     half = ServerHalf(parts.method, parts.task, parts.cards)
@@ -154,6 +153,18 @@ def server_model(parts: Assembly, folder: RunStore, client: int | None) -> Itera
     models = publish(parts.method, half.server, k, {})
     with make_host(parts, lambda _: None).open_view(latest, k, views[0], None, models) as guest:
         yield guest
+
+
+def _why_client(parts: Assembly, view: str) -> str:
+    """Why the server's model depends on a client. Empty: it does not."""
+    if choose_normalize(parse_normalize(parts.experiment.normalize), parts.dataset).by_client:
+        return "each client normalizes by its own rows"
+    if view == "group" and len(parts.cards.architectures()) > 1:
+        return "the server has a model per architecture"
+    adapts = type(parts.method).adapt is not Method.adapt
+    if adapts and batch_norms(parts.task.shape_of(parts.cards[0].architecture)):
+        return "the server's batch norm normalizes by the rows of a client"
+    return ""
 
 
 def _find_latest(folder: RunStore) -> int:
