@@ -371,3 +371,26 @@ def test_notes_reach_the_result_and_its_file() -> None:
     assert load(str(folder)).notes == tuple(result.warnings)
     assert load(str(folder), image_size=4).notes == tuple(result.warnings), "resizing loses none"
     assert torch.equal(load(str(folder), image_size=8).y, torch.tensor([0] * 24 + [1] * 24))
+
+
+@pytest.mark.parametrize("which", ["", "a", "a/1.png"])
+def test_what_this_user_may_not_read_is_named(which: str, tmp_path: Path) -> None:
+    for label in ("a", "b"):
+        (tmp_path / "scans" / label).mkdir(parents=True)
+        for number in range(3):
+            Image.new("L", (8, 8), 20 * number).save(tmp_path / "scans" / label / f"{number}.png")
+    for folder in (tmp_path, *tmp_path.parents[:-1]):  # others may pass, up to the folder of all tests
+        if folder.stat().st_uid == os.getuid() and folder != Path("/tmp"):
+            folder.chmod(0o755)
+    closed = tmp_path / "scans" / which
+    closed.chmod(0)
+    is_root = os.geteuid() == 0
+    try:
+        if is_root:  # who may read everything
+            os.seteuid(65534)
+        with refused(DamagedDataError, str(closed), "Permission denied"):
+            load(str(tmp_path / "scans"))
+    finally:
+        if is_root:
+            os.seteuid(0)
+        closed.chmod(0o755)

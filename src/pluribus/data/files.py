@@ -49,7 +49,10 @@ def _files_by_split(folder: Path) -> dict[str, Path]:
     """The files of a folder by split. Empty if the folder has subfolders, which is a folder of images."""
     if not folder.is_dir():
         return {}
-    inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    try:
+        inside = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError as error:
+        raise DamagedDataError(f"cannot read the folder {path_text(folder)}: {error.strerror}.") from error
     if any(path.is_dir() for path in inside):
         return {}
     files = [path for path in inside if path.suffix.lower() in READERS and path.stem.lower() in SPLITS]
