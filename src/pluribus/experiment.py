@@ -128,23 +128,23 @@ class Experiment:
     """Local batch size."""
     optimizer: Literal["sgd", "adam", "amsgrad", "adamw"] = setting("sgd", group="training")
     """Optimizer of local training."""
-    lr: float = setting(0.01, group="training", above=0, below=math.inf, symbol="eta")
+    lr: float = setting(0.01, group="training", above=0, at_most=1e30, symbol="eta")
     """Local learning rate."""
-    momentum: float = setting(0.0, group="training", at_least=0, below=math.inf)
+    momentum: float = setting(0.0, group="training", at_least=0, at_most=1e30)
     """Momentum of local SGD."""
-    weight_decay: float = setting(0.0, group="training", at_least=0, below=math.inf)
+    weight_decay: float = setting(0.0, group="training", at_least=0, at_most=1e30)
     """Weight decay of local training."""
-    lr_decay: float = setting(1.0, group="training", above=0, below=math.inf)
+    lr_decay: float = setting(1.0, group="training", above=0, at_most=1e30)
     """The local learning rate is multiplied by this after every round."""
     lr_schedule: Literal["constant", "cosine", "steps"] = setting("constant", group="training")
     """Course of the local learning rate: constant, along a cosine to 0 at the end, or lower after --lr-steps."""
     lr_steps: str | tuple[int, ...] = setting("", group="training")
     """Numbers of rounds, comma-separated, after each of which the rate is multiplied by --lr-factor. Default: none."""
-    lr_factor: float = setting(0.1, group="training", above=0, below=math.inf)
+    lr_factor: float = setting(0.1, group="training", above=0, at_most=1e30)
     """Factor on the local learning rate at each of --lr-steps."""
     lr_warmup: int = setting(0, group="training", at_least=0)
     """First rounds, in which the local learning rate rises in equal steps to --lr."""
-    clip_norm: float | None = setting(None, group="training", above=0, below=math.inf)
+    clip_norm: float | None = setting(None, group="training", above=0, at_most=1e30)
     """Largest L2 norm of the gradient in a local step: a larger one is scaled down. Default: not clipped."""
     optimizer_life: Literal["round", "run"] = setting("round", group="training")
     """How long momentum and moments are kept: one round, or the run, even if a download replaces the weights."""
