@@ -177,8 +177,9 @@ class Reviewed(Mutual):
     def aggregate(self, server: Server, uploads: Mapping[int, Message]) -> None:
         super().aggregate(server, uploads)
         x = server.public.take(torch.arange(len(server.public)))
+        sent = [{name: value.to(server.device) for name, value in one.part().items()} for one in uploads.values()]
         with torch.no_grad():
-            scores = [functional_call(server.state.aux, upload.part(), (x,)) for upload in uploads.values()]
+            scores = [functional_call(server.state.aux, weights, (x,)) for weights in sent]
         mean, steps = torch.stack(scores).mean(0), self.review_steps
         server.fit(self.review, x, mean, opts=("aux",), batch=8, steps=steps, anneal=True, shuffle="review")
 

@@ -16,12 +16,13 @@ import pluribus
 from conftest import new_folder
 from kit import StopAfter, StoppedError, assert_same
 from pluribus.client import Batch, Client
+from pluribus.conformance.cases import settings_on
 from pluribus.conformance.kinds import SAMPLES
 from pluribus.data.augment import Augment
 from pluribus.engines.capture import Captured
 from pluribus.engines.server_steps import Recorder
 from pluribus.message import Field, Message, Rows, encode, move_together
-from pluribus.method import Method, Need, methods, takes_one_model
+from pluribus.method import Method, methods
 from pluribus.methods.fedtgp import FedTGP
 from pluribus.result import Result
 from pluribus.server import Server
@@ -179,8 +180,7 @@ def test_every_kind_is_captured(name, sample):
     mine = (METHODS.index(name) + SAMPLES.index(sample)) % 3 == 0
     if not mine or sample.kind not in cls.takes or sample.target not in cls.targets:
         pytest.skip("another sample is for this method, or the method is not for this one")
-    models = takes_one_model(cls), Need.BATCH_NORM in cls.needs
-    settings = sample.settings_for(*models) | {"rounds": 3, "image_size": None}
+    settings = settings_on(sample, cls) | {"rounds": 3, "image_size": None}
     replayed = captured(name, **settings)
     assert reasons(replayed) == []
     assert_same(as_written(name, **settings), replayed)

@@ -11,6 +11,7 @@ from typing import Any, Self, TypeVar
 from pluribus import api
 from pluribus.assembly import Assembly, assemble
 from pluribus.conformance.digits import FEW, NORMED
+from pluribus.conformance.kinds import Sample
 from pluribus.experiment import Experiment, experiment
 from pluribus.federation import Observer
 from pluribus.internal.ledger import Ledger
@@ -65,6 +66,12 @@ def models_for(cls: type[Method], models: tuple[str, str]) -> Any:
     return models[pretrained]
 
 
+def settings_on(sample: Sample, cls: type[Method]) -> dict[str, Any]:
+    """The settings of a method on data of another kind, with models for it."""
+    normed, pretrained = (need in cls.needs for need in (Need.BATCH_NORM, Need.PRETRAINED))
+    return sample.settings_for(takes_one_model(cls), normed, cls.capacity == "depth", pretrained)
+
+
 def class_of(method: str | Method | type[Method]) -> type[Method]:
     """The class of a method, found by its name even if it is given: this refuses what a run refuses."""
     if isinstance(method, str):
@@ -93,9 +100,7 @@ class Case:
         before = self.settings
         if (sample := settings.pop("sample", None)) is not None:
             before = {name: value for name, value in before.items() if name not in ("image_size", "capacity")}
-            needs, depths = self.cls.needs, self.cls.capacity == "depth"
-            one, normed, pretrained = takes_one_model(self.cls), Need.BATCH_NORM in needs, Need.PRETRAINED in needs
-            settings = sample.settings_for(one, normed, depths, pretrained) | settings
+            settings = settings_on(sample, self.cls) | settings
         if isinstance(models := settings.get("models"), tuple):
             settings["models"] = models_for(self.cls, models)
         return type(self)(self.method, self._scratch, {**before, **settings}, self._known, self.cls)
