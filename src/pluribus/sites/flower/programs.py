@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pluribus.errors import PackageError, WorkerError
+from pluribus.internal.system import check_forks
 
 BIN = Path(sys.executable).parent  # Flower finds its programs by name
 GRACE = 10  # seconds for a program to exit after SIGTERM
@@ -65,6 +66,7 @@ class Program:
 
 def flower(program: str) -> Path:
     """Path of one of Flower's programs."""
+    check_forks()
     found = BIN / program
     if not found.exists():
         raise PackageError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
