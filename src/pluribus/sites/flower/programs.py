@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pluribus.errors import PackageError, WorkerError
 from pluribus.internal.system import check_forks
 
 BIN = Path(sys.executable).parent  # Flower finds its programs by name
+IMPORTED = ("flwr", "httpx", "httpcore", "starlette", "uvicorn")  # by these programs
 GRACE = 10  # seconds for a program to exit after SIGTERM
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -68,7 +70,7 @@ def flower(program: str) -> Path:
     """Path of one of Flower's programs."""
     check_forks()
     found = BIN / program
-    if not found.exists():
+    if not (found.exists() and all(map(find_spec, IMPORTED))):
         raise PackageError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
     return found
 
