@@ -9,11 +9,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing import resource_tracker
-from multiprocessing.context import ForkServerContext, SpawnContext
 from threading import Lock
 from types import ModuleType
+from typing import TYPE_CHECKING
 
 from pluribus.errors import UserCodeError
+from pluribus.internal.system import IS_POSIX
+
+if TYPE_CHECKING:  # Windows has no fork server
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 NAME = "pluribus worker"
 UNGUARDED = 64  # exit status of a worker that was about to run a federation itself
@@ -39,6 +43,9 @@ def starting(script: bool = True) -> Iterator[None]:
     `script` says whether they import the user's script, for what it defines.
     """
     with _one_at_a_time, nullcontext() if script else _without_script():
+        if not IS_POSIX:  # Windows cannot block Ctrl-C: each process ignores it once it runs
+            yield
+            return
         resource_tracker.ensure_running()  # first, because its start unblocks Ctrl-C
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
         try:

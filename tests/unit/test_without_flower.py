@@ -10,16 +10,8 @@ import pytest
 
 WITHOUT = """
 import sys
-from pathlib import Path
-
-class Absent:
-    def find_spec(self, name, path=None, target=None):
-        if name.split(".")[0] in sys.argv[1].split(","):
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-sys.meta_path.insert(0, Absent())
-from pluribus.sites.flower import programs
-programs.BIN = Path("/nowhere")
+for name in sys.argv[1].split(","):
+    sys.modules[name] = None
 from pluribus.cli import main
 sys.exit(main(sys.argv[2:]))
 """
@@ -28,8 +20,13 @@ BROUGHT = "flwr,uvicorn,starlette,httpx,httpcore"  # by Flower
 
 @pytest.mark.parametrize(
     ("command", "absent"),
-    [(("serve", "fedgh"), BROUGHT), (("join",), BROUGHT), (("join",), f"{BROUGHT},cryptography")],
-    ids=["serve", "join", "cryptography"],
+    [
+        (("serve", "fedgh"), BROUGHT),
+        (("serve", "fedgh"), "uvicorn"),
+        (("join",), BROUGHT),
+        (("join",), f"{BROUGHT},cryptography"),
+    ],
+    ids=["serve", "uvicorn", "join", "cryptography"],
 )
 def test_a_missing_extra_is_named(command: tuple[str, ...], absent: str, tmp_path: Path) -> None:
     files = {"federation.toml": FEDERATION, "site.toml": SITE}

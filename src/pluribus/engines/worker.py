@@ -16,10 +16,9 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from io import BytesIO
 from multiprocessing.connection import Connection
-from multiprocessing.context import ForkServerContext, SpawnContext
 from queue import SimpleQueue
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +27,12 @@ from pluribus.errors import PluribusError, UserCodeError, WorkerError
 from pluribus.host import Host, Tensors
 from pluribus.internal.arithmetic import Arithmetic
 from pluribus.internal.blame import ATTRIBUTE, blame_of
+from pluribus.internal.system import IS_POSIX, KILLED
 from pluribus.processes import NAME, SENTENCE, UNGUARDED
 from pluribus.request import Request
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
 KEPT_BYTES = 2**30
@@ -133,7 +136,7 @@ class Worker:
         if status == UNGUARDED:
             return UserCodeError(SENTENCE)
         who = f"worker {self._number} (process {self._process.pid})"
-        if status == -signal.SIGKILL:
+        if status == KILLED:
             return WorkerError(f"{who} was killed, perhaps because memory ran out: use fewer --workers.")
         if status is not None and status < 0:
             return WorkerError(f"{who} was killed by {signal.Signals(-status).name}.")
@@ -227,7 +230,7 @@ def _keep_freed_memory() -> None:
     Every step frees as much memory as a model takes. For ResNet-18 that is 4,600 page faults, a tenth of the time. The
     setting holds for the whole process, so only workers use it. Only glibc has it.
     """
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if IS_POSIX else None
     if mallopt is not None:
         mallopt(M_TRIM_THRESHOLD, KEPT_BYTES)
         mallopt(M_MMAP_THRESHOLD, KEPT_BYTES)

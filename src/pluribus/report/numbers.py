@@ -7,7 +7,6 @@ A run may be running or stopped: nothing here takes its lock or writes to it. Mi
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import json
 import shlex
 from collections import Counter
@@ -25,6 +24,7 @@ from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients
 from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
+from pluribus.internal.system import is_locked
 from pluribus.report.sites import Site, read_sites
 from pluribus.storage.code import Allow, check_code, find_code
 from pluribus.storage.files import read_json, to_json
@@ -289,10 +289,9 @@ def in_use(path: Path) -> bool:
     """Whether a process holds the run's lock."""
     try:
         with (path / ".lock").open() as lock:
-            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except OSError as error:
-        return isinstance(error, BlockingIOError)
-    return False
+            return is_locked(lock)
+    except OSError:
+        return False
 
 
 def _commands(path: Path, described: Experiment, allow: Allow, simulated: bool, finished: bool) -> tuple[str, ...]:

@@ -5,7 +5,6 @@ It starts two programs. The worker holds data and model. Flower's SuperNode exch
 
 from __future__ import annotations
 
-import fcntl
 import socket
 import ssl
 import tempfile
@@ -17,6 +16,7 @@ from pathlib import Path
 
 from pluribus.errors import CertificateError, DeviceError, FileAccessError, FormatError, OtherRunError, WorkerError
 from pluribus.internal.digits import is_whole
+from pluribus.internal.system import lock_file
 from pluribus.sites.config import SiteFile, read_site
 from pluribus.sites.flower.programs import BROKEN, Program, flower, free_port, module
 from pluribus.sites.keys import check_authority, check_node_key
@@ -194,7 +194,7 @@ def lock_state(state: Path) -> Iterator[None]:
     try:
         state.mkdir(parents=True, exist_ok=True)
         lock = (state / ".lock").open("w")
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        lock_file(lock)
     except BlockingIOError:
         raise OtherRunError(f"{state} is in use by another process: this site has already joined.") from None
     except OSError as error:

@@ -11,7 +11,6 @@ Existing files are kept, and sites.toml only grows. This module does not import 
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import ipaddress
 import os
 import re
@@ -29,7 +28,7 @@ from pluribus.errors import (
     PackageError,
     RangeError,
 )
-from pluribus.storage.files import sync
+from pluribus.internal.system import check_forks, sync, wait_for_folder
 from pluribus.storage.toml import read_toml
 
 try:
@@ -68,6 +67,7 @@ class Item:
 
 def make_keys(folder: Path, server: Sequence[str], sites: Sequence[str], days: int, now: datetime) -> list[Item]:
     """Make what is missing. `server` may be empty if the server already has a certificate."""
+    check_forks()
     if days < 1:
         raise RangeError(f"--days must be at least 1, not {days}.")
     names = list(dict.fromkeys(_server_name(name) for name in server))
@@ -350,7 +350,7 @@ def _lock(folder: Path) -> Iterator[None]:
     folder.mkdir(PRIVATE_FOLDER, parents=True, exist_ok=True)
     handle = os.open(folder, os.O_RDONLY)
     try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
+        wait_for_folder(handle)
         yield
     finally:
         os.close(handle)

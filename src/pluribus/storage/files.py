@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import json
 import math
-import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from safetensors import SafetensorError
 
 from pluribus.errors import DamagedFileError, FileAccessError
 from pluribus.internal.paths import check_path
+from pluribus.internal.system import sync
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -92,15 +92,6 @@ def read_lines(path: Path) -> list[Any]:
         except (ValueError, RecursionError):
             break
     return values
-
-
-def sync(path: Path) -> None:
-    """Make a file's or folder's content durable."""
-    handle = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
 
 
 def _write_atomically(path: Path, write: Callable[[Path], Any]) -> None:

@@ -11,7 +11,6 @@ result.json       the summary, once the run is finished
 
 from __future__ import annotations
 
-import fcntl
 import json
 from datetime import date
 from itertools import takewhile
@@ -21,8 +20,9 @@ from typing import IO, Any
 from pluribus.data import Manifest
 from pluribus.errors import CheckpointError, DamagedFileError, DataError, FileAccessError, OtherRunError
 from pluribus.internal.paths import check_path
+from pluribus.internal.system import lock_file, sync
 from pluribus.storage.checkpoint import Checkpoint
-from pluribus.storage.files import append_lines, read_json, sync, to_json, write_json, write_text
+from pluribus.storage.files import append_lines, read_json, to_json, write_json, write_text
 from pluribus.storage.history import read_metrics, read_traffic
 from pluribus.storage.toml import to_toml
 
@@ -74,7 +74,7 @@ class RunFolder:
     def _acquire_lock(self) -> IO[str]:
         try:
             lock = (self.path / ".lock").open("w")
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            lock_file(lock)
         except BlockingIOError:
             raise OtherRunError(f"{self.path} is in use by another process.") from None
         except OSError as error:

@@ -10,9 +10,7 @@ from __future__ import annotations
 import contextlib
 import multiprocessing
 import platform
-import resource
 import statistics
-import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -29,6 +27,7 @@ from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
 from pluribus.internal.keywords import BenchSettings
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.system import peak_memory
 from pluribus.method import Method
 from pluribus.result import Result
 from pluribus.study.bare import BareLoop, now
@@ -215,11 +214,10 @@ def _engine_of(federation: Federation) -> tuple[str, int]:
     return type(engine).__name__.lower(), federation.parts.experiment.processes()
 
 
-def _host_memory() -> int:
+def _host_memory() -> int | None:
     """Sum of the peak bytes of this process and its workers. Shared memory counts in each of them."""
-    unit = 1 if sys.platform == "darwin" else 1024
-    own = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
-    return own + sum(_high_water(child.pid) for child in multiprocessing.active_children())
+    own = peak_memory()
+    return None if own is None else own + sum(_high_water(child.pid) for child in multiprocessing.active_children())
 
 
 def _high_water(pid: int | None) -> int:

@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from pluribus.errors import FileAccessError, FormatError
 from pluribus.internal.axes import check_matplotlib, new_axes
-from pluribus.storage.files import check_writable, sync
+from pluribus.internal.system import sync
+from pluribus.storage.files import check_writable
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

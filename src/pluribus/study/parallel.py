@@ -14,10 +14,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from multiprocessing.connection import Connection, wait
-from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from pluribus.api import resume, run
 from pluribus.data import Dataset
@@ -27,10 +26,14 @@ from pluribus.experiment import Experiment, check_portable
 from pluribus.federation import Federation, Observer
 from pluribus.internal.blame import sentence_of
 from pluribus.internal.ledger import Ledger
+from pluribus.internal.system import KILLED
 from pluribus.processes import NAME, UNGUARDED, process_context, starting
 from pluribus.result import Result
 from pluribus.storage.code import remember_code
 from pluribus.storage.files import write_text
+
+if TYPE_CHECKING:
+    from multiprocessing.context import ForkServerContext, SpawnContext
 
 SENTENCE = (
     "parallel processes import this script again, and would run it again: move the code that runs under "
@@ -198,7 +201,7 @@ def _receive(connection: Connection, process: BaseProcess) -> Progress | str | N
     if status == UNGUARDED:
         raise UserCodeError(SENTENCE)
     how = f"ended with status {status}. Its output says why"
-    if status == -signal.SIGKILL:
+    if status == KILLED:
         how = "was killed, perhaps because memory ran out: use fewer --jobs"
     elif status < 0:
         how = f"was stopped by {signal.Signals(-status).name}"

@@ -11,12 +11,15 @@ import socket
 import subprocess
 import sys
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from pluribus.errors import PackageError, WorkerError
+from pluribus.internal.system import check_forks
 
 BIN = Path(sys.executable).parent  # Flower finds its programs by name
+IMPORTED = ("flwr", "httpx", "httpcore", "starlette", "uvicorn")  # by these programs
 GRACE = 10  # seconds for a program to exit after SIGTERM
 QUIET = {
     "FLWR_TELEMETRY_ENABLED": "0",
@@ -65,8 +68,9 @@ class Program:
 
 def flower(program: str) -> Path:
     """Path of one of Flower's programs."""
+    check_forks()
     found = BIN / program
-    if not found.exists():
+    if not (found.exists() and all(map(find_spec, IMPORTED))):
         raise PackageError("a federation of real sites needs Flower: pip install 'pluribus[flower]'.")
     return found
 
