@@ -95,20 +95,25 @@ def _groups() -> str:
     return table(("group", "from", "models", "K"), rows, ("K",))
 
 
-def _methods(folder: str = "methods") -> str:
+def _methods() -> str:
     rows = []
     for name, cls in methods().items():
         needs = ", ".join(sorted(need.value for need in cls.needs)) or "nothing"
         sources = name_sources(_sources()[name])
-        rows.append((f"[`{name}`]({folder}/{name}.md)", cls.family, cls.paper, cls.up, sources, cls.down, needs))
+        rows.append((_linked(name), cls.family, cls.paper, cls.up, sources, cls.down, needs))
     return table(("method", "family", "paper", "up", "from", "down", "needs"), rows)
 
 
-def _families() -> str:
+def _linked(name: str, folder: str = "methods") -> str:
+    """A method and its page."""
+    return f"[`{name}`]({folder}/{name}.md)"
+
+
+def _families(folder: str = "methods") -> str:
     """The families that have a method, and what their methods have in common."""
     rows = []
     for family, about in FAMILIES.items():
-        if found := [code(name) for name, cls in methods().items() if cls.family == family]:
+        if found := [_linked(name, folder) for name, cls in methods().items() if cls.family == family]:
             rows.append((family, about, ", ".join(found)))
     return table(("family", "what its methods have in common", "methods"), rows)
 
@@ -320,7 +325,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "groups": _groups,
     "methods": _methods,
     "families": _families,
-    "methods in the readme": lambda: _methods("docs/methods"),
+    "families in the readme": lambda: _families("docs/methods"),
     "hooks": _hooks,
     "needs": _needs,
     "privacy": _privacy,

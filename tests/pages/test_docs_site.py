@@ -14,11 +14,12 @@ from typing import Literal
 
 import pytest
 
+import pluribus
 from browser import Browser, until
 from pluribus.method import methods
 
 ROOT = Path(__file__).resolve().parents[2]
-MISSING = [name for name in ("mkdocs", "material", "latex2mathml") if find_spec(name) is None]
+MISSING = [name for name in ("mkdocs", "material", "mkdocstrings", "griffe", "latex2mathml") if find_spec(name) is None]
 pytestmark = [
     pytest.mark.skipif(bool(MISSING), reason=f"{' and '.join(MISSING)} not installed"),
     pytest.mark.xdist_group("site"),
@@ -76,6 +77,17 @@ def test_notebooks_are_pages_with_their_outputs() -> None:
         offered = (site() / "project" / "examples" / f"{name}.ipynb").read_bytes()
         assert offered == (ROOT / "examples" / f"{name}.ipynb").read_bytes()
     assert "Did you mean receive?" in pages()["project/examples/new-method.html"]
+
+
+def test_the_reference_has_every_public_name() -> None:
+    page = pages()["api.html"]
+    shown = re.findall(r'<h3 id="(pluribus\.[\w.]+)" class="doc doc-heading">', page)
+    homes = {f"{home}.{name}" for home, names in pluribus._HOMES.items() for name in names}
+    assert sorted(shown) == sorted(f"pluribus.{place}" for place in homes)
+    assert {place.rpartition(".")[2] for place in shown} == set(pluribus.__all__)
+    assert "Run a federation and return its result." in page
+    assert "doctest" not in page
+    assert "&gt;&gt;&gt; " in page  # an example is code, not a quotation
 
 
 def test_formulas_lists_and_blocks_of_code_are_no_longer_source() -> None:
