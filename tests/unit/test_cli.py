@@ -59,7 +59,7 @@ def test_run_prints_who_holds_what_and_how_it_went(terminal: Terminal, tmp_path:
         assert word in answer.out
     assert "test accuracy, selected on validation, after local training" in answer.out
     assert f" Saved {tmp_path / 'run'}   again: pluribus run --config {tmp_path / 'run'}/config.toml\n" in answer.out
-    assert "2/2" in answer.err
+    assert "2 of 2 rounds" in answer.err
 
 
 def test_run_as_json_is_one_object(terminal: Terminal, tmp_path: Path) -> None:
@@ -424,8 +424,8 @@ def test_resume_as_text_and_as_json(terminal: Terminal) -> None:
     answer = terminal("resume", result.folder)
     assert answer.code == 0
     assert f"Saved {result.folder}" in answer.out
-    usage = "usage: pluribus resume FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--json]\n"
-    assert terminal("resume", "--help").out.startswith(usage)
+    usage = "usage: pluribus resume FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--quiet] [--json] "
+    assert " ".join(terminal("resume", "--help").out.split()).startswith(usage)
 
 
 def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> None:

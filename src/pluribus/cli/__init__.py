@@ -16,6 +16,7 @@ from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
 from pluribus.cli.lists import data, show_list
+from pluribus.cli.log import lines_on_stderr
 from pluribus.cli.report import predict, report, watch
 from pluribus.cli.reproduce import reproduce
 from pluribus.cli.run import bench, resume, run
@@ -86,7 +87,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args[0] not in COMMANDS:
             raise unknown("command", args[0], COMMANDS, "pluribus --help")
-        with end_imports_on_ctrl_c():
+        with end_imports_on_ctrl_c(), lines_on_stderr():
             COMMANDS[args[0]](args[1:])
         return 0
     except PluribusError as error:

@@ -13,11 +13,13 @@ from pluribus.cli.flags import (
     CONFIG,
     JSON,
     ONE_BY_ONE,
+    QUIET,
     TRACK,
     explanations,
     flag,
     flags_of,
     given_names,
+    is_shown,
     parse_groups,
     take_flag,
     word,
@@ -89,7 +91,7 @@ def compare(args: list[str]) -> None:
     for path in paths:
         check_writable(path)
     try:
-        found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+        found = compare(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})
     except UnfinishedError as error:
         if error.partial is not None and not flat["json"]:
             error.partial.table()
@@ -111,7 +113,7 @@ def tune(args: list[str]) -> None:
         flag("seed", int, 0, "Seed of all runs and of the search."),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
-    found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    found = tune(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})
     print_answer(flat["json"], lambda: {"tuned": [one.to_json() for one in found]}, lambda: _print_tuned(found))
 
 
@@ -150,7 +152,7 @@ def _parse_for_all(
         ("out", word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"), None),
     ]
     groups = _common_flags(common) | {command: asked}
-    groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
+    groups["output"] = [*output, flag(*QUIET), flag(*JSON), flag(*CONFIG)]
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for group in vars(given).values() for k, v in vars(group).items()}
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
+QUIET = ("quiet", bool, False, "Print the result alone: no heading, no progress.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
 TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wandb.")
@@ -167,6 +168,11 @@ def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
     import tyro
 
     return name, Annotated[kind, tyro.conf.arg(help=about)], value
+
+
+def is_shown(given: Mapping[str, Any]) -> bool:
+    """Whether the progress is shown."""
+    return not (given["json"] or given["quiet"])
 
 
 def allow_flags() -> list[Any]:

@@ -62,6 +62,16 @@ def print_answer(as_json: bool, to_object: Callable[[], Any], show: Callable[[],
         show()
 
 
+def print_notes(results: Sequence[Result]) -> None:
+    """Print the warnings of runs that showed no progress."""
+    from rich.console import Console
+
+    from pluribus.terminal import Notes
+
+    for one in results:
+        Notes(Console(stderr=True)).show(one.warnings)
+
+
 def print_results(
     results: list[Result],
     as_json: bool,
