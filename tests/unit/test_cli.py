@@ -512,6 +512,34 @@ def test_usage_and_version(terminal: Terminal) -> None:
     assert terminal("--version").out == pluribus.__version__ + "\n"
 
 
+HELP = [
+    *(["run", "fedgh"], ["bench", "fedgh"], ["compare"], ["tune"], ["study"], ["reproduce"], ["predict"], ["report"]),
+    *(["watch"], ["audit"], ["list"], ["list", "methods"], ["data", "check"], ["check"], ["resume"], ["keys"]),
+    *(["serve"], ["join"]),
+]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_help_fits_the_terminal(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, command: list[str], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = terminal(*command, "--help")
+    assert answer.code == 0
+    lines = answer.out.splitlines()[1:]  # tyro does not wrap the line of usage
+    assert [line for line in lines if len(line) > columns] == []
+    assert "None" not in answer.out
+
+
+def test_help_says_what_a_flag_that_turns_off_does(terminal: Terminal) -> None:
+    told = " ".join(terminal("run", "fedgh", "--help").out.replace("│", " ").split())
+    for name in ("capture", "stack", "share-counts"):
+        about = told.partition(f"--no-{name} ")[2].partition(" --")[0]
+        assert "(default: on; this flag turns it off)" in about
+    assert "--same-init Start clients of the same architecture from the same weights. (default: off)" in told
+
+
 def test_an_unknown_flag_gets_the_nearest_one(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

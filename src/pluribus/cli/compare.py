@@ -15,6 +15,7 @@ from pluribus.cli.flags import (
     ONE_BY_ONE,
     QUIET,
     TRACK,
+    default_text,
     explanations,
     flag,
     flags_of,
@@ -35,7 +36,8 @@ ABOUT_COMPARE = """\
 Compares methods on the same data, partition, models and initial weights, over several seeds.
 
   pluribus compare local fedgh fedproto --clients 10 --seeds 3
-  pluribus compare local --row slow=fedgh:server_lr=0.01 --row fast=fedgh:server_lr=0.1
+  pluribus compare local --row slow=fedgh:server_lr=0.01 \\
+    --row fast=fedgh:server_lr=0.1
 
 A --row is a method with settings of its own under a label: LABEL=METHOD[:NAME=VALUE,...]. The label names it in tables
 and folders. A file (--config) has [rows.LABEL] with method and settings.
@@ -58,7 +60,8 @@ ABOUT_TUNE = """\
 Searches for good settings. Every method gets the same number of trials and rounds. Validation data decides, never test
 data.
 
-  pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
+  pluribus tune fedgh fedproto --clients 10 --trials 20 \\
+    --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
 
 Names in --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
 the methods that have them. Flags are those of compare. The same command with the same --out continues the search, also
@@ -176,7 +179,9 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     }
     groups["training"] = []
     for name in TRAINING:  # None if not given
-        usual = f"(default: {common.get(name, getattr(Experiment, name))})"
+        value = common.get(name, getattr(Experiment, name))
+        usual = default_text(hints[name], value, helps[name])
+        usual = f"(default: {value})" if usual is None else usual
         groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
     return groups
 

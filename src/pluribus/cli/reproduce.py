@@ -17,9 +17,9 @@ Runs the rows of a paper's table over several seeds, and shows our numbers besid
 Tables named claim-... show a paper's claim on embedded data. They hold no numbers from the paper, and take seconds to
 minutes on a laptop.
 
-  pluribus reproduce                                            list all tables, and what they need
-  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       run less than the paper; the heading says so
-  pluribus reproduce fedh2l-table2 --summary benchmarks/results show what was measured; run nothing
+  pluribus reproduce                                             list all tables, and what they need
+  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1        run less than the paper; the heading says so
+  pluribus reproduce fedh2l-table2 --summary benchmarks/results  show what was measured; run nothing
 
 The same command resumes: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
 tables share are run once.

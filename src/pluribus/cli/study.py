@@ -14,7 +14,8 @@ from pluribus.internal.views import ABOUT, View
 ABOUT_STUDY = """\
 Runs the rows of a file at every point of its axes over several seeds, and prints one table.
 
-  pluribus study my.toml --jobs 4 --out runs/my --latex table.tex --plot figure.png
+  pluribus study my.toml --jobs 4 --out runs/my --latex table.tex \\
+    --plot figure.png
 
   title = "Server step of FedGH"
   seeds = 5
