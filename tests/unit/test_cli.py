@@ -515,7 +515,7 @@ def test_usage_and_version(terminal: Terminal) -> None:
 HELP = [
     *(["run", "fedgh"], ["bench", "fedgh"], ["compare"], ["tune"], ["study"], ["reproduce"], ["predict"], ["report"]),
     *(["watch"], ["audit"], ["list"], ["list", "methods"], ["data", "check"], ["check"], ["resume"], ["keys"]),
-    *(["serve"], ["join"]),
+    *(["serve"], ["join"], ["doctor"]),
 ]
 
 

@@ -14,6 +14,7 @@ from pluribus.cli import failures
 from pluribus.cli.audit import audit
 from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
+from pluribus.cli.doctor import doctor
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
 from pluribus.cli.lists import data, show_list
 from pluribus.cli.log import lines_on_stderr
@@ -42,6 +43,7 @@ Pluribus: heterogeneous federated learning.
   pluribus list WHAT               list methods, models, data or partitions
   pluribus data check PATH         show what a data set holds
   pluribus check TARGET [flags]    check a method, a model or a data set
+  pluribus doctor                  show what this machine has, and what is missing
 
   pluribus keys FOLDER [flags]     make certificates and keys for real sites
   pluribus serve METHOD [flags]    start the server of real sites
@@ -66,6 +68,7 @@ NAMED = (
     bench,
     data,
     check,
+    doctor,
     keys,
     serve,
     join,
