@@ -72,6 +72,45 @@ def test_run_as_json_is_one_object(terminal: Terminal, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= told.items()
 
 
+def test_a_dry_run_tells_what_a_run_then_does(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "fedgh", *SMALL, "--partition", "iid", "--participation", "0.5"]
+    answer = terminal(*words, "--dry-run")
+    assert answer.code == 0
+    assert "partition iid" in answer.out
+    assert "2 of 4 clients" in answer.out
+    [plan] = terminal(*words, "--dry-run", "--json").json["plans"]
+    assert list(tmp_path.iterdir()) == []
+    result = pluribus.run(
+        "fedgh",
+        data=few_digits(),
+        clients=4,
+        rounds=2,
+        device="cpu",
+        partition="iid",
+        participation=0.5,
+        progress=False,
+    )
+    assert plan["models"] == sorted({one.model for one in result.clients.values()})
+    assert plan["rounds"] * plan["clients_per_round"] == sum(one["answered"] for one in result.history)
+    headers = 1.2  # a message is a little more than its tensors
+    sent = result.bytes["up"] / (2 * 2)
+    assert plan["bytes"]["up"] <= sent <= headers * plan["bytes"]["up"]
+
+
+def test_a_dry_run_refuses_what_a_run_would(terminal: Terminal) -> None:
+    taken = run_tiny("local").folder
+    told = terminal.refused("run", "fedgh", *SMALL, "--out", taken, "--dry-run")
+    told.check(OtherRunError, f"pluribus resume {taken}")
+    terminal.refused("run", "fedavg", *SMALL, "--models", "small", "--dry-run").check(
+        MismatchError, "fedavg", "--models"
+    )
+    plans = terminal("run", "fedgh", *SMALL, "--against", "local", "--dry-run", "--json").json["plans"]
+    assert [one["method"] for one in plans] == ["local", "fedgh"]
+
+
 def test_flags_override_a_config_file(terminal: Terminal, tmp_path: Path) -> None:
     config = tmp_path / "mine.toml"
     config.write_text(

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
+DRY_RUN = ("dry_run", bool, False, "Check everything, print what would run, and stop before round 0.")
 QUIET = ("quiet", bool, False, "Print the result alone: no heading, no progress.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")

@@ -7,6 +7,7 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pluribus.cli import flags
+from pluribus.cli.dry_run import show_plans
 from pluribus.cli.greeter import Greeter, print_answer, print_notes, print_results
 from pluribus.cli.interrupts import resumable
 from pluribus.internal.views import ABOUT, AFTER, View
@@ -31,7 +32,7 @@ def run(args: list[str]) -> None:
     from pluribus.data.datasets import load_once
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
-    asked = [flags.AGAINST, view, flags.TRACK, flags.QUIET, flags.JSON, flags.CONFIG]
+    asked = [flags.AGAINST, view, flags.TRACK, flags.DRY_RUN, flags.QUIET, flags.JSON, flags.CONFIG]
     described, output = flags.parse_experiment("run", *flags.begin(args), asked)
     against, as_json, given = output["against"], output["json"], flags.given_names(args)
     shown = flags.is_shown(output)
@@ -39,6 +40,8 @@ def run(args: list[str]) -> None:
     results = []
     with contextlib.nullcontext() if against is None else load_once():  # a single run does not keep its data
         chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
+        if output["dry_run"]:
+            return show_plans(chain, as_json, console)
         for number, one in enumerate(map(_with_folder, chain)):
             greeter = Greeter(console, chain if number == 0 and not output["quiet"] else ())
             with resumable(greeter):
