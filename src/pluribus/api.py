@@ -32,7 +32,7 @@ from pluribus.storage.memory import MemoryRun
 from pluribus.storage.reopen import check_partition, check_settings, read_experiment
 from pluribus.storage.store import RunStore
 from pluribus.storage.toml import read_toml
-from pluribus.terminal import Progress
+from pluribus.track.lines import show_progress
 from pluribus.track.tracker import make_trackers
 
 MOST_MEMORY = 0.5  # share of this machine's memory that a run without a folder may take unsaid
@@ -143,7 +143,7 @@ def _note_memory(parts: Assembly) -> list[str]:
 def _collect_observers(observers: Sequence[Observer], track: str | Sequence[str], progress: bool) -> list[Observer]:
     """All observers. The progress bar is last, because it shows the warnings of the others."""
     check_observers(observers)
-    return [*observers, *make_trackers(track), *([Progress()] if progress else [])]
+    return [*observers, *make_trackers(track), *([show_progress()] if progress else [])]
 
 
 def _run(parts: Assembly, folder: RunStore, observers: Sequence[Observer]) -> Result:

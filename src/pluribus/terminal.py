@@ -80,7 +80,7 @@ class Progress:
     """Live progress bar on standard error: the headline metric, bytes and remaining time (at the end: elapsed time)."""
 
     def __init__(self, console: Console | None = None) -> None:
-        self._console = console or Console(stderr=True)
+        console = console or Console(stderr=True)
         self.bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
@@ -88,11 +88,11 @@ class Progress:
             TextColumn("{task.fields[score]}"),
             TextColumn("up {task.fields[up]:>8}  down {task.fields[down]:>8}", style="dim"),
             TimeRemainingColumn(compact=True, elapsed_when_finished=True),
-            console=self._console,
+            console=console,
         )
         self._task: TaskID | None = None
         self._view = "after"
-        self._warned = 0
+        self._notes = Notes(console)
 
     def __enter__(self) -> Progress:
         return self
@@ -108,7 +108,7 @@ class Progress:
         self.bar.start()
         if self._task is not None:  # the run restarts
             self.bar.remove_task(self._task)
-            self._warned = 0
+            self._notes.forget()
         name = f"{federation.parts.experiment.method:10}"
         warm = done < federation.parts.task.warmup
         columns: dict[str, Any] = {"score": WARMUP if warm else "     ", **_traffic(federation.ledger)}
@@ -131,9 +131,24 @@ class Progress:
         self.bar.stop()
 
     def _warn(self) -> None:
-        for text in self._federation.warnings[self._warned :]:
+        self._notes.show(self._federation.warnings)
+
+
+class Notes:
+    """Prints the warnings of a run, each of them once."""
+
+    def __init__(self, console: Console) -> None:
+        self._console = console
+        self._shown = 0
+
+    def forget(self) -> None:
+        """The run restarts."""
+        self._shown = 0
+
+    def show(self, warnings: Sequence[str]) -> None:
+        for text in warnings[self._shown :]:
             self._console.print(f" [yellow]note[/] {escape(to_words(text))}", highlight=False)
-        self._warned = len(self._federation.warnings)
+        self._shown = len(warnings)
 
 
 def _traffic(ledger: Ledger) -> dict[str, str]:

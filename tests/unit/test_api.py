@@ -320,8 +320,9 @@ def test_an_observer_that_would_see_nothing_is_refused(observers: Any, kind: Kin
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_progress_bar_ends_with_its_run(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_progress_bar_ends_with_its_run(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """A bar that is still alive would hide the cursor and keep a thread."""
+    monkeypatch.setenv("FORCE_COLOR", "1")  # rich then takes standard error for a terminal
     before = set(threading.enumerate())
     pluribus.run("local", out=new_folder(), **tiny())
     assert "2/2" in capsys.readouterr().err

@@ -59,7 +59,7 @@ def test_run_prints_who_holds_what_and_how_it_went(terminal: Terminal, tmp_path:
         assert word in answer.out
     assert "test accuracy, selected on validation, after local training" in answer.out
     assert f" Saved {tmp_path / 'run'}   again: pluribus run --config {tmp_path / 'run'}/config.toml\n" in answer.out
-    assert "2/2" in answer.err
+    assert "2 of 2 rounds" in answer.err
 
 
 def test_run_as_json_is_one_object(terminal: Terminal, tmp_path: Path) -> None:
@@ -70,6 +70,45 @@ def test_run_as_json_is_one_object(terminal: Terminal, tmp_path: Path) -> None:
     assert told == json.loads(json.dumps(result.to_json() | {"against": []}))
     assert told["accuracy"] == result.accuracy
     assert json.loads((tmp_path / "run" / "result.json").read_text()).items() <= told.items()
+
+
+def test_a_dry_run_tells_what_a_run_then_does(
+    terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["run", "fedgh", *SMALL, "--partition", "iid", "--participation", "0.5"]
+    answer = terminal(*words, "--dry-run")
+    assert answer.code == 0
+    assert "partition iid" in answer.out
+    assert "2 of 4 clients" in answer.out
+    [plan] = terminal(*words, "--dry-run", "--json").json["plans"]
+    assert list(tmp_path.iterdir()) == []
+    result = pluribus.run(
+        "fedgh",
+        data=few_digits(),
+        clients=4,
+        rounds=2,
+        device="cpu",
+        partition="iid",
+        participation=0.5,
+        progress=False,
+    )
+    assert plan["models"] == sorted({one.model for one in result.clients.values()})
+    assert plan["rounds"] * plan["clients_per_round"] == sum(one["answered"] for one in result.history)
+    headers = 1.2  # a message is a little more than its tensors
+    sent = result.bytes["up"] / (2 * 2)
+    assert plan["bytes"]["up"] <= sent <= headers * plan["bytes"]["up"]
+
+
+def test_a_dry_run_refuses_what_a_run_would(terminal: Terminal) -> None:
+    taken = run_tiny("local").folder
+    told = terminal.refused("run", "fedgh", *SMALL, "--out", taken, "--dry-run")
+    told.check(OtherRunError, f"pluribus resume {taken}")
+    terminal.refused("run", "fedavg", *SMALL, "--models", "small", "--dry-run").check(
+        MismatchError, "fedavg", "--models"
+    )
+    plans = terminal("run", "fedgh", *SMALL, "--against", "local", "--dry-run", "--json").json["plans"]
+    assert [one["method"] for one in plans] == ["local", "fedgh"]
 
 
 def test_flags_override_a_config_file(terminal: Terminal, tmp_path: Path) -> None:
@@ -424,8 +463,8 @@ def test_resume_as_text_and_as_json(terminal: Terminal) -> None:
     answer = terminal("resume", result.folder)
     assert answer.code == 0
     assert f"Saved {result.folder}" in answer.out
-    usage = "usage: pluribus resume FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--json]\n"
-    assert terminal("resume", "--help").out.startswith(usage)
+    usage = "usage: pluribus resume FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--quiet] [--json] "
+    assert " ".join(terminal("resume", "--help").out.split()).startswith(usage)
 
 
 def test_the_list_of_methods_says_what_travels_on_a_task(terminal: Terminal) -> None:
@@ -510,6 +549,34 @@ def test_usage_and_version(terminal: Terminal) -> None:
         assert answer.code == 0
         assert "pluribus run METHOD" in answer.out
     assert terminal("--version").out == pluribus.__version__ + "\n"
+
+
+HELP = [
+    *(["run", "fedgh"], ["bench", "fedgh"], ["compare"], ["tune"], ["study"], ["reproduce"], ["predict"], ["report"]),
+    *(["watch"], ["audit"], ["list"], ["list", "methods"], ["data", "check"], ["check"], ["resume"], ["keys"]),
+    *(["serve"], ["join"], ["doctor"]),
+]
+
+
+@pytest.mark.parametrize("columns", [80, 100])
+@pytest.mark.parametrize("command", HELP, ids=" ".join)
+def test_help_fits_the_terminal(
+    terminal: Terminal, monkeypatch: pytest.MonkeyPatch, command: list[str], columns: int
+) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    answer = terminal(*command, "--help")
+    assert answer.code == 0
+    lines = answer.out.splitlines()[1:]  # tyro does not wrap the line of usage
+    assert [line for line in lines if len(line) > columns] == []
+    assert "None" not in answer.out
+
+
+def test_help_says_what_a_flag_that_turns_off_does(terminal: Terminal) -> None:
+    told = " ".join(terminal("run", "fedgh", "--help").out.replace("│", " ").split())
+    for name in ("capture", "stack", "share-counts"):
+        about = told.partition(f"--no-{name} ")[2].partition(" --")[0]
+        assert "(default: on; this flag turns it off)" in about
+    assert "--same-init Start clients of the same architecture from the same weights. (default: off)" in told
 
 
 def test_an_unknown_flag_gets_the_nearest_one(

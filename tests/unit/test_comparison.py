@@ -711,7 +711,7 @@ def test_the_command_prints_saves_and_writes(terminal: Terminal, tmp_path: Path)
     assert re.match(r"Pluribus \S+   compare local, fedgh   \S+   4 clients   2 rounds   seeds 5 to 6\n", answer.out)
     assert "against local" in answer.out
     assert f" Saved {tmp_path / 'runs'}\n" in answer.out
-    assert re.search(r"local-5 +2/2 .* done", answer.err)
+    assert re.search(r"local-5: 2 of 2 rounds, done", answer.err)
     told = json.loads((tmp_path / "runs" / "compare.json").read_text())
     assert told["hyper"]["fedgh"] | {"server_lr": 0.5, "server_step": "client"} == told["hyper"]["fedgh"]
     assert (told["seeds"], told["methods"]) == ([5, 6], ["local", "fedgh"])

@@ -14,8 +14,10 @@ from pluribus.cli import failures
 from pluribus.cli.audit import audit
 from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
+from pluribus.cli.doctor import doctor
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
 from pluribus.cli.lists import data, show_list
+from pluribus.cli.log import lines_on_stderr
 from pluribus.cli.report import predict, report, watch
 from pluribus.cli.reproduce import reproduce
 from pluribus.cli.run import bench, resume, run
@@ -41,6 +43,7 @@ Pluribus: heterogeneous federated learning.
   pluribus list WHAT               list methods, models, data or partitions
   pluribus data check PATH         show what a data set holds
   pluribus check TARGET [flags]    check a method, a model or a data set
+  pluribus doctor                  show what this machine has, and what is missing
 
   pluribus keys FOLDER [flags]     make certificates and keys for real sites
   pluribus serve METHOD [flags]    start the server of real sites
@@ -65,6 +68,7 @@ NAMED = (
     bench,
     data,
     check,
+    doctor,
     keys,
     serve,
     join,
@@ -86,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         if args[0] not in COMMANDS:
             raise unknown("command", args[0], COMMANDS, "pluribus --help")
-        with end_imports_on_ctrl_c():
+        with end_imports_on_ctrl_c(), lines_on_stderr():
             COMMANDS[args[0]](args[1:])
         return 0
     except PluribusError as error:

@@ -13,11 +13,14 @@ from pluribus.cli.flags import (
     CONFIG,
     JSON,
     ONE_BY_ONE,
+    QUIET,
     TRACK,
+    default_text,
     explanations,
     flag,
     flags_of,
     given_names,
+    is_shown,
     parse_groups,
     take_flag,
     word,
@@ -33,7 +36,8 @@ ABOUT_COMPARE = """\
 Compares methods on the same data, partition, models and initial weights, over several seeds.
 
   pluribus compare local fedgh fedproto --clients 10 --seeds 3
-  pluribus compare local --row slow=fedgh:server_lr=0.01 --row fast=fedgh:server_lr=0.1
+  pluribus compare local --row slow=fedgh:server_lr=0.01 \\
+    --row fast=fedgh:server_lr=0.1
 
 A --row is a method with settings of its own under a label: LABEL=METHOD[:NAME=VALUE,...]. The label names it in tables
 and folders. A file (--config) has [rows.LABEL] with method and settings.
@@ -56,7 +60,8 @@ ABOUT_TUNE = """\
 Searches for good settings. Every method gets the same number of trials and rounds. Validation data decides, never test
 data.
 
-  pluribus tune fedgh fedproto --clients 10 --trials 20 --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
+  pluribus tune fedgh fedproto --clients 10 --trials 20 \\
+    --space lr=1e-3:1e-1:log,server_lr=1e-3:1:log
 
 Names in --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
 the methods that have them. Flags are those of compare. The same command with the same --out continues the search, also
@@ -89,7 +94,7 @@ def compare(args: list[str]) -> None:
     for path in paths:
         check_writable(path)
     try:
-        found = compare(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+        found = compare(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})
     except UnfinishedError as error:
         if error.partial is not None and not flat["json"]:
             error.partial.table()
@@ -111,7 +116,7 @@ def tune(args: list[str]) -> None:
         flag("seed", int, 0, "Seed of all runs and of the search."),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
-    found = tune(methods, progress=not flat["json"], **settings, **{name: flat[name] for name, *_ in asked})
+    found = tune(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})
     print_answer(flat["json"], lambda: {"tuned": [one.to_json() for one in found]}, lambda: _print_tuned(found))
 
 
@@ -150,7 +155,7 @@ def _parse_for_all(
         ("out", word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"), None),
     ]
     groups = _common_flags(common) | {command: asked}
-    groups["output"] = [*output, flag(*JSON), flag(*CONFIG)]
+    groups["output"] = [*output, flag(*QUIET), flag(*JSON), flag(*CONFIG)]
     given = parse_groups(groups, f"pluribus {command} METHOD...", about, args[len(methods) :])
     flat = {k: v for group in vars(given).values() for k, v in vars(group).items()}
     settings = {k: flat[k] for k in TRAINING if flat[k] is not None}
@@ -174,7 +179,9 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     }
     groups["training"] = []
     for name in TRAINING:  # None if not given
-        usual = f"(default: {common.get(name, getattr(Experiment, name))})"
+        value = common.get(name, getattr(Experiment, name))
+        usual = default_text(hints[name], value, helps[name])
+        usual = f"(default: {value})" if usual is None else usual
         groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
     return groups
 

@@ -13,7 +13,8 @@ import textwrap
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from types import NoneType, UnionType
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from pluribus.cli.failures import error_json
 from pluribus.errors import FormatError, MissingSettingError, UnknownNameError, same_thing, unknown
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
+DRY_RUN = ("dry_run", bool, False, "Check everything, print what would run, and stop before round 0.")
+QUIET = ("quiet", bool, False, "Print the result alone: no heading, no progress.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
 TRACK = ("track", str, "", "Trackers, comma-separated: tensorboard, mlflow, wandb.")
@@ -31,6 +34,7 @@ BARE = ("bare", bool, True, "Also time the bare loop. It takes as long as the ru
 
 ALLOW_CODE = "Import the code that a folder names by dotted paths. Only for folders that you trust."
 ALLOW = "Import these dotted paths, comma-separated, if a folder names them."
+BELOW = 6  # spaces before an explanation that stands below its example
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
 AS_TEXT: dict[str, Any] = dict.fromkeys(
@@ -139,9 +143,32 @@ def _flag_names(form: type) -> Iterator[str]:
 
 def _wrap(about: str) -> str:
     """Wrap paragraphs to the width of the terminal. The margin keeps tyro from joining their lines."""
-    width = min(100, shutil.get_terminal_size().columns)
+    width = _width()
     margin = textwrap.TextWrapper(width, initial_indent=" ", subsequent_indent=" ", break_on_hyphens=False)
-    return "\n\n".join(p if p.startswith(" ") else margin.fill(p) for p in about.strip().split("\n\n"))
+    parts = about.strip("\n").rstrip().split("\n\n")
+    return "\n\n".join(_wrap_examples(p, width) if p.startswith(" ") else margin.fill(p) for p in parts)
+
+
+def _width() -> int:
+    return min(100, shutil.get_terminal_size().columns)
+
+
+def _wrap_examples(lines: str, width: int) -> str:
+    """Wrap lines with a left side and an explanation: under itself, or below if the left side is long."""
+    wrapped: list[str] = []
+    for line in lines.split("\n"):
+        found = re.fullmatch(r"( +\S.*?  +)(\S.*)", line)
+        if len(line) <= width or found is None:
+            wrapped.append(line)
+            continue
+        left, explanation = found.groups()
+        indent = " " * (len(left) if len(left) <= width // 2 else BELOW)
+        texts = textwrap.wrap(explanation, width - len(indent), break_on_hyphens=False)
+        if len(left) <= width // 2:
+            wrapped += [left + texts[0], *(indent + text for text in texts[1:])]
+        else:
+            wrapped += [left.rstrip(), *(indent + text for text in texts)]
+    return "\n".join(wrapped)
 
 
 def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
@@ -166,7 +193,36 @@ def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
     """A flag for tyro: its name, its annotated type and its default."""
     import tyro
 
-    return name, Annotated[kind, tyro.conf.arg(help=about)], value
+    shown = tyro.conf.arg(help=about, metavar=_metavar(kind), help_behavior_hint=default_text(kind, value, about))
+    return name, Annotated[kind, shown], value
+
+
+def _metavar(kind: Any) -> str | None:
+    """What the help shows as the value of a flag that may be left out: tyro would add {None}. None: as tyro does."""
+    kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else ()
+    if NoneType not in kinds:
+        return None
+    return "|".join(map(_value_text, (one for one in kinds if one is not NoneType)))
+
+
+def _value_text(kind: Any) -> str:
+    if get_origin(kind) is Literal or kind is bool:
+        return f"{{{','.join(map(str, get_args(kind) or (True, False)))}}}"
+    return getattr(kind, "__name__", "value").upper()
+
+
+def default_text(kind: Any, value: Any, about: str) -> str | None:
+    """What the help says of a default. None: as tyro does. A flag that is on has the name --no-..."""
+    if kind is bool:
+        return "(default: on; this flag turns it off)" if value else "(default: off)"
+    if value is None or value == "":
+        return "" if "Default: " in about else "(default: none)"
+    return None
+
+
+def is_shown(given: Mapping[str, Any]) -> bool:
+    """Whether the progress is shown."""
+    return not (given["json"] or given["quiet"])
 
 
 def allow_flags() -> list[Any]:
@@ -204,7 +260,8 @@ def parse_words(command: str, usage: str, about: str, args: list[str], most: int
     """Parse the arguments of a command without other flags, and whether it answers in JSON."""
     usage = f"pluribus {command} {usage} [--json]"
     if "-h" in args or "--help" in args:
-        print(f"usage: {usage}\n\n{about}")
+        usages = textwrap.wrap(f"usage: {usage}", _width(), subsequent_indent=" " * BELOW, break_on_hyphens=False)
+        print("\n".join([*usages, "", _wrap(about)]))
         sys.exit(0)
     flags, words = ([a for a in args if a.startswith("-") == is_flag] for is_flag in (True, False))
     for flag in flags:

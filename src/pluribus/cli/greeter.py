@@ -11,6 +11,7 @@ from pluribus.storage.files import to_json
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from pluribus.assembly import Assembly
     from pluribus.experiment import Experiment
     from pluribus.federation import Federation
     from pluribus.internal.views import View
@@ -30,28 +31,33 @@ class Greeter:
         """Those of the run."""
 
     def start(self, federation: Federation) -> None:
-        from rich.markup import escape
-
-        from pluribus import __version__
         from pluribus.assembly import Assembly
-        from pluribus.terminal import print_partition
 
         self.run, self.settings = federation.folder, vars(federation.parts.experiment)
         at_work.set()
         if not self._chain:
             return
-        one, names = federation.parts.experiment, " against ".join(e.method for e in reversed(self._chain))
-        kinds = len(federation.parts.cards.architectures())
-        models = f"{kinds} architecture{'s' if kinds > 1 else ''}"
-        what = f"{one.data_name}   {one.clients} clients, {models}   seed {one.seed}"
-        self._console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
         assert isinstance(federation.parts, Assembly), "pluribus run simulates"
-        print_partition(federation.parts, self._console)
-        self._console.print()
+        print_heading(federation.parts, " against ".join(e.method for e in reversed(self._chain)), self._console)
 
     def round(self, record: Any, ledger: Any) -> None: ...
 
     def finish(self, result: Result) -> None: ...
+
+
+def print_heading(parts: Assembly, names: str, console: Console) -> None:
+    """Print what runs, and who holds which rows."""
+    from rich.markup import escape
+
+    from pluribus import __version__
+    from pluribus.terminal import print_partition
+
+    one, kinds = parts.experiment, len(parts.cards.architectures())
+    models = f"{kinds} architecture{'s' if kinds > 1 else ''}"
+    what = f"{one.data_name}   {one.clients} clients, {models}   seed {one.seed}"
+    console.print(f"[bold]Pluribus {__version__}[/]   {names}   {escape(what)}\n", highlight=False)
+    print_partition(parts, console)
+    console.print()
 
 
 def print_answer(as_json: bool, to_object: Callable[[], Any], show: Callable[[], None]) -> None:
@@ -60,6 +66,16 @@ def print_answer(as_json: bool, to_object: Callable[[], Any], show: Callable[[],
         print(to_json(to_object()))
     else:
         show()
+
+
+def print_notes(results: Sequence[Result]) -> None:
+    """Print the warnings of runs that showed no progress."""
+    from rich.console import Console
+
+    from pluribus.terminal import Notes
+
+    for one in results:
+        Notes(Console(stderr=True)).show(one.warnings)
 
 
 def print_results(

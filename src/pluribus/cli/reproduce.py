@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pluribus.cli.flags import JSON, flag, parse, word
+from pluribus.cli.flags import JSON, QUIET, flag, is_shown, parse, word
 from pluribus.cli.greeter import print_answer
 from pluribus.internal.views import ABOUT, AFTER, View
 from pluribus.storage.files import check_writable, write_text
@@ -17,9 +17,9 @@ Runs the rows of a paper's table over several seeds, and shows our numbers besid
 Tables named claim-... show a paper's claim on embedded data. They hold no numbers from the paper, and take seconds to
 minutes on a laptop.
 
-  pluribus reproduce                                            list all tables, and what they need
-  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1       run less than the paper; the heading says so
-  pluribus reproduce fedh2l-table2 --summary benchmarks/results show what was measured; run nothing
+  pluribus reproduce                                             list all tables, and what they need
+  pluribus reproduce fedh2l-table2 --rounds 500 --seeds 1        run less than the paper; the heading says so
+  pluribus reproduce fedh2l-table2 --summary benchmarks/results  show what was measured; run nothing
 
 The same command resumes: what is finished, in --out or in a summary beside --save, is not run again. Rows that several
 tables share are run once.
@@ -43,6 +43,7 @@ def reproduce(args: list[str]) -> None:
         ("save", word(str | None, "FILE", "Write the summary of the runs here.", "(default: OUT/NAME.json)"), None),
         ("summary", word(str | None, "PATH", "Run nothing: read this file or folder.", "(default: none)"), None),
         flag("markdown", str | None, None, "Write the tables to a file, as Markdown."),
+        flag(*QUIET),
         flag(*JSON),
     ]
     given = parse(dataclasses.make_dataclass("Reproduce", flags), "pluribus reproduce", ABOUT_REPRODUCE, args)
@@ -58,7 +59,7 @@ def reproduce(args: list[str]) -> None:
         found = load_table(given.name, given.summary, **choices)
     else:
         how = {name: getattr(given, name) for name in ("out", "save", "jobs", "device")}
-        found = reproduce(given.name, **choices, **how, progress=not given.json)
+        found = reproduce(given.name, **choices, **how, progress=is_shown(vars(given)))
     if given.markdown is not None:
         write_text(Path(given.markdown), found.to_markdown())
     print_answer(given.json, found.to_json, found.show)

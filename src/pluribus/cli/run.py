@@ -7,7 +7,8 @@ import dataclasses
 from typing import TYPE_CHECKING
 
 from pluribus.cli import flags
-from pluribus.cli.greeter import Greeter, print_answer, print_results
+from pluribus.cli.dry_run import show_plans
+from pluribus.cli.greeter import Greeter, print_answer, print_notes, print_results
 from pluribus.cli.interrupts import resumable
 from pluribus.internal.views import ABOUT, AFTER, View
 
@@ -31,17 +32,22 @@ def run(args: list[str]) -> None:
     from pluribus.data.datasets import load_once
 
     view = ("view", View, AFTER, f"For --against. {ABOUT}")
-    asked = [flags.AGAINST, view, flags.TRACK, flags.JSON, flags.CONFIG]
+    asked = [flags.AGAINST, view, flags.TRACK, flags.DRY_RUN, flags.QUIET, flags.JSON, flags.CONFIG]
     described, output = flags.parse_experiment("run", *flags.begin(args), asked)
     against, as_json, given = output["against"], output["json"], flags.given_names(args)
+    shown = flags.is_shown(output)
     console = Console(stderr=as_json)
     results = []
     with contextlib.nullcontext() if against is None else load_once():  # a single run does not keep its data
         chain, cautions = ([described], []) if against is None else _add_other(described, against, given)
+        if output["dry_run"]:
+            return show_plans(chain, as_json, console)
         for number, one in enumerate(map(_with_folder, chain)):
-            greeter = Greeter(console, chain if number == 0 else ())
+            greeter = Greeter(console, chain if number == 0 and not output["quiet"] else ())
             with resumable(greeter):
-                results.append(api.run(one, progress=not as_json, observers=[greeter], track=output["track"]))
+                results.append(api.run(one, progress=shown, observers=[greeter], track=output["track"]))
+    if output["quiet"] and not as_json:
+        print_notes(results)
     print_results(results, as_json, console, view=output["view"] if against else None, cautions=cautions)
 
 
@@ -75,16 +81,21 @@ def resume(args: list[str]) -> None:
 
     about = "Continue a stopped run from its last checkpoint. A finished run shows its table again."
     about += f"\n\n  --allow-code   {flags.ALLOW_CODE}\n  --allow PATHS  {flags.ALLOW}"
+    about += f"\n  --quiet        {flags.QUIET[-1]}"
     track, args = flags.take_flag(args, "--track")
     paths, args = flags.take_flag(args, "--allow")
     allow = "--allow-code" in args or (paths or "")
-    args = [word for word in args if word != "--allow-code"]
-    usage = "FOLDER [--track NAMES] [--allow-code] [--allow PATHS]"
+    quiet = "--quiet" in args
+    args = [word for word in args if word not in ("--allow-code", "--quiet")]
+    usage = "FOLDER [--track NAMES] [--allow-code] [--allow PATHS] [--quiet]"
     (path,), as_json = flags.parse_words("resume", usage, about, args)
     console = Console(stderr=as_json)
     greeter = Greeter(console)
     with resumable(greeter):
-        result = api.resume(path, allow_code=allow, progress=not as_json, observers=[greeter], track=track or ())
+        shown = not (as_json or quiet)
+        result = api.resume(path, allow_code=allow, progress=shown, observers=[greeter], track=track or ())
+    if quiet and not as_json:
+        print_notes([result])
     print_results([result], as_json, console)
 
 

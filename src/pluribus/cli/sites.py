@@ -88,14 +88,14 @@ def serve(args: list[str]) -> None:
             "which method? pluribus serve fedgh --config federation.toml; pluribus list methods shows all."
         )
     from pluribus.sites.serve import serve
-    from pluribus.terminal import Progress
+    from pluribus.track.lines import show_progress
 
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
     again += f" --superlink {flags.superlink}" if flags.superlink else ""
     new = f"{again} --out NEW-FOLDER"
     again += f" --out {flags.out}" if flags.out else ""
-    with say_how_to_resume(again), Progress() as bar:
-        tell, observers = partial(print_with_time, console), [] if flags.json else [bar]
+    with say_how_to_resume(again), show_progress() as shown:
+        tell, observers = partial(print_with_time, console), [] if flags.json else [shown]
         result = serve(method, flags.config, out=flags.out, superlink=flags.superlink, tell=tell, observers=observers)
     print_results([result], flags.json, console, new)
 

@@ -6,7 +6,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from pluribus.cli.flags import JSON, TRACK, flag, parse, word
+from pluribus.cli.flags import JSON, QUIET, TRACK, flag, is_shown, parse, word
 from pluribus.cli.greeter import print_answer
 from pluribus.errors import UnfinishedError
 from pluribus.internal.views import ABOUT, View
@@ -14,7 +14,8 @@ from pluribus.internal.views import ABOUT, View
 ABOUT_STUDY = """\
 Runs the rows of a file at every point of its axes over several seeds, and prints one table.
 
-  pluribus study my.toml --jobs 4 --out runs/my --latex table.tex --plot figure.png
+  pluribus study my.toml --jobs 4 --out runs/my --latex table.tex \\
+    --plot figure.png
 
   title = "Server step of FedGH"
   seeds = 5
@@ -56,6 +57,7 @@ def study(args: list[str]) -> None:
         flag(*TRACK),
         *(flag(kind, str | None, None, f"Write the tables to a file as {name}.") for kind, name in formats.items()),
         flag("plot", str | None, None, "Write the figure to a .png, .pdf or .svg file."),
+        flag(*QUIET),
         flag(*JSON),
     ]
     given = parse(dataclasses.make_dataclass("Study", flags), "pluribus study", ABOUT_STUDY, args)
@@ -81,7 +83,7 @@ def _run(given: Any, paths: dict[Path, str]) -> None:
     how["out"] = given.out or new_folder("study", Path(given.file).stem)
     changes = {name: value for name, value in changes.items() if value is not None}
     try:
-        found = study(Path(given.file), progress=not given.json, **changes, **how)
+        found = study(Path(given.file), progress=is_shown(vars(given)), **changes, **how)
     except UnfinishedError as error:
         if error.partial is not None and not given.json:
             error.partial.table()

@@ -9,30 +9,35 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn
+from rich.text import Text
 
 from pluribus.experiment import Experiment
 from pluribus.internal.tables import print_tables
 from pluribus.study.parallel import Progress
 from pluribus.terminal import make_bar
+from pluribus.track.lines import LOGGER, Pace
 
 if TYPE_CHECKING:
     from pluribus.study.standings import Comparison
 
 
 class Board:
-    """One live progress line per run, on standard error."""
+    """One live progress line per run, on standard error. Without a terminal, log lines."""
 
     def __init__(
         self, experiments: Sequence[Experiment], folder: Path, shown: bool = True, console: Console | None = None
     ) -> None:
+        console = console or Console(stderr=True)
+        live = console.is_terminal or console.is_jupyter
+        self._logged, self._pace = shown and not live, Pace()
         self._bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
             BarColumn(bar_width=20),
             TextColumn("{task.fields[score]:5}"),
             TextColumn("{task.fields[state]}", style="dim"),
-            console=console or Console(stderr=True),
-            disable=not shown,
+            console=console,
+            disable=not (shown and live),
         )
         self._tasks: dict[str, TaskID] = {}
         paths = [Path(one.out or "") for one in experiments]
@@ -56,9 +61,21 @@ class Board:
         self._bar.update(self._tasks[out], completed=progress.done, state="running")
         if progress.score is not None:
             self._bar.update(self._tasks[out], score=f"{progress.score:.3f}")
+        self._log(out)
 
     def finish(self, out: str, failed: bool) -> None:
         self._bar.update(self._tasks[out], state="failed" if failed else "done")
+        self._log(out, certainly=True)
+
+    def _log(self, out: str, certainly: bool = False) -> None:
+        """Log the state of a run: its end always, what is in between at most every ten seconds."""
+        if not self._logged or not self._pace.is_due(certainly):
+            return
+        task = self._bar.tasks[self._tasks[out]]
+        ended = sum(one.fields["state"] not in ("waiting", "running") for one in self._bar.tasks)
+        parts = [f"{task.completed:.0f} of {task.total:.0f} rounds", task.fields["state"], task.fields["score"]]
+        facts = ", ".join(part for part in (*parts, f"{ended} of {len(self._tasks)} runs have ended") if part)
+        LOGGER.info(f"{Text.from_markup(task.description).plain.rstrip()}: {facts}")
 
 
 def print_comparison(found: Comparison, console: Console | None = None) -> None:
