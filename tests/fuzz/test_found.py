@@ -524,3 +524,9 @@ def test_summaries_of_no_table(tmp_path: Path, name: str, value: Any) -> None:
     saved["groups"][0]["runs"][0][name] = value
     path.write_text(json.dumps(saved))
     check(survives(lambda: summary.read(path), tmp_path), DamagedFileError, path, name)
+
+
+@pytest.mark.parametrize("node", [2**64 - 1, str(2**64 - 1)])
+def test_node_ids_as_flower_prints_them(node: Any, tmp_path: Path) -> None:
+    (tmp_path / "nodes.json").write_text(json.dumps({"north": {"key": "k", "node": node}}))
+    assert read_nodes(tmp_path / "nodes.json")["north"]["node"] == node

@@ -505,7 +505,7 @@ class Crashing(Direct):
 
     def carry(self, k: int, blob: bytes) -> bytes | Missing:
         with self._patch.context() as patch:
-            patch.setattr("pluribus.storage.files.os.replace", self._crash)
+            patch.setattr("os.replace", self._crash)
             try:
                 return super().carry(k, blob)
             except CrashedError:

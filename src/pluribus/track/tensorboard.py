@@ -5,6 +5,7 @@ tensorboard --logdir runs
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ class TensorBoard(Tracker):
         from torch.utils.tensorboard import SummaryWriter
         from torch.utils.tensorboard.summary import hparams
 
+        _wait_for_a_new_name(folder / "tensorboard")
         self._writer: Any = SummaryWriter(folder / "tensorboard", purge_step=done + 1)
         # not add_hparams: it marks the run as finished, and writes to a separate folder
         experiment, session, self._ended = hparams(dict(settings), {self.metric: 0.0})  # type: ignore[no-untyped-call]
@@ -42,3 +44,9 @@ class TensorBoard(Tracker):
 
     def _add(self, summary: Any, step: int | None = None) -> None:
         self._writer.file_writer.add_summary(summary, step)
+
+
+def _wait_for_a_new_name(folder: Path) -> None:
+    """Files are read in the order of their names, which begin with the second: two of one second may be swapped."""
+    while list(folder.glob(f"events.out.tfevents.{int(time.time())}.*")):
+        time.sleep(0.05)

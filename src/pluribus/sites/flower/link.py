@@ -266,10 +266,15 @@ def read_seen(file: Path) -> dict[str, str | None]:
     return read_table(file, lambda time: time is None or is_text(time), "Delete it: only the live page needs it.")
 
 
-def read_nodes(file: Path) -> dict[str, dict[str, str]]:
+def read_nodes(file: Path) -> dict[str, dict[str, Any]]:
     """The public key and the node id of each registered site."""
     return read_table(file, _is_node, "Delete it: the sites are then registered again.")
 
 
 def _is_node(facts: Any) -> bool:
-    return first_wrong(facts, {"key": is_text, "node": is_whole}) is None
+    return first_wrong(facts, {"key": is_text, "node": _is_id}) is None
+
+
+def _is_id(node: Any) -> bool:
+    """Whether this is a node id. Flower's programs print it as a number or as a text."""
+    return (type(node) is int and is_whole(str(node))) or is_whole(node)
