@@ -47,19 +47,19 @@ LEAF = {"users": ["w"], "num_samples": [2], "user_data": {"w": {"x": [[0.5] * 78
 
 def tarred(files: Files) -> bytes:
     file = io.BytesIO()
-    with tarfile.open(fileobj=file, mode="w:gz") as archive:
+    with tarfile.open(fileobj=file, mode="w") as archive:
         for name, content in files.items():
             member = tarfile.TarInfo(name)
             member.size = len(content)
             archive.addfile(member, io.BytesIO(content))
-    return file.getvalue()
+    return gzip.compress(file.getvalue(), 1, mtime=0)  # without the time, so that a case can be repeated
 
 
 def zipped(files: Files) -> bytes:
     file = io.BytesIO()
-    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+    with zipfile.ZipFile(file, "w") as archive:
         for name, content in files.items():
-            archive.writestr(name, content)
+            archive.writestr(zipfile.ZipInfo(name), content, zipfile.ZIP_DEFLATED)  # without the time, too
     return file.getvalue()
 
 
@@ -100,7 +100,7 @@ def test_archives_with_changed_bytes(name: str, data: st.DataObject) -> None:
 @given(st.sampled_from(["ag-news", "20newsgroups"]), st.data())
 def test_tar_files_with_changed_bytes_in_a_good_gzip(name: str, data: st.DataObject) -> None:
     original, files, _ = SETS[name]
-    check(name, original, gzip.compress(data.draw(mutated([gzip.decompress(tarred(files))])), 1))
+    check(name, original, gzip.compress(data.draw(mutated([gzip.decompress(tarred(files))])), 1, mtime=0))
 
 
 @fuzzed(0.5)
