@@ -49,6 +49,24 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
 
 
+@pytest.mark.parametrize(
+    ("kind", "trace", "mark"),
+    [
+        ("scatter", {"y": [1, 3, 2], "mode": "lines+markers", "fill": "tozeroy"}, ".js-fill[d], .js-line[d]"),
+        ("bar", {"y": [1, 3, 2]}, ".bars .point path"),
+        ("heatmap", {"z": [[1, 2], [3, 4]]}, ".heatmaplayer image"),
+    ],
+)
+def test_every_kind_of_plot_that_pages_need_is_drawn(
+    browser: Browser, report: str, kind: str, trace: dict[str, object], mark: str
+) -> None:
+    page = browser.open(report)
+    page.evaluate(f"Plotly.newPlot(document.querySelector('#loss .plot'), {json.dumps([trace | {'type': kind}])})")
+    until(page, f"document.querySelectorAll('#loss .plot {mark}').length > 0")
+    assert page.evaluate("document.querySelector('#loss .plot')._fullData[0].type") == kind
+    assert browser.troubles == []
+
+
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:
     page = browser.open(report)
     for shown in ("legendonly", True):

@@ -360,6 +360,17 @@ def test_the_page_holds_all_it_needs() -> None:
     assert text.count("Plotly.react") == 1
 
 
+def test_the_page_has_only_the_part_of_plotly_that_draws_it() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "make_plotly.py"
+    version = script.read_text().partition('PLOTLY, ESBUILD = "')[2].partition('"')[0]
+    licenses = (Path(pluribus.__file__).parent / "report" / "plotly.LICENSES.txt").read_text()
+    assert f"plotly.js {version} with bar and heatmap" in _plotly()[:200]
+    assert f"plotly.js {version} (MIT)" in licenses
+    assert "@plotly/d3 3.8.2 (BSD-3-Clause)" in licenses
+    assert "</script" not in _plotly()
+    assert len(_plotly()) < 1_500_000
+
+
 def test_figures_are_written_for_papers(tmp_path: Path) -> None:
     result = ran()
     shown = sections(read_runs([result.folder]))
@@ -422,9 +433,9 @@ def test_mistakes_get_a_sentence(terminal: Terminal, tmp_path: Path, monkeypatch
     folder = copy_of(ran())
     (folder / "config.toml").write_text("no = [toml")
     terminal.refused("report", folder).check(DamagedFileError, folder / "config.toml", "TOML")
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     for command in ("report", "watch"):
-        terminal.refused(command, ran().folder).check(PackageError, "plotly", "pip install 'pluribus[report]'")
+        terminal.refused(command, ran().folder).check(PackageError, "jinja2", "pip install 'pluribus[report]'")
 
 
 # ---- watch -----------------------------------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ def write_report(
 
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
-    check_packages("jinja2", "plotly", *(["matplotlib"] if figures else []))
+    check_packages("jinja2", *(["matplotlib"] if figures else []))
     from pluribus.report.embeddings import embed
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page

@@ -89,9 +89,8 @@ def page_style() -> Markup:
 
 @cache
 def _plotly() -> str:
-    from plotly import offline
-
-    return offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call, no-any-return]
+    """plotly.js with the plots that pages draw. `scripts/make_plotly.py` makes it."""
+    return files("pluribus.report").joinpath("plotly.min.js").read_text(encoding="utf-8")
 
 
 @cache

@@ -21,7 +21,7 @@ WHY_NO_FEATURES = "Features are not shown during a run. pluribus report shows th
 
 def watch(run: str | Path, port: int = 0, tell: Callable[[str], None] = print, allow: Allow = False) -> None:
     """Serve the page until Ctrl-C. Port 0: choose a free port."""
-    check_packages("jinja2", "plotly")
+    check_packages("jinja2")
     with make_server(Path(run), port, allow) as server:
         tell(f"{address(server)}   Ctrl-C stops it")
         try:
