@@ -5,7 +5,8 @@ embeddings.py     the features of their models
 plots.py          numbers -> what each plot shows
 page.py           plots -> one HTML page
 figures.py        plots -> PNG and PDF files
-watch.py          the page of a running run
+watch.py          the page of a running run, and of all runs below a folder
+overview.py       the list of these runs
 """
 
 from __future__ import annotations
