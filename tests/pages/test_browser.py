@@ -12,7 +12,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_report import EVIL, copy_of, deciding, evil_run, ran
+from test_report import EVIL, copy_of, copy_unfinished, deciding, evil_run, ran, serving
 
 from browser import Browser, until
 from conftest import new_folder
@@ -47,6 +47,24 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert browser.requests == [report]
     assert browser.troubles == []
     assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "trace", "mark"),
+    [
+        ("scatter", {"y": [1, 3, 2], "mode": "lines+markers", "fill": "tozeroy"}, ".js-fill[d], .js-line[d]"),
+        ("bar", {"y": [1, 3, 2]}, ".bars .point path"),
+        ("heatmap", {"z": [[1, 2], [3, 4]]}, ".heatmaplayer image"),
+    ],
+)
+def test_every_kind_of_plot_that_pages_need_is_drawn(
+    browser: Browser, report: str, kind: str, trace: dict[str, object], mark: str
+) -> None:
+    page = browser.open(report)
+    page.evaluate(f"Plotly.newPlot(document.querySelector('#loss .plot'), {json.dumps([trace | {'type': kind}])})")
+    until(page, f"document.querySelectorAll('#loss .plot {mark}').length > 0")
+    assert page.evaluate("document.querySelector('#loss .plot')._fullData[0].type") == kind
+    assert browser.troubles == []
 
 
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:
@@ -124,6 +142,25 @@ def test_a_watched_run_is_drawn_as_it_grows(browser: Browser) -> None:
         server.shutdown()
         thread.join()
     shutil.rmtree(folder)
+
+
+def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_path: Path) -> None:
+    copy_unfinished(tmp_path / "first", 1)
+    with serving(tmp_path) as server:
+        page = browser.open(address(server), width=390)
+        assert "1 of 3" in page.text_content("tbody")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.focus("a[href='/runs/first/']")
+        shutil.copytree(ran().folder, tmp_path / "second <b>")
+        until(page, "document.querySelectorAll('tbody tr').length === 2")
+        assert page.evaluate("document.activeElement.textContent") == "first"  # though the list is new
+        page.click("text='second <b>'")
+        until(page, f"{trace('accuracy', 0, 'x.length')} === 3")
+        page.click("text='all runs'")
+        page.click("text='All 2 runs in the same plots'")
+        until(page, "new Set(document.querySelector('#accuracy .plot')._fullData.map(one => one.name)).size >= 2")
+        assert page.text_content("#live") == "live"
+        assert browser.troubles == []
 
 
 WITHOUT_A_BROWSER = """

@@ -494,7 +494,6 @@ def test_a_search_calls_a_diverged_trial_the_worst() -> None:
 
 def test_a_report_of_numbers_and_of_confusion(classes: Result, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
-    pytest.importorskip("plotly")
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page
     from pluribus.report.plots import sections

@@ -23,6 +23,7 @@ from pluribus.errors import DamagedFileError, DataError, FileAccessError, Missin
 from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
 from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
+from pluribus.internal.clock import time_left
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.internal.system import is_locked
 from pluribus.report.sites import Site, read_sites
@@ -63,6 +64,7 @@ class Run:
     path: Path
     experiment: Experiment
     state: str  # `finished`, `running` or `stopped`
+    rounds: int  # of the whole run
     history: list[dict[str, Any]]
     view: str  # the view of the headline
     chosen: Mapping[int, Chosen]
@@ -88,6 +90,11 @@ class Run:
         return over_clients(values, Counter(), self.metric.smaller)
 
     @property
+    def left(self) -> str | None:
+        """Time left while it is running, if the other rounds take as long as those that are done."""
+        return _time_left(self.state, self.history, self.rounds)
+
+    @property
     def epsilon(self) -> float | None:
         """The most that a client spent of its privacy budget. None: the run has no differential privacy."""
         return max((spent for record in self.history for spent in record["epsilon"].values()), default=None)
@@ -102,6 +109,50 @@ class Run:
     def class_name(self, number: int) -> str:
         """Name of a class, or its number if the data set is not available."""
         return self.classes[number] if number < len(self.classes) else str(number)
+
+
+class Brief(NamedTuple):
+    """What a list of runs shows of one."""
+
+    path: Path
+    method: str
+    seed: int
+    state: str
+    done: int  # rounds
+    rounds: int
+    metric: Metric
+    score: float | None  # mean over clients, selected on validation
+    left: str | None
+
+
+def read_brief(path: Path, allow: Allow = False) -> Brief:
+    """Read the progress of a run from few of its files."""
+    described, history = Experiment(**from_toml(path / "config.toml") | {"out": str(path)}), list[dict[str, Any]]()
+    folder, state, rounds = _Folder(path), _state(path), _planned_rounds(described, path, allow)
+    folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
+    view = next((view for record in history for view in record["mean"]), "after")
+    metric, chosen = headline_in(history), choose(history, view)
+    score = over_clients({k: one.selected.get("test") for k, one in chosen.items()}, Counter(), metric.smaller)["mean"]
+    left = _time_left(state, history, rounds)
+    return Brief(path, described.method, described.seed, state, len(history), rounds, metric, score, left)
+
+
+def _state(path: Path) -> str:
+    return "finished" if (path / "result.json").exists() else "running" if in_use(path) else "stopped"
+
+
+def _planned_rounds(described: Experiment, path: Path, allow: Allow) -> int:
+    try:
+        check_code(path / "config.toml", vars(described), allow)
+        return described.all_rounds()
+    except PluribusError:  # a method of the user that cannot or must not be imported here; it may add rounds of warm-up
+        return described.rounds
+
+
+def _time_left(state: str, history: list[dict[str, Any]], rounds: int) -> str | None:
+    if state != "running" or not 0 < len(history) < rounds:
+        return None
+    return time_left(sum(record["seconds"] for record in history) / len(history), rounds - len(history))
 
 
 def selection_of(runs: Iterable[Run]) -> str:
@@ -124,18 +175,28 @@ def read_runs(paths: Iterable[str | Path], allow: Allow = False, known: Known | 
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folder itself if it is a run folder, otherwise all run folders below it."""
-    try:
-        if not path.is_dir():
-            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
-        if (path / "config.toml").exists():
-            return [path]
-        found = [file.parent for file in sorted(path.glob("**/config.toml"))]
-    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
-        raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
+    """The folder itself if it is a run folder, otherwise all run folders below it, at least one."""
+    found = find_runs(path)
     if not found:
         raise FileAccessError(f"{path} contains no run: neither it nor a folder below it has a config.toml.")
     return found
+
+
+def find_runs(path: Path) -> list[Path]:
+    """The folder itself if it is a run folder, otherwise all run folders below it. There may be none yet."""
+    try:
+        if not path.is_dir():
+            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
+        if is_run(path):
+            return [path]
+        return [file.parent for file in sorted(path.glob("**/config.toml"))]
+    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
+        raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether this is a run folder."""
+    return (path / "config.toml").exists()
 
 
 def _name_runs(runs: list[Run]) -> list[Run]:
@@ -189,7 +250,8 @@ class _Folder:
 
 def _read(path: Path, allow: Allow, known: Known) -> Run:
     described = Experiment(**from_toml(path / "config.toml") | {"out": str(path)})
-    folder, finished, history = _Folder(path), (path / "result.json").exists(), list[dict[str, Any]]()
+    folder, state, history = _Folder(path), _state(path), list[dict[str, Any]]()
+    finished = state == "finished"
     folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
     if finished and not history:
         folder.problems.append(f"{path / 'metrics.jsonl'} contains no round.")
@@ -204,7 +266,8 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
     return Run(
         path=path,
         experiment=described,
-        state="finished" if finished else "running" if in_use(path) else "stopped",
+        state=state,
+        rounds=_planned_rounds(described, path, allow),
         history=history,
         view=view,
         chosen=chosen,

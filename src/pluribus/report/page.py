@@ -37,11 +37,12 @@ HEIGHT = 400
 LARGEST = 30  # diameter of the largest circle in pixels
 
 
-def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
-    """Render the page. A live page asks its server for updates."""
+def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False, listed: bool = False) -> str:
+    """Render the page. A live page asks its server for updates. A listed page links to the list of runs."""
     data, plotly, script = map(Markup, (_inline(content(runs, sections)), _plotly(), _script()))
     values = _values(runs) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
-    return _template().render(values, sections=sections, policy=_policy(live), live=live)
+    policy = page_policy(_plotly(), _script(), live=live)
+    return _template().render(values, sections=sections, policy=policy, live=live, listed=listed)
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
@@ -75,9 +76,9 @@ def _template() -> Template:
 
 
 @cache
-def read_template(package: str) -> Template:
+def read_template(package: str, name: str = "template.html") -> Template:
     """The template of a page, which escapes all values."""
-    text = files(package).joinpath("template.html").read_text(encoding="utf-8")
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text)
 
@@ -87,20 +88,24 @@ def page_style() -> Markup:
     return Markup(files("pluribus.report").joinpath("style.css").read_text(encoding="utf-8"))
 
 
-@cache
 def _plotly() -> str:
-    from plotly import offline
+    """plotly.js with the plots that pages draw. `scripts/make_plotly.py` makes it."""
+    return read_script("plotly.min.js")
 
-    return offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call, no-any-return]
+
+def _script() -> str:
+    return read_script("page.js")
 
 
 @cache
-def _script() -> str:
-    return files("pluribus.report").joinpath("page.js").read_text(encoding="utf-8")
+def read_script(name: str) -> str:
+    """A script of a page."""
+    return files("pluribus.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(live: bool) -> str:
-    digests = [hashlib.sha256(source.encode()).digest() for source in (_plotly(), _script())]
+def page_policy(*scripts: str, live: bool) -> str:
+    """The content security policy of a page with these scripts."""
+    digests = [hashlib.sha256(source.encode()).digest() for source in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     connect = "'self'" if live else "'none'"
     return (
