@@ -21,7 +21,7 @@ from pluribus.report.watch import address, make_server
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-ALWAYS = {"accuracy", "clients", "partition", "traffic", "loss", "embeddings"}
+ALWAYS = {"accuracy", "clients", "distribution", "partition", "traffic", "time", "loss", "embeddings"}
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 DRAWN = (
     f"{PLOTS}.filter(one => one.querySelector('.main-svg .trace, .main-svg .point')).map(one => one.parentElement.id)"
@@ -46,7 +46,7 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.getElementById('notes').hidden")
     assert browser.requests == [report]
     assert browser.troubles == []
-    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
+    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labelledby])').length") == 0
 
 
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:

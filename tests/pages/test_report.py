@@ -150,8 +150,10 @@ def test_runs_on_the_same_data_share_a_picture_and_others_do_not() -> None:
     runs = read_runs([ran().folder, ran("local").folder, ran("local", seed=1).folder])
     assert [run.name for run in runs] == ["fedgh, seed 0", "local, seed 0", "local, seed 1"]
     for key in ("clients", "partition"):
-        assert [plot.name for plot in section_of(runs, key).plots] == ["fedgh, seed 0, local, seed 0", "local, seed 1"]
-    assert len(plot_of(runs, "accuracy", "rounds").series) == 6
+        assert [plot.name for plot in section_of(runs, key).plots] == ["seed 0", "seed 1"]
+    assert [one.name for one in plot_of(runs, "clients", "seed 0").series] == ["fedgh", "local"]
+    alone = read_runs([ran().folder, ran("local", seed=1).folder])
+    assert [plot.name for plot in section_of(alone, "clients").plots] == ["fedgh", "local"]
 
 
 def test_circles_and_bars_hold_every_row_and_every_byte() -> None:
@@ -469,9 +471,12 @@ def test_data_follows_the_folder(served: tuple[Watching, Path]) -> None:
     (folder / "metrics.jsonl").write_text(lines[0])
     told = json.loads(asked(server, "/data.json")[1])
     assert not told["finished"]
-    assert told["sections"][0]["plots"][0]["data"][0]["x"] == [1]
+    assert told["sections"][0]["views"]["after"]["plots"][0]["data"][0]["x"] == [1]
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    assert json.loads(asked(server, "/data.json")[1])["sections"][0]["plots"][0]["data"][0]["x"] == [1, 2]
+    assert json.loads(asked(server, "/data.json")[1])["sections"][0]["views"]["after"]["plots"][0]["data"][0]["x"] == [
+        1,
+        2,
+    ]
     shutil.rmtree(folder)
     status, sentence = asked(server, "/data.json")
     assert status == 503
