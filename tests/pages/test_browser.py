@@ -21,7 +21,7 @@ from pluribus.report.watch import address, make_server
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-ALWAYS = {"accuracy", "clients", "partition", "traffic", "loss", "embeddings"}
+ALWAYS = {"accuracy", "clients", "distribution", "partition", "traffic", "time", "loss", "embeddings"}
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 DRAWN = (
     f"{PLOTS}.filter(one => one.querySelector('.main-svg .trace, .main-svg .point')).map(one => one.parentElement.id)"
@@ -46,7 +46,7 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.getElementById('notes').hidden")
     assert browser.requests == [report]
     assert browser.troubles == []
-    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
+    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labelledby])').length") == 0
 
 
 @pytest.mark.parametrize(
@@ -158,7 +158,7 @@ def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_p
         until(page, f"{trace('accuracy', 0, 'x.length')} === 3")
         page.click("text='all runs'")
         page.click("text='All 2 runs in the same plots'")
-        until(page, "new Set(document.querySelector('#accuracy .plot')._fullData.map(one => one.name)).size >= 2")
+        until(page, "new Set((document.querySelector('#accuracy .plot')?._fullData || []).map(one => one.name)).size >= 2")
         assert page.text_content("#live") == "live"
         assert browser.troubles == []
 

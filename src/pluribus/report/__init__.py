@@ -1,9 +1,10 @@
 """Reports about run folders: one self-contained web page, and figures for papers.
 
 numbers.py        run folders -> numbers
+groups.py         runs that differ only in the seed -> groups
 embeddings.py     the features of their models
-plots.py          numbers -> what each plot shows
-page.py           plots -> one HTML page
+plots/            groups -> what each section shows
+page.py           sections -> one HTML page
 figures.py        plots -> PNG and PDF files
 watch.py          the page of a running run, and of all runs below a folder
 overview.py       the list of these runs
