@@ -158,7 +158,8 @@ def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_p
         until(page, f"{trace('accuracy', 0, 'x.length')} === 3")
         page.click("text='all runs'")
         page.click("text='All 2 runs in the same plots'")
-        until(page, "new Set((document.querySelector('#accuracy .plot')?._fullData || []).map(one => one.name)).size >= 2")
+        drawn = "(document.querySelector('#accuracy .plot')?._fullData || [])"  # nothing until it is drawn
+        until(page, f"new Set({drawn}.map(one => one.name)).size >= 2")
         assert page.text_content("#live") == "live"
         assert browser.troubles == []
 
