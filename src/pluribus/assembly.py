@@ -30,6 +30,7 @@ from pluribus.errors import ConflictError, DataError, DeviceError, MismatchError
 from pluribus.experiment import Experiment, check_portable
 from pluribus.inputs import Input
 from pluribus.internal.blame import at
+from pluribus.internal.devices import NAMES, device_of_server, find_device, is_apple, is_present
 from pluribus.internal.metrics import choose_metrics
 from pluribus.internal.robustness import check_robustness
 from pluribus.method import Method, Need, Sizes, Traffic, check_needs, describe_completed, note_weights
@@ -85,7 +86,7 @@ class Assembly(Parts):
     @property
     def public_at_server(self) -> PublicRows | None:
         needed = Need.PUBLIC_AT_SERVER in self.method.needs
-        return PublicRows(self.data.public_at_server()) if needed else None
+        return PublicRows(self.data.public_at_server(), device_of_server(self.device)) if needed else None
 
     def normalization(self) -> dict[str, Any] | None:
         """How rows are normalized, as plain numbers for the run folder. None: not at all, or images in [-1, 1]."""
@@ -222,21 +223,27 @@ def _device(experiment: Experiment) -> torch.device:
     name = experiment.device
     if experiment.engine == "ray":
         return torch.device("cpu")  # this process only aggregates; actors have devices of their own
-    if name == "auto":
-        name = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        device = None
-    if device is None or device.type not in ("cpu", "cuda"):
-        raise UnknownNameError(f"unknown device '{name}': use cpu, cuda or auto.")
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise DeviceError("torch finds no GPU: use --device cpu.")
-    if device.type == "cuda" and _asks_for_processes(experiment):
+    device = find_device(name)
+    if device is None:
+        raise UnknownNameError(f"unknown device '{name}': use {NAMES}.")
+    if not is_present(device):
+        kind = "Apple GPU" if is_apple(device) else "GPU"
+        raise DeviceError(f"torch finds no {kind}: use --device cpu.")
+    if device.type != "cpu" and _asks_for_processes(experiment):
         raise ConflictError("--workers is for CPUs; a GPU has one process: add --device cpu, or leave out --workers.")
+    if is_apple(device):
+        _check_apple(experiment)
     if device.type == "cuda":
         Thread(target=_start_gpu, args=(device,), daemon=True).start()
     return device
+
+
+def _check_apple(experiment: Experiment) -> None:
+    """Refuse what nobody has tried on an Apple GPU, and what needs float64 there."""
+    if experiment.precision == "bfloat16":
+        raise ConflictError("an Apple GPU computes in float32 here: leave out --precision bfloat16.")
+    if experiment.dp_epsilon is not None:
+        raise ConflictError("differential privacy is not tried on an Apple GPU: use --device cpu with --dp-epsilon.")
 
 
 def _start_gpu(device: torch.device) -> None:

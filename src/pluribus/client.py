@@ -17,6 +17,7 @@ from pluribus.data.federated import Data as Data
 from pluribus.data.federated import ExamSets
 from pluribus.draws import Made
 from pluribus.internal.batches import Batch, batch_sizes
+from pluribus.internal.devices import is_apple, move_module
 from pluribus.internal.guard import Guard, Tape
 from pluribus.internal.snapshot import Packed, Snapshot, pack
 from pluribus.internal.state import State as State
@@ -110,7 +111,7 @@ class Client:
     def equip(self, opts: Mapping[str, Opt], down: Schema, least: int = 2) -> None:
         """Allocate optimizers and buffers for downloads, after `Method.prepare`. `least`: fewest rows in a batch."""
         self._least = least
-        replace_dropout(self.state).to(self.device)
+        move_module(replace_dropout(self.state), self.device)
         if self.local.channels_last:
             for module in (self.model, self.state):
                 module.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
@@ -149,7 +150,7 @@ class Client:
         self._round, self._exchange, self._fits, self._loss, self.steps = t, exchange, 0, None, 0
         self.inbox = None
         for name, value in {"lr": self.local.rule.rate(self.trained), **now}.items():
-            kind = torch.float64 if name == "lr" else torch.float32
+            kind = torch.float64 if name == "lr" and not is_apple(self.device) else torch.float32
             self.now.setdefault(name, torch.zeros((), dtype=kind, device=self.device)).fill_(value)
         for optimizer in self.optimizers.values():
             optimizer.begin(self.trained)

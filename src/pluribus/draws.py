@@ -1,7 +1,7 @@
 """Keyed randomness: each draw has a key of client, round and purpose, so no generator state is saved or shared.
 
 The same seed and key give the same numbers on any machine. Generators draw on the CPU; inside a step, `uniform_bits`
-draws on any device, with integers only. Nothing here changes the state of the global generators.
+draws on the CPU or a CUDA GPU, with integers only. Nothing here changes the state of the global generators.
 """
 
 from __future__ import annotations
@@ -10,12 +10,14 @@ import hashlib
 import random
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from pluribus.internal.devices import CPU, is_apple
 
 Key = str | int
 Made = TypeVar("Made")  # what `make` of a task, client or server gives back
@@ -60,7 +62,8 @@ def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
     One thread at a time has them.
     """
     gpu = [device] if device is not None and device.type == "cuda" else []
-    with _global, torch.random.fork_rng(devices=gpu):
+    apple = _seeded_apple(number(*key)) if device is not None and is_apple(device) else nullcontext()
+    with _global, torch.random.fork_rng(devices=gpu), apple:
         # not torch.manual_seed: it would also reseed every GPU, which fork_rng does not restore here
         torch.default_generator.manual_seed(number(*key))
         for one in gpu:
@@ -68,8 +71,21 @@ def seeded(*key: Key, device: torch.device | None = None) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def _seeded_apple(seed: int) -> Iterator[None]:
+    """Seed the generator of an Apple GPU, and restore its state on exit."""
+    before = torch.mps.get_rng_state()
+    torch.mps.manual_seed(seed)
+    try:
+        yield
+    finally:
+        torch.mps.set_rng_state(before)
+
+
 def uniform_bits(key: Tensor, size: int, device: torch.device) -> Tensor:
     """`size` integers below 2**24, by key and position; one row per key if `key` is a column of keys."""
+    if is_apple(device):  # whether its integers overflow in the same way is not known
+        return uniform_bits(key.cpu(), size, CPU).to(device)
     mixed = torch.arange(size, device=device) + _mix(key * _STRIDE)
     bits: Tensor = (_mix(mixed * _STRIDE) >> (63 - BITS)) & (2**BITS - 1)
     return bits

@@ -202,7 +202,7 @@ class Experiment:
     seed: int = setting(0, group="this run")
     """The only seed. It decides weights, shuffles, sampling and partition."""
     device: str = setting("auto", group="execution")
-    """cpu, cuda, or auto."""
+    """cpu, cuda, mps (an Apple GPU), or auto: cuda if there is one, otherwise cpu."""
     threads: int | None = setting(None, group="execution", at_least=1, at_most=4096)
     """CPU threads of each worker. Bit-equal results need equal threads. Default: all cores, divided among workers."""
     workers: int | Literal["auto"] = setting("auto", group="execution", at_least=1)
@@ -311,7 +311,7 @@ class Experiment:
 
     def on_gpu(self) -> bool:
         """Whether clients train on a GPU of this machine."""
-        return str(self.device).startswith("cuda") or (self.device == "auto" and torch.cuda.is_available())
+        return str(self.device).startswith(("cuda", "mps")) or (self.device == "auto" and torch.cuda.is_available())
 
     def processes(self) -> int:
         """Most CPU processes or Ray actors that clients are spread over.

@@ -79,7 +79,7 @@ class Limits(NamedTuple):
     def of(cls, device: torch.device, hosts: int = 1) -> Limits:
         """The limits of one of several hosts that share a device equally."""
         most_bytes = MOST_BYTES
-        if device.type != "cpu":
+        if device.type == "cuda":
             most_bytes = int(GPU_SHARE * torch.cuda.get_device_properties(device).total_memory)
         return cls(max(1, MOST_CLIENTS // hosts), most_bytes // hosts, int(AWAY_SHARE * most_bytes) // hosts)
 
@@ -477,7 +477,7 @@ class Host:
 
     def _copy_each(self, clients: Iterable[int], copy: Callable[[int], R]) -> dict[int, R]:
         """Copy something of each client to the CPU. A GPU feeds several threads, which each fill new memory."""
-        if self.device.type == "cpu":
+        if self.device.type != "cuda":
             return {k: copy(k) for k in clients}
         clients = list(clients)
         with ThreadPoolExecutor(COPYING_THREADS, "copies") as threads:

@@ -18,6 +18,7 @@ from torch.utils._pytree import tree_leaves
 
 from pluribus.client import Client
 from pluribus.errors import ConfigError, MismatchError
+from pluribus.internal.devices import double as double
 from pluribus.internal.steps import SWEEP_BATCH, Map
 from pluribus.message import Message, Rows
 from pluribus.models.layers import recurrent as recurrent
@@ -211,7 +212,7 @@ def unflatten(vector: Tensor, parameters: Mapping[str, Tensor]) -> dict[str, Ten
 def derivable(client: Client) -> Iterator[None]:
     """Run attention and recurrent layers with kernels that torch differentiates twice, even if faster ones exist."""
     with sdpa_kernel(SDPBackend.MATH):
-        if client.device.type == "cpu" or not recurrent(client.model):
+        if client.device.type != "cuda" or not recurrent(client.model):
             yield
             return
         with _cudnn_lock, torch.backends.cudnn.flags(enabled=False):  # a global flag
@@ -354,8 +355,8 @@ def project(gradient: Tensor, reference: Tensor, margin: float = 0.0, eps: float
     v = max(0, -<g, r> / <r, r>). GEM's solver uses v >= margin and <r, r> + eps.
     Sums use double precision: the vectors have as many entries as a model has weights.
     """
-    g, r = gradient.double(), reference.double()
+    g, r = double(gradient), double(reference)
     inner = g @ r
     conflict = inner < 0
     v = (-inner / torch.where(conflict, r @ r + eps, 1.0)).clamp(min=margin)
-    return torch.where(conflict, (g + v * r).to(gradient.dtype), gradient)
+    return torch.where(conflict.to(gradient.device), (g + v * r).to(gradient), gradient)

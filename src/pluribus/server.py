@@ -16,6 +16,7 @@ from pluribus.draws import Made
 from pluribus.errors import UserCodeError
 from pluribus.internal.batches import batch_sizes
 from pluribus.internal.defenses import UNDEFENDED, Defense
+from pluribus.internal.devices import CPU
 from pluribus.internal.state import State
 from pluribus.internal.steps import Descent, EagerServer, ServerFit, ServerLoss, ServerRunner
 from pluribus.optim import Life, Opt, Optimizer, Rule
@@ -25,21 +26,21 @@ from pluribus.task import Cards, Task
 class PublicRows:
     """Public rows at the server, without labels."""
 
-    def __init__(self, data: Data) -> None:
-        self._data = data
+    def __init__(self, data: Data, device: torch.device = CPU) -> None:
+        self._data, self._device = data, device
 
     def __len__(self) -> int:
         return len(self._data)
 
     def take(self, positions: Tensor) -> Tensor:
         """The rows at these positions, as a model gets them, on `server.device`."""
-        return self._data.take(positions)[0]
+        return self._data.take(positions)[0].to(self._device)
 
 
 class Server:
     """What a method keeps and does on the server. Only losses of `fit` are captured; other code may read values.
 
-    `device` is where modules with an optimizer are: the GPU of a simulation, if it has one. Messages are on the CPU.
+    `device` is where modules with an optimizer are: the CUDA GPU of a simulation, or the CPU. Messages are on the CPU.
     """
 
     def __init__(

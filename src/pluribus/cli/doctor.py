@@ -108,7 +108,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
     from pluribus.terminal import format_bytes
 
     gpus = [f"{one['name']}, {format_bytes(one['memory'])}" for one in found["gpus"]]
-    mps = ["MPS, which Pluribus does not use"] if found["mps"] else []
+    mps = ["Apple GPU (--device mps)"] if found["mps"] else []
     data = found["data"]
     fix = "" if data["writable"] else ", not writable: set PLURIBUS_DATA to another folder"
     missing = {name: needed for name, needed in found["extras"].items() if needed}

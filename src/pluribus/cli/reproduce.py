@@ -38,7 +38,7 @@ def reproduce(args: list[str]) -> None:
         ("only", word(str, "ROW[,ROW...]", "Rows by name.", "(default: all)"), ""),
         flag("view", View, AFTER, f"For differences between rows. {ABOUT}"),
         ("jobs", word(int | None, "INT", "Runs at a time.", "(default: 1 on a GPU, otherwise one per core)"), None),
-        flag("device", str, "auto", "cpu, cuda, or auto."),
+        flag("device", str, "auto", "cpu, cuda, mps, or auto."),
         ("out", word(str, "FOLDER", runs, "(default: runs/reproduce)"), "runs/reproduce"),
         ("save", word(str | None, "FILE", "Write the summary of the runs here.", "(default: OUT/NAME.json)"), None),
         ("summary", word(str | None, "PATH", "Run nothing: read this file or folder.", "(default: none)"), None),

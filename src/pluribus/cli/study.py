@@ -52,7 +52,7 @@ def study(args: list[str]) -> None:
         ("baseline", word(str | None, "ROW", "Row that the others are compared with.", of_file), None),
         ("view", word(View | None, "VIEW", f"{ABOUT} after, before or own.", of_file), None),
         ("jobs", word(int | None, "INT", "Runs at a time.", many), None),
-        ("device", word(str | None, "DEVICE", "cpu, cuda, or auto.", of_file), None),
+        ("device", word(str | None, "DEVICE", "cpu, cuda, mps, or auto.", of_file), None),
         ("out", word(str | None, "FOLDER", "Folder of the runs.", "(default: a new folder under runs/)"), None),
         flag(*TRACK),
         *(flag(kind, str | None, None, f"Write the tables to a file as {name}.") for kind, name in formats.items()),

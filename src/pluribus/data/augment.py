@@ -15,6 +15,7 @@ from torch import Tensor
 from pluribus.draws import BITS, uniform_bits
 from pluribus.errors import FormatError, MismatchError, UnknownNameError
 from pluribus.inputs import MANY, PADDING, UNKNOWN, Kind
+from pluribus.internal.devices import double
 
 CROP, FLIP, ERASE = ("crop", "flip", "erase")  # of images
 JITTER, SCALE = ("jitter", "scale")  # of signals
@@ -129,9 +130,9 @@ def _draw_below(bits: Tensor, numbers: Tensor | int) -> Tensor:
 
 def _normal(bits: Tensor) -> Tensor:
     """Normal numbers from twice as many uniform bits, by the transform of Box and Muller."""
-    low, high = (((bits[..., at::2].double() + 0.5) / 2**BITS) for at in (0, 1))
+    low, high = (((double(bits[..., at::2]) + 0.5) / 2**BITS) for at in (0, 1))
     found: Tensor = (-2 * low.log()).sqrt() * torch.cos(2 * torch.pi * high)
-    return found.to(torch.float32)
+    return found.float().to(bits.device)
 
 
 def _toss_coin(bits: Tensor) -> Tensor:
@@ -148,11 +149,11 @@ def _offset(bits: Tensor, side: int) -> Tensor:
 def _rectangle(bits: Tensor, height: int, width: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """First row, first column, height and width of the erased rectangle."""
     # in float64, so that all devices round the sides to the same number of pixels
-    share, turn = bits[1].double() / 2**BITS, bits[2].double() / 2**BITS
+    share, turn = double(bits[1]) / 2**BITS, double(bits[2]) / 2**BITS
     area = (AREA[0] + (AREA[1] - AREA[0]) * share) * (height * width)
     ratio = torch.pow(RATIO, 2 * turn - 1)
-    high = (area * ratio).sqrt().round().long().clamp(1, height)
-    wide = (area / ratio).sqrt().round().long().clamp(1, width)
+    high = (area * ratio).sqrt().round().long().clamp(1, height).to(bits.device)
+    wide = (area / ratio).sqrt().round().long().clamp(1, width).to(bits.device)
     return _draw_below(bits[3], height - high + 1), _draw_below(bits[4], width - wide + 1), high, wide
 
 

@@ -31,6 +31,7 @@ class Store:
     resident = True
 
     def __init__(self, x: Tensor, y: Tensor, device: torch.device, channels_last: bool = False) -> None:
+        self.device = device
         self.x = x.to(device)
         self.y = y.to(device)
         self._layout = torch.channels_last if channels_last and x.dim() == 4 else torch.contiguous_format

@@ -1,6 +1,6 @@
 """Where clients run. The round loop calls an engine, and the engine passes requests to hosts, local or remote.
 
-The server of a simulation on a GPU runs there, too.
+The server of a simulation on a CUDA GPU runs there, too.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pluribus.engines.engine import Engine
 from pluribus.engines.local import local_engine
 from pluribus.engines.workers import Workers
 from pluribus.host import Load, make_host
+from pluribus.internal.devices import device_of_server
 from pluribus.internal.steps import EagerServer, ServerRunner
 
 
@@ -32,11 +33,12 @@ def engine_for(parts: Assembly, load: Load, tell: Callable[[str], None]) -> Engi
 
 
 def server_runner_for(parts: Parts, tell: Callable[[str], None]) -> ServerRunner:
-    """Make the runner of the server: on the GPU of a simulation, recorded if so configured, or on the CPU."""
-    if not isinstance(parts, Assembly) or parts.device.type == "cpu":
+    """Make the runner of the server: on the CUDA GPU of a simulation, recorded if so configured, or on the CPU."""
+    if not isinstance(parts, Assembly):
         return EagerServer()
-    if not parts.experiment.capture:
-        return EagerServer(parts.device)
+    device = device_of_server(parts.device)
+    if device.type == "cpu" or not parts.experiment.capture:
+        return EagerServer(device)
     from pluribus.engines.server_steps import CapturedServer, Recorder
 
-    return CapturedServer(Recorder(parts.device), tell)
+    return CapturedServer(Recorder(device), tell)

@@ -11,7 +11,7 @@ from pluribus.host import Host
 
 
 def local_engine(host: Host, experiment: Experiment, tell: Callable[[str], None]) -> Engine:
-    """Make the engine for a host in this process: Cuda on a GPU, Serial on the CPU."""
+    """Make the engine for a host in this process: Cuda on a CUDA GPU, Serial on a CPU or an Apple GPU."""
     if host.device.type == "cuda":
         from pluribus.engines.cuda import Cuda
 

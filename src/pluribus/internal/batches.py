@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from itertools import accumulate, pairwise
 from typing import NamedTuple
 
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.inputs import Input
+from pluribus.internal.devices import is_apple
 from pluribus.models.probe import normalized_pixels
 
 LEAST_NUMBERS = 8  # that a batch normalization needs per channel
@@ -65,7 +67,8 @@ def gather(data: Data, order: Tensor, sizes: list[int], augment: Augment | None 
     def take(start: int, end: int) -> tuple[Tensor, Tensor]:
         return data.take(order[start:end], None if augment is None else augment.part(start, end))
 
-    taken = map(take, ends, ends[1:]) if data.store.resident else _ahead(take, ends)
+    at_once = data.store.resident or is_apple(data.store.device)  # an Apple GPU is used by one thread alone
+    taken = map(take, ends, ends[1:]) if at_once else _ahead(take, ends)
     for (x, y), group, start, end in zip(taken, groups, ends, ends[1:], strict=False):
         positions = order[start:end].to(x.device, non_blocking=True)
         for bx, by, bi in zip(*(torch.split(part, group) for part in (x, y, positions)), strict=True):
@@ -77,7 +80,7 @@ def _ahead(take: Callable[[int, int], tuple[Tensor, Tensor]], ends: Sequence[int
     stream = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     def take_on_stream(start: int, end: int) -> tuple[Tensor, Tensor]:
-        with torch.cuda.stream(stream):
+        with nullcontext() if stream is None else torch.cuda.stream(stream):  # which fails on a Mac without a stream
             return take(start, end)
 
     with ThreadPoolExecutor(1, "ahead") as thread:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from pluribus.errors import ConflictError, FormatError, MismatchError, unknown
+from pluribus.internal.devices import double
 from pluribus.targets import IN_WORDS, Target, TargetKind
 
 AUTO = "auto"
@@ -76,7 +77,7 @@ def _auroc(target: Target, scores: Tensor, y: Tensor) -> float:
     """Each class or label against the rest: the mean of those that some rows have, but not all."""
     from sklearn.metrics import roc_auc_score
 
-    shares = _array(target.posterior(scores.double()))  # float32 would make ties of confident scores
+    shares = _array(target.posterior(double(scores)))  # float32 would make ties of confident scores
     truth = _array(_columns(target, y, scores.shape[1]))
     known = [n for n in range(shares.shape[1]) if 0 < truth[:, n].sum() < len(truth)]
     found = [float(roc_auc_score(truth[:, n], shares[:, n])) for n in known]
@@ -85,24 +86,24 @@ def _auroc(target: Target, scores: Tensor, y: Tensor) -> float:
 
 def _calibration_error(target: Target, scores: Tensor, y: Tensor) -> float:
     """By bins of confidence, the gap of confidence and accuracy, weighted by rows (Guo et al., 2017)."""
-    confidence = _array(target.posterior(scores.double()).amax(1))
+    confidence = _array(target.posterior(double(scores)).amax(1))
     gaps = confidence - _array(target.predict(scores) == y)
     edges = np.linspace(0, 1, BINS + 1)[1:-1]
     return float(np.abs(np.bincount(np.digitize(confidence, edges, right=True), gaps)).sum() / len(gaps))
 
 
 def _rmse(target: Target, scores: Tensor, y: Tensor) -> float:
-    return float((scores - y).double().square().mean(0).sqrt().mean())
+    return float(double(scores - y).square().mean(0).sqrt().mean())
 
 
 def _mae(target: Target, scores: Tensor, y: Tensor) -> float:
-    return float((scores - y).double().abs().mean())
+    return float(double(scores - y).abs().mean())
 
 
 def _r2(target: Target, scores: Tensor, y: Tensor) -> float:
     from sklearn.metrics import r2_score
 
-    return float(r2_score(_array(y.double()), _array(scores.double()))) if len(y) > 1 else math.nan
+    return float(r2_score(_array(double(y)), _array(double(scores)))) if len(y) > 1 else math.nan
 
 
 def _columns(target: Target, values: Tensor, outputs: int) -> Tensor:
@@ -113,7 +114,7 @@ def _columns(target: Target, values: Tensor, outputs: int) -> Tensor:
 def _counts(target: Target, scores: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """For each class or label: how many rows have it and are predicted to, are predicted to have it, and have it."""
     truth, predicted = (_columns(target, one, scores.shape[1]) for one in (y, target.predict(scores)))
-    hits, chosen, support = (one.sum(0).double() for one in (truth & predicted, predicted, truth))
+    hits, chosen, support = (double(one.sum(0)) for one in (truth & predicted, predicted, truth))
     return hits, chosen, support
 
 

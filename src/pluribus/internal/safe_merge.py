@@ -16,6 +16,7 @@ from torch import Tensor
 
 from pluribus.errors import NotFiniteError
 from pluribus.internal.blame import at, first_line
+from pluribus.internal.devices import double
 from pluribus.internal.snapshot import copy_all
 from pluribus.message import LARGEST, Message, Rows
 from pluribus.server import Server
@@ -123,7 +124,7 @@ def sizes_of(tensors: Mapping[str, Tensor]) -> dict[str, float]:
     by_device: dict[torch.device, dict[str, Tensor]] = {}
     for name, value in chosen.items():
         least, most = value.detach().aminmax()  # many times as fast as a norm
-        by_device.setdefault(value.device, {})[name] = torch.maximum(-least, most).double()
+        by_device.setdefault(value.device, {})[name] = double(torch.maximum(-least, most))
     found: dict[str, float] = {}
     for sizes in by_device.values():  # one transfer from each device
         found |= dict(zip(sizes, torch.stack(list(sizes.values())).tolist(), strict=True))

@@ -81,9 +81,11 @@ class Snapshot:
             self._blocks = {dtype: block.clone() for dtype, block in tensors.blocks.items()}
             return
         self._locations = _lay_out(tensors, alignment)
-        device = next(iter(tensors.values())).device if tensors else None
+        devices = {
+            value.dtype: value.device for value in tensors.values()
+        }  # float64 stays on the CPU beside an Apple GPU
         self._blocks = {
-            dtype: torch.empty(size, dtype=dtype, device=device, pin_memory=pinned)
+            dtype: torch.empty(size, dtype=dtype, device=devices[dtype], pin_memory=pinned)
             for dtype, size in _ends(self._locations).items()
         }
         copy_all(self.views(), tensors)

@@ -14,13 +14,13 @@ from pluribus import draws
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.internal.batches import Batch, batch_sizes, gather
+from pluribus.internal.devices import CPU
 
 if TYPE_CHECKING:
     from pluribus.client import Client
     from pluribus.server import Server
 
 SWEEP_BATCH = 256  # rows per forward pass without gradients
-CPU = torch.device("cpu")
 
 Step = Callable[["Client", Batch], Tensor | None]
 Loss = Callable[["Client", Batch], Tensor]

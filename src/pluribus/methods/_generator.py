@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from pluribus.ops import onehot
+from pluribus.ops import double, onehot
 
 
 class Generator(nn.Module):
@@ -47,4 +47,4 @@ def label_at(edges: Tensor, u: Tensor) -> Tensor:
     >>> label_at(torch.tensor([0.0, 0.25, 0.25, 1.0]), torch.tensor([0.0, 0.2, 0.25, 0.9]))
     tensor([1, 1, 3, 3])
     """
-    return (u[..., None].double() * edges[-1] >= edges).sum(-1).clamp(max=len(edges) - 1)
+    return (double(u)[..., None] * edges[-1] >= edges).sum(-1).clamp(max=len(edges) - 1).to(u.device)

@@ -19,7 +19,7 @@ from pluribus.errors import MismatchError, RangeError
 from pluribus.message import Field, Message, Wire, payload
 from pluribus.method import Traffic
 from pluribus.models.layers import Kind, Layer
-from pluribus.ops import blamed_on
+from pluribus.ops import blamed_on, double
 from pluribus.task import Card, Cards, Task
 
 LEAST_PROBES, PROBES_PER_INPUT = 256, 4
@@ -427,7 +427,7 @@ def entropy(weight: Tensor, measure: Entropy = "shannon", bins: int = 256, q: fl
     >>> round(entropy(torch.tensor([0.0, 0.0, 0.0, 1.0]), bins=4), 4)
     0.8113
     """
-    counts = torch.histc(weight.detach().double().flatten(), bins)
+    counts = torch.histc(double(weight.detach()).flatten(), bins)
     p = counts[counts > 0] / weight.numel()
     if measure == "shannon":
         return abs(float((p * p.log2()).sum()))  # abs: one full bin is 0, not -0

@@ -11,7 +11,16 @@ from pluribus.message import Field, Message, Rows, Wire, schema_of
 from pluribus.method import register
 from pluribus.methods._classifier_weights import combining_weights
 from pluribus.methods.fedrep import FedRep
-from pluribus.ops import average_uploads, class_means, distance_to_rows, onehot, row_means, rows_mean, weighted_mean
+from pluribus.ops import (
+    average_uploads,
+    class_means,
+    distance_to_rows,
+    double,
+    onehot,
+    row_means,
+    rows_mean,
+    weighted_mean,
+)
 from pluribus.server import Server
 from pluribus.settings import setting
 from pluribus.task import Card, Task
@@ -98,8 +107,8 @@ def _statistics(client: Client) -> dict[str, Tensor | Rows]:
     members, z = onehot(client.data["train"].labels(), client.task.classes), client.sweep(Client.features)
     counts, n = members.sum(0), max(len(z), 1)
     means = row_means(members.T @ z, counts)
-    moments = means.value.double() * (counts / n)[:, None]
-    variance = (z.double().square().sum() / n - moments.square().sum()) / n
+    moments = double(means.value) * double(counts / n)[:, None]
+    variance = (double(z).square().sum() / n - moments.square().sum()) / n
     return {"means": means, "counts": counts.int(), "variance": variance.clamp(min=0).float()}
 
 

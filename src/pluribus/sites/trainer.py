@@ -34,6 +34,7 @@ from pluribus.errors import (
     UnknownNameError,
     unknown,
 )
+from pluribus.internal.devices import find_device, is_apple, is_present
 from pluribus.models import build, entries, has_weights
 from pluribus.models.capacity import architecture_of
 from pluribus.sites.agreement import is_own
@@ -97,13 +98,10 @@ def _choose_normalize(site: SiteFile) -> Normalize:
 
 
 def _choose_device(site: SiteFile) -> torch.device:
-    if site.device == "auto":
-        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        device = torch.device(site.device)
-    except RuntimeError as error:
-        raise UnknownNameError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.") from error
-    if device.type == "cuda" and not torch.cuda.is_available():
+    device = find_device(site.device)
+    if device is None or is_apple(device):  # no site was tried on one
+        raise UnknownNameError(f"'device' in site.toml must be cpu, cuda or auto, not '{site.device}'.")
+    if not is_present(device):
         raise DeviceError("'device' in site.toml is cuda, but this torch sees no GPU: use cpu.")
     return device
 

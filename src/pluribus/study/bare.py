@@ -18,6 +18,7 @@ from pluribus.assembly import Assembly
 from pluribus.data.augment import Augment
 from pluribus.data.federated import Data
 from pluribus.internal.batches import batch_sizes, least_rows
+from pluribus.internal.devices import is_apple
 from pluribus.internal.steps import sweep_sizes
 from pluribus.optim import Rule
 
@@ -119,4 +120,6 @@ def now(device: torch.device) -> float:
     """Time in seconds, after a GPU has finished its work."""
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+    elif is_apple(device):
+        torch.mps.synchronize()
     return time.perf_counter()

@@ -25,6 +25,7 @@ from pluribus.engines.auto import Auto
 from pluribus.experiment import Experiment, at_constant_rate, experiment, repeat
 from pluribus.federation import Federation
 from pluribus.internal.clock import SPANS
+from pluribus.internal.devices import is_apple
 from pluribus.internal.keywords import BenchSettings
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.system import peak_memory
@@ -229,6 +230,8 @@ def device_name(device: torch.device) -> str:
     """Product name of a GPU or of the processor."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
+    if is_apple(device):
+        return "Apple GPU (MPS)"
     return _find_line("/proc/cpuinfo", "model name") or platform.processor() or platform.machine()
 
 
