@@ -63,8 +63,13 @@ class Follow(NamedTuple):
     split: str = "test"
     view: str | None = None
     """None: the headline view of the method."""
+    past: bool = False
+    """Whether it learns again of the rounds before a resumed run stopped."""
     may_stop: bool = False
-    """Whether it may stop runs. It then learns of all rounds, and a run waits for its answer after each of them."""
+    """Whether it may stop runs. A run then waits for its answer after every round."""
+
+
+HEADLINE = Follow()  # of the method, on test data
 
 
 class StoppedError(Exception):
@@ -97,7 +102,7 @@ def run_queue(
     jobs: int,
     watcher: Watcher,
     track: str | Sequence[str] = (),
-    follow: Follow = Follow(),  # noqa: B008  immutable
+    follow: Follow = HEADLINE,
 ) -> dict[str, str]:
     """Run or resume the experiments that `take` returns, as `run_all` does. `follow` says what the watcher learns.
 
@@ -153,9 +158,8 @@ class _Reporter(Observer):
     def start(self, federation: Federation) -> None:
         self._view = self._follow.view or federation.method.views[0]
         self._tell(Progress(len(federation.history)))
-        if self._follow.may_stop:  # a resumed run stops after the round after which it would have stopped
-            for record in federation.history:
-                self._tell_round(record)
+        for record in federation.history if self._follow.past else ():
+            self._tell_round(record)
 
     def round(self, record: Mapping[str, Any], ledger: Ledger) -> None:
         self._tell_round(record)

@@ -87,25 +87,28 @@ class Search:
         self._trials = trials
         self._seeds = seeds
         self._view = view
-        self._stored = stored
+        self.stored = stored
         self._board = board
         self._open: list[Attempt] = []  # begun and not recorded, in their order
         self._first = str(seeds[0])
+
+    def begin(self) -> None:
+        """Bring the study up to date, and show the search."""
         for one in self.tried:
             self._store(one, datetime.now())
-        board.begin(folder.name, self._metric, list(proposals.space), trials, self.tried)
+        self._board.begin(self._folder.name, self._metric, list(self._proposals.space), self._trials, self.tried)
 
     @property
     def follow(self) -> Follow:
         """What the search must learn of its runs."""
-        return Follow("val", self._view, may_stop=self._proposals.pruner != "none")
+        return Follow("val", self._view, past=True, may_stop=self._proposals.pruner != "none")
 
     def best(self) -> dict[str, Any]:
         """The best trial that was not pruned."""
         return best_of(self.tried, self._metric)
 
     def take(self) -> Experiment | None:
-        """The next run. None: another one must end first, or there is none."""
+        """The next run. None: another one must end first, or all have ended."""
         while not self.failed:
             for one in self._open:
                 if one.state is None and not one.is_running:
@@ -211,7 +214,7 @@ class Search:
         path = self._folder / f"trial-{one['trial']}"
         about = {"folders": [str(path / f"seed-{seed}") for seed in one["scores"] or [self._first]]}
         about |= {"scores": one["scores"], "rounds": one["rounds"]}
-        self._stored.add(one, self._proposals.distributions(), started, **about)
+        self.stored.add(one, self._proposals.distributions(), started, **about)
 
 
 def best_of(tried: Sequence[Mapping[str, Any]], metric: Metric) -> dict[str, Any]:

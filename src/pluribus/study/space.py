@@ -74,6 +74,12 @@ class Range:
             return any(type(value) is type(one) and value == one for one in self.choices)
         return is_number(value) and self.low <= value <= self.high and (type(value) is int or not self.whole)
 
+    def middle(self) -> Any:
+        """Some value of the range."""
+        if self.choices:
+            return self.choices[0]
+        return (int(self.low) + int(self.high)) // 2 if self.whole else (self.low + self.high) / 2
+
     def size(self) -> float:
         """Number of values. An interval of real numbers has infinitely many."""
         if self.choices:
@@ -126,9 +132,10 @@ def spaces_of(space: Mapping[str, Range], described: Mapping[str, Experiment]) -
     for label, one in described.items():
         now = vars(one) | own[label]
         found[label] = {k: v.fit(k, now[k]) for k, v in space.items() if k in (*TRAINING, *own[label])}
+        usual = {name: values.middle() for name, values in found[label].items()}
         for name, values in found[label].items():
             for choice in values.choices:
-                set_all(one, {name: choice}).build_method()
+                set_all(one, usual | {name: choice}).build_method()
     return found
 
 

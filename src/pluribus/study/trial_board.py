@@ -34,13 +34,13 @@ class TrialBoard:
         self._bar = make_bar(
             TextColumn(" {task.description}"),
             MofNCompleteColumn(),
-            BarColumn(bar_width=16),
-            TextColumn("{task.fields[score]:5}"),
-            _TimeLeft(),
-            TextColumn("{task.fields[about]}", style="dim", table_column=Column(no_wrap=True, overflow="ellipsis")),
+            BarColumn(bar_width=12),
+            _TimeOrScore(),
+            TextColumn("{task.fields[about]}", style="dim", table_column=Column(ratio=1, no_wrap=True)),
             console=console,
             disable=not self._is_live,
         )
+        self._bar.expand = True  # only the last column is cut off if the terminal is narrow
         self._seeds = seeds
         self._total = sum(rounds.values()) * seeds
         self._per_label = rounds
@@ -64,7 +64,7 @@ class TrialBoard:
         self._ended = len(tried)
         self._done += self._rounds * len(tried)
         if self._all is None:
-            self._all = self._bar.add_task("rounds", total=self._total, score="", about="", skipped=0)
+            self._all = self._bar.add_task("search", total=self._total, about="", skipped=0)
         skipped = self._bar.tasks[0].fields["skipped"] + self._rounds * len(tried)
         self._bar.update(self._all, completed=self._done, skipped=skipped, about=self._summary(None))
         read = f"   {len(tried)} of {trials} trials are already done" if tried else ""
@@ -113,7 +113,7 @@ class TrialBoard:
 
     def _summary(self, best: Mapping[str, Any] | None) -> str:
         trial = "" if best is None else f", best {_score_text(best['score'])} (trial {best['trial']})"
-        return escape(f"{self._label}: {self._ended} of {self._trials} trials{trial}")
+        return escape(f"{self._label} {self._ended} of {self._trials}{trial}")
 
     def _row(self, trial: object, score: str, values: Sequence[str], state: str) -> str:
         widths = [max(WIDTH, len(name)) for name in self._names]
@@ -125,16 +125,17 @@ class TrialBoard:
             self._console.print(text, style=style, highlight=False)
 
 
-class _TimeLeft(ProgressColumn):
-    """Time that the search still takes at its speed so far. Rounds of an earlier command do not count."""
+class _TimeOrScore(ProgressColumn):
+    """The score of a trial. For the search, the time that is left at its speed so far; at the end, the elapsed time."""
 
     def render(self, task: Task) -> Text:
         if "skipped" not in task.fields:
-            return Text("")
+            return Text(task.fields["score"])
         done, left = task.completed - task.fields["skipped"], (task.total or 0) - task.completed
         if done <= 0 or task.elapsed is None:
             return Text("-:--:--")
-        return Text(str(timedelta(seconds=round(task.elapsed / done * left))), style="cyan")
+        seconds = task.elapsed / done * left if left > 0 else task.elapsed
+        return Text(str(timedelta(seconds=round(seconds))), style="cyan")
 
 
 def _settings_text(settings: Mapping[str, Any]) -> str:

@@ -133,6 +133,8 @@ def tune(
     check_counts(trials=trials, seeds=seeds, jobs=jobs)
     check_view(view)
     check_words(sampler, pruner)
+    if storage is not None and out is None:
+        raise errors.MissingSettingError("--storage needs --out: by its folder, a search is resumed.")
     rows = [*to_rows(methods), *read_rows(config)]
     described = describe_rows(rows, config, own or {}, {**settings, "seed": seed})
     spaces = spaces_of(parse_space(space), described)
@@ -158,7 +160,8 @@ def tune(
         where = storage or (None if out is None else own_storage(folder))
         studies = _open_studies(plans, where, named_by_folder=storage is not None)
         with TrialBoard({plan.label: plan.rounds() for plan in plans}, seeds, shown=progress) as board:
-            found = [_search(plan, studies[plan.label], overridden, board) for plan in plans]
+            searches = [plan.search(studies[plan.label], board) for plan in plans]
+            found = [_search(*one, overridden) for one in zip(plans, searches, strict=True)]
     return [replace(one, file=None) for one in found] if out is None else found
 
 
@@ -176,6 +179,9 @@ class _Plan:
     @property
     def label(self) -> str:
         return self.folder.name
+
+    def search(self, stored: StoredStudy, board: TrialBoard) -> Search:
+        return Search(self.folder, self.proposals, self.trials, self.seeds, self.view, stored, board)
 
     def rounds(self) -> int:
         """Rounds of all trials with one seed."""
@@ -236,9 +242,9 @@ def _open_studies(plans: Sequence[_Plan], where: str | None, named_by_folder: bo
     return found
 
 
-def _search(plan: _Plan, stored: StoredStudy, overridden: Mapping[str, Mapping[str, Any]], board: TrialBoard) -> Tuned:
-    how, label = plan.proposals, plan.label
-    search = Search(plan.folder, how, plan.trials, plan.seeds, plan.view, stored, board)
+def _search(plan: _Plan, search: Search, overridden: Mapping[str, Mapping[str, Any]]) -> Tuned:
+    how, label, stored = plan.proposals, plan.label, search.stored
+    search.begin()
     run_queue(search.take, how.jobs, search, follow=search.follow)
     refuse_unfinished(search.failed, plan.folder.parent, kept=stored.where is not None)
     best = search.best()
