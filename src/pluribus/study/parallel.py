@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 from pluribus.api import resume, run
 from pluribus.data import Dataset
 from pluribus.data.datasets import Key, load_once, load_shared
-from pluribus.errors import PluribusError, UserCodeError, WorkerError
+from pluribus.errors import FileAccessError, PluribusError, UserCodeError, WorkerError
 from pluribus.experiment import Experiment, check_portable
 from pluribus.federation import Federation, Observer
 from pluribus.internal.blame import sentence_of
@@ -138,7 +138,7 @@ def _explain(out: str, error: BaseException) -> Failure:
     """Say why a run failed. The traceback of an unexpected error is written beside the run folder."""
     if isinstance(error, PluribusError):
         return Failure(error.kind, error.sentence)
-    with contextlib.suppress(OSError):  # for example a full disk
+    with contextlib.suppress(FileAccessError):  # for example a full disk
         write_text(traceback_path(out), "".join(traceback.format_exception(error)))
     return Failure(PluribusError.kind, f"{sentence_of(error)}.")
 
