@@ -16,6 +16,7 @@ from rich.console import Console
 import pluribus
 from conftest import new_folder, tiny
 from pluribus.study.board import Board
+from pluribus.study.parallel import Failure
 from pluribus.terminal import NotebookBar, Progress
 
 
@@ -82,7 +83,7 @@ def test_a_comparison_shows_a_line_per_run(notebook: Notebook) -> None:
     folder = Path(new_folder())
     experiments = [pluribus.Experiment(method="local", out=str(folder / name)) for name in "ab"]
     with Board(experiments, folder) as board:
-        board.finish(experiments[1].out or "", failed=True)
+        board.finish(experiments[1].out or "", Failure("error", "it failed."))
     (texts,) = notebook.shown
     assert [line.split()[0] for line in texts[-1].splitlines()] == ["a", "b"]
     assert "failed" in texts[-1].splitlines()[1]
