@@ -10,7 +10,7 @@ from typing import Any
 from pluribus.errors import PluribusError
 from pluribus.storage.checks import is_count, is_number, is_table, is_text
 from pluribus.storage.files import read_json, read_lines
-from pluribus.study.tune import parse_space
+from pluribus.study.space import parse_space
 
 TRIALS = "trials.jsonl"
 DIVERGED = 1e300  # a search writes the worst value that there is for training that diverged
