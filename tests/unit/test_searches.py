@@ -49,7 +49,7 @@ FALLING = "lr=0.3|0.29|0.28|0.27|0.26|1e-6|1e-5"  # the last two of a grid learn
 
 
 def tune_tiny(*methods: Any, **settings: Any) -> list[Tuned]:
-    small = {"out": new_folder(), "space": WIDE, "trials": 2, "models": "mlp-64", "rounds": 1, "clients": 2}
+    small = {"out": None, "space": WIDE, "trials": 2, "models": "mlp-64", "rounds": 1, "clients": 2}
     return tune(methods, progress=False, **tiny(**small | settings))
 
 
@@ -402,6 +402,7 @@ def test_found_has_a_study_and_a_frame() -> None:
         ({"jobs": 0}, RangeError, ("--jobs", 0)),
         ({"pruner": "medium"}, UnknownNameError, ("'medium'", "'median'")),
         ({"sampler": "cmaes"}, UnknownNameError, ("'cmaes'", "--help")),
+        ({"storage": optuna.storages.InMemoryStorage(), "out": "a"}, FormatError, ("--storage", "InMemoryStorage")),
         ({"storage": "sqlite:///a.db", "out": None}, MissingSettingError, ("--storage", "--out")),
     ],
 )
