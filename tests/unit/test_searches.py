@@ -467,7 +467,7 @@ def show(width: int = 80) -> str:
     one = {"trial": 0, "settings": {"lr": 0.0123456}, "score": 0.5, "state": "COMPLETE", "rounds": 4}
     two = {"trial": 1, "settings": {"lr": 0.2}, "score": 0.125, "state": "PRUNED", "rounds": 1}
     with TrialBoard({"local": 12}, 1, console=console) as board:
-        board.begin("local", METRICS["accuracy"], ["lr"], 3, [])
+        board.begin("local", METRICS["accuracy"], ["lr"], 3, 0, None)
         board.start(0, one["settings"])  # type: ignore[arg-type]
         board.update(0, 0, Progress(2, 0.25))
         board.end(one, one)
