@@ -49,7 +49,7 @@ FALLING = "lr=0.3|0.29|0.28|0.27|0.26|1e-6|1e-5"  # the last two of a grid learn
 
 
 def tune_tiny(*methods: Any, **settings: Any) -> list[Tuned]:
-    small = {"out": new_folder(), "space": WIDE, "trials": 2, "models": "mlp-64", "rounds": 1, "clients": 2}
+    small = {"out": None, "space": WIDE, "trials": 2, "models": "mlp-64", "rounds": 1, "clients": 2}
     return tune(methods, progress=False, **tiny(**small | settings))
 
 
@@ -181,6 +181,11 @@ def test_a_trial_below_the_median_is_pruned_and_recorded() -> None:
     assert len(finished.history) == 3, "the run of a pruned trial can be resumed"
 
 
+def test_no_trial_is_pruned_after_its_last_round() -> None:
+    (found,) = tune_tiny("local", **PRUNED, rounds=1)
+    assert {one["state"] for one in found.trials} == {"COMPLETE"}
+
+
 def test_hyperband_decides_as_in_a_study_that_was_never_rebuilt() -> None:
     (found,) = tune_tiny("local", **PRUNED | {"pruner": "hyperband"}, rounds=4)
     pruner = optuna.pruners.HyperbandPruner(min_resource=1, max_resource=4)
@@ -228,8 +233,8 @@ def search_without_runs(jobs: int, trials: int, out: str) -> Search:
 
 
 def settings_in_order(order: list[int]) -> list[float]:
-    """The learning rates of six trials, three at a time, whose runs end in this order; all diverge."""
-    search = search_without_runs(3, 6, new_folder())
+    """The learning rates of trials, three at a time, whose runs end in this order; all diverge."""
+    search = search_without_runs(3, len(order), new_folder())
     running = dict(enumerate(search.take() for _ in range(3)))
     for number in order:
         assert search.take() is None, "three trials run"
@@ -238,12 +243,14 @@ def settings_in_order(order: list[int]) -> list[float]:
         search.finish(run.out or "", Failure(NotFiniteError.kind, "diverged."))
         while (more := search.take()) is not None:
             running[int(Path(more.out or "").parent.name.removeprefix("trial-"))] = more
-    assert [one["trial"] for one in search.tried] == list(range(6))
+    assert [one["trial"] for one in search.tried] == sorted(order)
     return [one["settings"]["lr"] for one in search.tried]
 
 
 def test_trials_do_not_depend_on_which_of_them_ends_first() -> None:
-    assert settings_in_order([0, 1, 2, 3, 4, 5]) == settings_in_order([2, 1, 0, 5, 3, 4])
+    """Ten trials are drawn blindly, the others are not."""
+    mixed = [2, 1, 0, 5, 3, 4, 6, 8, 7, 11, 10, 9, 13, 12]
+    assert settings_in_order(mixed) == settings_in_order(sorted(mixed))
 
 
 def test_parallel_trials_know_only_what_has_certainly_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -402,6 +409,7 @@ def test_found_has_a_study_and_a_frame() -> None:
         ({"jobs": 0}, RangeError, ("--jobs", 0)),
         ({"pruner": "medium"}, UnknownNameError, ("'medium'", "'median'")),
         ({"sampler": "cmaes"}, UnknownNameError, ("'cmaes'", "--help")),
+        ({"storage": optuna.storages.InMemoryStorage(), "out": "a"}, FormatError, ("--storage", "InMemoryStorage")),
         ({"storage": "sqlite:///a.db", "out": None}, MissingSettingError, ("--storage", "--out")),
     ],
 )
@@ -459,7 +467,7 @@ def show(width: int = 80) -> str:
     one = {"trial": 0, "settings": {"lr": 0.0123456}, "score": 0.5, "state": "COMPLETE", "rounds": 4}
     two = {"trial": 1, "settings": {"lr": 0.2}, "score": 0.125, "state": "PRUNED", "rounds": 1}
     with TrialBoard({"local": 12}, 1, console=console) as board:
-        board.begin("local", METRICS["accuracy"], ["lr"], 3, [])
+        board.begin("local", METRICS["accuracy"], ["lr"], 3, 0, None)
         board.start(0, one["settings"])  # type: ignore[arg-type]
         board.update(0, 0, Progress(2, 0.25))
         board.end(one, one)

@@ -114,7 +114,7 @@ def tune(args: list[str]) -> None:
     from pluribus.study.space import SPACE
     from pluribus.study.tune import tune
 
-    storage = "Optuna storage: an URL such as sqlite:///FILE, or the path of a journal file."
+    storage = "Optuna storage: a URL such as sqlite:///FILE, or the path of a journal file."
     asked = [
         flag("trials", int, 20, "Trials per method."),
         flag("space", str, SPACE, "Search space, comma-separated: NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=ONE|OTHER."),

@@ -96,7 +96,9 @@ class Search:
         """Bring the study up to date, and show the search."""
         for one in self.tried:
             self._store(one, datetime.now())
-        self._board.begin(self._folder.name, self._metric, list(self._proposals.space), self._trials, self.tried)
+        best = self.best() if self.tried else None
+        names = list(self._proposals.space)
+        self._board.begin(self._folder.name, self._metric, names, self._trials, len(self.tried), best)
 
     @property
     def follow(self) -> Follow:
@@ -117,11 +119,11 @@ class Search:
             count = len(self.tried) + len(self._open)
             if count == self._trials or len(self._open) == self._proposals.jobs:
                 return None
-            self._open.append(self._begin(count))
+            self._open.append(self._start(count))
             self._record()
         return None
 
-    def _begin(self, count: int) -> Attempt:
+    def _start(self, count: int) -> Attempt:
         known = max(0, count - self._proposals.jobs + 1)
         every = [*(one["settings"] for one in self.tried), *(one.settings for one in self._open)]
         trial = self._proposals.propose(self.tried[:known], every[known:])
@@ -147,7 +149,7 @@ class Search:
         if not self.follow.may_stop:
             return False
         one.optuna.report(progress.score, progress.done)
-        if progress.done == self._proposals.described.all_rounds() or not one.optuna.should_prune():
+        if progress.done == one.runs[0].all_rounds() or not one.optuna.should_prune():
             return False  # after the last round there is nothing to save
         one.state = PRUNED
         return True

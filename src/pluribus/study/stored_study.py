@@ -33,11 +33,13 @@ def own_storage(folder: Path) -> str:
 
 
 def open_storage(storage: str) -> Any:
-    """Open a storage: an URL such as sqlite:///FILE or postgresql://..., or the path of a journal file."""
+    """Open a storage: a URL such as sqlite:///FILE or postgresql://..., or the path of a journal file."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
-    if storage.startswith("redis"):
+    if not isinstance(storage, str):
+        raise errors.FormatError(f"--storage takes a URL or the path of a journal file, not {storage!r:.80}.")
+    if storage.partition("://")[0] in ("redis", "rediss"):
         raise errors.FormatError("--storage cannot be Redis, from which Optuna unpickles: use a database or a file.")
     with _refusing(storage):
         if "://" in storage:

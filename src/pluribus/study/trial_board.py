@@ -56,18 +56,18 @@ class TrialBoard:
         self._bar.stop()
 
     def begin(
-        self, label: str, metric: Metric, names: Sequence[str], trials: int, tried: Sequence[Mapping[str, Any]]
+        self, label: str, metric: Metric, names: Sequence[str], trials: int, ended: int, best: Mapping[str, Any] | None
     ) -> None:
-        """The search of a row begins, or is resumed."""
+        """The search of a row begins, or is resumed after `ended` trials."""
         self._label, self._metric, self._names, self._trials = label, metric, names, trials
         self._rounds = self._per_label[label] // trials * self._seeds  # of one trial
-        self._ended = len(tried)
-        self._done += self._rounds * len(tried)
+        self._ended = ended
+        self._done += self._rounds * ended
         if self._all is None:
             self._all = self._bar.add_task("search", total=self._total, about="", skipped=0)
-        skipped = self._bar.tasks[0].fields["skipped"] + self._rounds * len(tried)
-        self._bar.update(self._all, completed=self._done, skipped=skipped, about=self._summary(None))
-        read = f"   {len(tried)} of {trials} trials are already done" if tried else ""
+        skipped = self._bar.tasks[0].fields["skipped"] + self._rounds * ended
+        self._bar.update(self._all, completed=self._done, skipped=skipped, about=self._summary(best))
+        read = f"   {ended} of {trials} trials are already done" if ended else ""
         self._print(f"[bold]{escape(label)}[/]{read}")
         self._print(self._row("trial", metric.name, names, ""), style="dim")
 
@@ -90,7 +90,7 @@ class TrialBoard:
         self._ended += 1
         self._done += self._rounds
         state = f"pruned after {_count(one['rounds'], 'round')}" if one["state"] == "PRUNED" else ""
-        state = "best so far" if one is best or one["trial"] == best["trial"] else state
+        state = "best so far" if one["trial"] == best["trial"] else state
         values = [_value_text(one["settings"][name]) for name in self._names]
         score = _score_text(one["score"])
         self._print(self._row(one["trial"], score, values, state), style="" if state == "best so far" else "dim")

@@ -63,7 +63,7 @@ class Tuned:
     best_trial: int = 0
     """The number of the best trial."""
     storage: str | None = field(default=None, repr=False)
-    """The Optuna storage: an URL, or the path of a journal file. None: the search was not kept."""
+    """The Optuna storage: a URL, or the path of a journal file. None: the search was not kept."""
     study_name: str = ""
     """The name of the study in the storage."""
     _study: Any = field(default=None, repr=False, compare=False)
@@ -126,7 +126,7 @@ def tune(
     determine all trials, so a stopped search resumes with the same trials.
 
     The trials are also in an Optuna study, by default in the file `study.db` in `out`. `storage` is another Optuna
-    storage: an URL, or the path of a journal file.
+    storage: a URL, or the path of a journal file.
     """
     _need_optuna()
     check_guarded()
