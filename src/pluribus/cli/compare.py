@@ -114,6 +114,7 @@ def tune(args: list[str]) -> None:
         flag("space", str, SPACE, "Search space, comma-separated: NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=ONE|OTHER."),
         flag("view", View, AFTER, ABOUT),
         flag("seed", int, 0, "Seed of all runs and of the search."),
+        flag(*TRACK),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
     found = tune(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})

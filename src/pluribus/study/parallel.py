@@ -31,6 +31,7 @@ from pluribus.processes import NAME, UNGUARDED, process_context, starting
 from pluribus.result import Result
 from pluribus.storage.code import remember_code
 from pluribus.storage.files import write_text
+from pluribus.track.tracker import Tracking
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -40,6 +41,7 @@ SENTENCE = (
     "`if __name__ == '__main__':`, or set jobs to 1."
 )
 
+ALONE = Tracking()
 FAILURES = (Exception, SystemExit)  # must not stop other runs; Ctrl-C must
 
 
@@ -60,30 +62,26 @@ class Watcher(Protocol):
         """A run has finished or failed."""
 
 
-def run_all(
-    experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str] = ()
-) -> dict[str, str]:
-    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder.
-
-    `track` names the trackers of each run.
-    """
+def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: Tracking = ALONE) -> dict[str, str]:
+    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder."""
     if jobs <= 1:
         return _one_by_one(experiments, watcher, track)
     return _side_by_side(experiments, jobs, watcher, track)
 
 
 def run_or_resume(
-    described: Experiment, progress: bool, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
+    described: Experiment, progress: bool, observers: Sequence[Observer] = (), track: Tracking = ALONE
 ) -> Result:
     """Run an experiment, or resume it if its folder holds a run."""
+    observers = [*observers, *track.make()]
     if (Path(described.out or "") / "config.toml").exists():
         remember_code(vars(described))
         again = described.objects()
-        return resume(described.out or "", progress=progress, observers=observers, track=track, **again)
-    return run(described, progress=progress, observers=observers, track=track)
+        return resume(described.out or "", progress=progress, observers=observers, **again)
+    return run(described, progress=progress, observers=observers)
 
 
-def _finish_run(described: Experiment, report: Callable[[Progress], None], track: str | Sequence[str]) -> None:
+def _finish_run(described: Experiment, report: Callable[[Progress], None], track: Tracking) -> None:
     traceback_path(described.out or "").unlink(missing_ok=True)
     run_or_resume(described, progress=False, observers=[_Reporter(report)], track=track)
 
@@ -117,7 +115,7 @@ class _Reporter(Observer):
         self._report(Progress(record["round"] + 1, score))
 
 
-def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: str | Sequence[str]) -> dict[str, str]:
+def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: Tracking) -> dict[str, str]:
     failed: dict[str, str] = {}
     for described in experiments:
         out = described.out or ""
@@ -130,9 +128,7 @@ def _one_by_one(experiments: Sequence[Experiment], watcher: Watcher, track: str 
     return failed
 
 
-def _side_by_side(
-    experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str]
-) -> dict[str, str]:
+def _side_by_side(experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: Tracking) -> dict[str, str]:
     check_portable(experiments, "set --jobs 1")
     experiments = list(map(_share_data, experiments))
     context, waiting, failed = process_context(), list(experiments), dict[str, str]()
@@ -164,7 +160,7 @@ def _side_by_side(
 
 
 def _start(
-    context: ForkServerContext | SpawnContext, described: Experiment, track: str | Sequence[str]
+    context: ForkServerContext | SpawnContext, described: Experiment, track: Tracking
 ) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
     args = theirs, described, _data(described), track
@@ -208,7 +204,7 @@ def _receive(connection: Connection, process: BaseProcess) -> Progress | str | N
     return f"its process ({process.pid}) {how}."
 
 
-def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset], track: str | Sequence[str]) -> None:
+def _work(connection: Connection, described: Experiment, data: dict[Key, Dataset], track: Tracking) -> None:
     """Run one experiment in a process. The process exits if its parent has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:

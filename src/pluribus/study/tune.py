@@ -27,11 +27,12 @@ from pluribus.settings import convert_fields
 from pluribus.storage.checks import Check, first_wrong, is_count, is_number, read_checked_lines
 from pluribus.storage.files import append_lines, read_json, write_json, write_text
 from pluribus.storage.toml import to_toml
-from pluribus.study.grid import check_counts, folder_of_runs, make_folder
+from pluribus.study.grid import check_counts, check_trackers, folder_of_runs, make_folder
 from pluribus.study.parallel import run_or_resume
 from pluribus.study.plan import describe_rows, find_overridden_defaults, read_rows
 from pluribus.study.rows import AnyRows, to_rows
 from pluribus.study.standings import FOR_ONE, note_defaults
+from pluribus.track.tracker import Tracking
 
 if TYPE_CHECKING:
     from optuna.trial import Trial
@@ -140,6 +141,7 @@ def tune(
     config: str | Path | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
+    track: str | Sequence[str] = (),
     **settings: Unpack[StudySettings],
 ) -> list[Tuned]:
     """Search for the best settings of each method on validation data, with `trials` trials per method.
@@ -150,10 +152,11 @@ def tune(
     A name in `space` is a training setting, which is searched for every method, or a hyper-parameter, which is searched
     for the methods that have it. The seed and the earlier trials determine the next trial, so a stopped search resumes
     with the same trials. `view` is the model that is evaluated: `after` local training, `before` it, or each method's
-    `own`. A method that lacks the view is evaluated in its own.
+    `own`. A method that lacks the view is evaluated in its own. `track` names the trackers of each trial.
     """
     _need_optuna()
     check_guarded()
+    check_trackers(track, out)
     check_counts(trials=trials)
     check_view(view)
     rows = [*to_rows(methods), *read_rows(config)]
@@ -170,7 +173,15 @@ def tune(
             _check_search(folder / label, one, space, view)
         found = [
             _search(
-                folder / label, one, ranges[label], trials, view, metrics[label], overridden.get(label, {}), progress
+                folder / label,
+                one,
+                ranges[label],
+                trials,
+                view,
+                metrics[label],
+                overridden.get(label, {}),
+                progress,
+                Tracking(track, folder),
             )
             for label, one in described.items()
         ]
@@ -222,13 +233,14 @@ def _search(
     metric: Metric,
     overridden: Mapping[str, Any],
     progress: bool,
+    track: Tracking,
 ) -> Tuned:
     view = choose_view(described.build_method().views, view)
     tried = _read_trials(folder / "trials.jsonl", described, space)[:trials]
     for count in range(len(tried), trials):
         settings = _propose(described, space, metric, tried)
         path, wanted = folder / f"trial-{count}", _apply(described, settings)
-        one = {"trial": count, "settings": settings, "score": _run_trial(path, wanted, view, metric, progress)}
+        one = {"trial": count, "settings": settings, "score": _run_trial(path, wanted, view, metric, progress, track)}
         append_lines(folder / "trials.jsonl", [one])
         tried.append(one)
     best = (min if metric.smaller else max)(tried, key=lambda one: float(one["score"]))
@@ -288,10 +300,10 @@ def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
     return replace(described, **convert_fields(Experiment, training), hyper={**described.hyper, **hyper})
 
 
-def _run_trial(path: Path, described: Experiment, view: str, metric: Metric, progress: bool) -> float:
+def _run_trial(path: Path, described: Experiment, view: str, metric: Metric, progress: bool, track: Tracking) -> float:
     """Run or resume a trial. Return its validation metric, or the worst if training diverged. Test data is not used."""
     try:
-        result = run_or_resume(replace(described, out=str(path)), progress=progress)
+        result = run_or_resume(replace(described, out=str(path)), progress=progress, track=track)
     except errors.NotFiniteError:
         return metric.worst
     value = result.summary[view]["selected"]["val"]["mean"]
