@@ -125,6 +125,7 @@ def tune(args: list[str]) -> None:
         flag("sampler", Sampler, "tpe", "How Optuna chooses settings; grid tries every combination."),
         flag("pruner", Pruner, "none", "How Optuna stops trials early, by the validation metric of their rounds."),
         ("storage", word(str | None, "STORAGE", storage, "(default: study.db in the folder --out)"), None),
+        flag(*TRACK),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
     found = tune(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})

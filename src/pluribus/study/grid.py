@@ -24,7 +24,7 @@ from pluribus.storage.folder import free
 from pluribus.storage.toml import read_toml, to_toml
 from pluribus.study.board import Board
 from pluribus.study.parallel import run_all, traceback_path
-from pluribus.track.tracker import make_trackers
+from pluribus.track.tracker import Tracking, make_trackers
 
 
 @contextmanager
@@ -95,7 +95,7 @@ def finish_runs(
     make_folder(folder)
     todo = [one for one in grid if not is_finished(one)]
     with saying_how_to_resume(folder, kept), Board(grid, folder, shown=progress) as board:
-        failed = run_all(todo, min(jobs or default_jobs(grid), len(todo)), board, track)
+        failed = run_all(todo, min(jobs or default_jobs(grid), len(todo)), board, Tracking(track, folder))
     refuse_unfinished(failed, folder, kept)
 
 

@@ -31,6 +31,7 @@ from pluribus.processes import NAME, UNGUARDED, process_context, starting
 from pluribus.result import Result
 from pluribus.storage.code import remember_code
 from pluribus.storage.files import write_text
+from pluribus.track.tracker import Tracking
 
 if TYPE_CHECKING:
     from multiprocessing.context import ForkServerContext, SpawnContext
@@ -40,6 +41,7 @@ SENTENCE = (
     "`if __name__ == '__main__':`, or set jobs to 1."
 )
 
+ALONE = Tracking()
 FAILURES = (Exception, SystemExit)  # must not stop other runs; Ctrl-C must
 
 
@@ -86,13 +88,8 @@ class Watcher(Protocol):
         """A run has finished, failed or stopped."""
 
 
-def run_all(
-    experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: str | Sequence[str] = ()
-) -> dict[str, str]:
-    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder.
-
-    `track` names the trackers of each run.
-    """
+def run_all(experiments: Sequence[Experiment], jobs: int, watcher: Watcher, track: Tracking = ALONE) -> dict[str, str]:
+    """Run or resume each experiment in its folder, `jobs` at a time. Return the reasons of failed runs by folder."""
     waiting = make_portable(experiments) if jobs > 1 else list(experiments)
     return run_queue(lambda: waiting.pop(0) if waiting else None, jobs, watcher, track)
 
@@ -101,7 +98,7 @@ def run_queue(
     take: Callable[[], Experiment | None],
     jobs: int,
     watcher: Watcher,
-    track: str | Sequence[str] = (),
+    track: Tracking = ALONE,
     follow: Follow = HEADLINE,
 ) -> dict[str, str]:
     """Run or resume the experiments that `take` returns, as `run_all` does. `follow` says what the watcher learns.
@@ -118,17 +115,18 @@ Report = Callable[[Progress], bool | None]
 
 
 def run_or_resume(
-    described: Experiment, progress: bool, observers: Sequence[Observer] = (), track: str | Sequence[str] = ()
+    described: Experiment, progress: bool, observers: Sequence[Observer] = (), track: Tracking = ALONE
 ) -> Result:
     """Run an experiment, or resume it if its folder holds a run."""
+    observers = [*observers, *track.make()]
     if (Path(described.out or "") / "config.toml").exists():
         remember_code(vars(described))
         again = described.objects()
-        return resume(described.out or "", progress=progress, observers=observers, track=track, **again)
-    return run(described, progress=progress, observers=observers, track=track)
+        return resume(described.out or "", progress=progress, observers=observers, **again)
+    return run(described, progress=progress, observers=observers)
 
 
-def _finish_run(described: Experiment, report: Report, track: str | Sequence[str], follow: Follow) -> None:
+def _finish_run(described: Experiment, report: Report, track: Tracking, follow: Follow) -> None:
     traceback_path(described.out or "").unlink(missing_ok=True)
     with contextlib.suppress(StoppedError):
         run_or_resume(described, progress=False, observers=[_Reporter(report, follow)], track=track)
@@ -179,7 +177,7 @@ def score_of(record: Mapping[str, Any], view: str, split: str) -> float | None:
 
 
 def _one_by_one(
-    take: Callable[[], Experiment | None], watcher: Watcher, track: str | Sequence[str], follow: Follow
+    take: Callable[[], Experiment | None], watcher: Watcher, track: Tracking, follow: Follow
 ) -> dict[str, str]:
     failed: dict[str, str] = {}
     while (described := take()) is not None:
@@ -194,7 +192,7 @@ def _one_by_one(
 
 
 def _side_by_side(
-    take: Callable[[], Experiment | None], jobs: int, watcher: Watcher, track: str | Sequence[str], follow: Follow
+    take: Callable[[], Experiment | None], jobs: int, watcher: Watcher, track: Tracking, follow: Follow
 ) -> dict[str, str]:
     context, failed = process_context(), dict[str, str]()
     running: dict[Connection, tuple[str, BaseProcess]] = {}
@@ -228,7 +226,7 @@ def _side_by_side(
 
 
 def _start(
-    context: ForkServerContext | SpawnContext, described: Experiment, track: str | Sequence[str], follow: Follow
+    context: ForkServerContext | SpawnContext, described: Experiment, track: Tracking, follow: Follow
 ) -> tuple[Connection, BaseProcess]:
     ours, theirs = context.Pipe()
     args = theirs, described, _data(described), track, follow
@@ -280,7 +278,7 @@ def _work(
     connection: Connection,
     described: Experiment,
     data: dict[Key, Dataset],
-    track: str | Sequence[str],
+    track: Tracking,
     follow: Follow,
 ) -> None:
     """Run one experiment in a process. The process exits if its parent has died."""

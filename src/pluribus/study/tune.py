@@ -26,7 +26,14 @@ from pluribus.internal.views import AFTER, View, check_view, choose_view
 from pluribus.processes import check_guarded
 from pluribus.storage.files import read_json, to_json, write_json, write_text
 from pluribus.storage.toml import to_toml
-from pluribus.study.grid import check_counts, folder_of_runs, make_folder, refuse_unfinished, saying_how_to_resume
+from pluribus.study.grid import (
+    check_counts,
+    check_trackers,
+    folder_of_runs,
+    make_folder,
+    refuse_unfinished,
+    saying_how_to_resume,
+)
 from pluribus.study.parallel import make_portable, run_queue
 from pluribus.study.plan import describe_rows, find_overridden_defaults, read_rows
 from pluribus.study.proposal import Proposals, Pruner, Sampler, check_words, count_trials
@@ -36,6 +43,7 @@ from pluribus.study.space import SPACE, parse_space, set_all, spaces_of
 from pluribus.study.standings import FOR_ONE, note_defaults
 from pluribus.study.stored_study import StoredStudy, hide_password, load_study, open_storage, own_storage
 from pluribus.study.trial_board import TrialBoard
+from pluribus.track.tracker import Tracking
 
 FORMERLY = {"seeds": 1, "jobs": 1, "sampler": "tpe", "pruner": "none"}  # version 0.1 did not write them
 
@@ -110,6 +118,7 @@ def tune(
     config: str | Path | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
+    track: str | Sequence[str] = (),
     **settings: Unpack[StudySettings],
 ) -> list[Tuned]:
     """Search for the best settings of each method on validation data, with `trials` trials per method.
@@ -126,10 +135,11 @@ def tune(
     determine all trials, so a stopped search resumes with the same trials.
 
     The trials are also in an Optuna study, by default in the file `study.db` in `out`. `storage` is another Optuna
-    storage: a URL, or the path of a journal file.
+    storage: a URL, or the path of a journal file. `track` names the trackers of each run.
     """
     _need_optuna()
     check_guarded()
+    check_trackers(track, out)
     check_counts(trials=trials, seeds=seeds, jobs=jobs)
     check_view(view)
     check_words(sampler, pruner)
@@ -161,7 +171,7 @@ def tune(
         studies = _open_studies(plans, where, named_by_folder=storage is not None)
         with TrialBoard({plan.label: plan.rounds() for plan in plans}, seeds, shown=progress) as board:
             searches = [plan.search(studies[plan.label], board) for plan in plans]
-            found = [_search(*one, overridden) for one in zip(plans, searches, strict=True)]
+            found = [_search(*one, overridden, Tracking(track, folder)) for one in zip(plans, searches, strict=True)]
     return [replace(one, file=None) for one in found] if out is None else found
 
 
@@ -242,10 +252,10 @@ def _open_studies(plans: Sequence[_Plan], where: str | None, named_by_folder: bo
     return found
 
 
-def _search(plan: _Plan, search: Search, overridden: Mapping[str, Mapping[str, Any]]) -> Tuned:
+def _search(plan: _Plan, search: Search, overridden: Mapping[str, Mapping[str, Any]], track: Tracking) -> Tuned:
     how, label, stored = plan.proposals, plan.label, search.stored
     search.begin()
-    run_queue(search.take, how.jobs, search, follow=search.follow)
+    run_queue(search.take, how.jobs, search, track, follow=search.follow)
     refuse_unfinished(search.failed, plan.folder.parent, kept=stored.where is not None)
     best = search.best()
     found, file = set_all(how.described, best["settings"]), plan.folder / "best.toml"
