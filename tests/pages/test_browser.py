@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -12,11 +13,13 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from test_report import EVIL, copy_of, copy_unfinished, deciding, evil_run, ran, serving
+from test_report import EVIL, copy_of, copy_unfinished, deciding, evil_run, plot_of, ran, serving
+from test_report_groups import compared
 
 from browser import Browser, until
 from conftest import new_folder
 from pluribus.report import write_report
+from pluribus.report.numbers import read_runs
 from pluribus.report.watch import address, make_server
 
 pytestmark = pytest.mark.xdist_group("browser")
@@ -33,6 +36,14 @@ def report() -> str:
     """The address of a page about three runs."""
     path = Path(new_folder()) / "report.html"
     write_report([ran().folder, ran("local").folder, deciding().folder], path)
+    return path.as_uri()
+
+
+@pytest.fixture(scope="module")
+def comparison() -> str:
+    """The address of a page about a comparison over two seeds."""
+    path = Path(new_folder()) / "report.html"
+    write_report([compared().folder], path, embeddings="none")
     return path.as_uri()
 
 
@@ -162,6 +173,78 @@ def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_p
         until(page, f"new Set({drawn}.map(one => one.name)).size >= 2")
         assert page.text_content("#live") == "live"
         assert browser.troubles == []
+
+
+def test_the_view_can_be_switched(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison)
+    assert page.text_content("#views label:has(:checked)") == "after local training"
+    assert page.evaluate("document.getElementById('about-view').hidden")
+    before = page.text_content("#summary"), page.text_content("#comparison .tables")
+    page.click("#views label:nth-child(2)")
+    until(page, "!document.getElementById('about-view').hidden")
+    assert "before local training (class, client)" in page.text_content("#accuracy .says")
+    assert "different views" in page.text_content("#comparison .tables")
+    assert (page.text_content("#summary"), page.text_content("#comparison .tables")) != before
+    page.click("#views label:nth-child(1)")
+    until(page, "document.getElementById('about-view').hidden")
+    assert (page.text_content("#summary"), page.text_content("#comparison .tables")) == before
+    assert browser.troubles == []
+
+
+def test_a_method_is_one_color_with_a_band_that_hides_with_its_line(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison)
+    look = "one => [one.name, one.fill || '', one.line.color || one.fillcolor, one.fillcolor || '']"
+    bands, lines = [], []
+    for name, fill, color, inside in page.evaluate(f"document.querySelector('#accuracy .plot')._fullData.map({look})"):
+        (bands if fill == "toself" else lines).append((name, inside if fill == "toself" else color))
+    assert bands == lines
+    assert len({color for _, color in lines}) == len(lines) == 3
+    page.click("#accuracy .legendtoggle")
+    visible = "document.querySelector('#accuracy .plot')._fullData.map(one => one.visible)"
+    until(page, f"{visible}.filter(one => one === 'legendonly').length === 2")
+
+
+def test_the_data_of_a_plot_can_be_saved(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison, offline=True)
+    runs = read_runs([compared().folder])
+
+    def saved(section: str) -> tuple[str, list[list[str]]]:
+        with page.expect_download() as download:
+            page.click(f"#{section} .download")
+        text = download.value.path().read_text(encoding="utf-8")
+        return download.value.suggested_filename, list(csv.reader(text.splitlines()))
+
+    name, (heading, *rows) = saved("accuracy")
+    assert (name, heading) == ("accuracy-rounds-after.csv", ["series", "round", "test accuracy", "low", "high"])
+    series = plot_of(runs, "accuracy", "rounds").series
+    points = [(one.name, *point) for one in series for point in zip(one.x, one.y, one.low, one.high, strict=True)]
+    assert [(row[0], *map(float, row[1:])) for row in rows] == points
+    page.click("#confusion .choices label:nth-child(2)")
+    name, (heading, *rows) = saved("confusion")
+    assert (name, heading) == ("confusion-local.csv", ["true class", "predicted class", "share of rows", "rows"])
+    marks = plot_of(runs, "confusion", "local").series[0].marks
+    assert [row[3] for row in rows] == [mark for line in marks for mark in line]
+    unnamed = "[...document.querySelectorAll('.download')].filter(one => !one.hidden && !one.ariaLabel.includes('CSV'))"
+    assert page.evaluate(f"{unnamed}.length") == 0
+    assert browser.troubles == []
+
+
+def test_a_dark_page_is_printed_on_white(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison, scheme="dark")
+    looks = f"[document.querySelector('#accuracy .plot')._fullLayout.font.color, {trace('accuracy', -1, 'line.color')}]"
+    looks = looks.replace("_fullData[-1]", "_fullData.at(-1)")
+    dark = page.evaluate(looks)
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {looks}; }})")
+    assert page.pdf().startswith(b"%PDF")
+    printed = page.evaluate("window.printed")
+    assert printed[0] == "#000000"
+    assert printed[1] != dark[1]
+    assert page.evaluate(looks) == dark  # on the screen it is as before
+    page.emulate_media(media="print", color_scheme="dark")
+    body = "getComputedStyle(document.body)"
+    assert page.evaluate(f"[{body}.backgroundColor, {body}.color]") == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    assert not page.is_visible("#accuracy .download")
 
 
 WITHOUT_A_BROWSER = """

@@ -138,6 +138,8 @@ def _floats(values: Sequence[float | None]) -> np.ndarray:
 
 
 def _style_axes(axes: Axes, plot: Plot) -> None:
+    if plot.zero:
+        axes.axvline(0, color="black", linewidth=0.8)
     if plot.log:
         axes.set_xscale("log")
     axes.set_xlabel(_escape(plot.x))

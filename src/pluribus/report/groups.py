@@ -147,18 +147,27 @@ def _label(runs: Sequence[Run]) -> str:
 def _name_groups(parts: Sequence[Sequence[Run]], plan: Plan | None) -> list[str]:
     """Name groups by the shortest kind of name that is distinct for all. Rows of a comparison keep their labels."""
     methods, labels = [part[0].experiment.method for part in parts], list(map(_label, parts))
+    firsts = [part[0].experiment for part in parts]
     kinds = [
         labels if plan is not None and {*labels} <= {*plan.labels} else methods,
         labels if all(labels) else methods,
-        [_name_by_settings(part[0].experiment, [one[0].experiment for one in parts]) for part in parts],
+        *([_name_by_settings(part[0].experiment, firsts, write) for part in parts] for write in (_round, str)),
         [part[0].path.name for part in parts],
     ]
     paths = [str(part[0].path) for part in parts]
     return next((names for names in kinds if len({*names}) == len(parts)), paths)
 
 
-def _name_by_settings(one: Experiment, others: Sequence[Experiment]) -> str:
+def _name_by_settings(one: Experiment, others: Sequence[Experiment], write: Callable[[str], str]) -> str:
     """The method, and the settings in which it differs from other experiments with this method."""
     names = differing([other for other in others if other.method == one.method])
     settings = settings_of(one) if len(names) <= MOST_NAMED else {}
-    return ", ".join([one.method, *(f"{name}={settings.get(name, LACKS)}" for name in names if settings)])
+    return ", ".join([one.method, *(f"{name}={write(settings.get(name, LACKS))}" for name in names if settings)])
+
+
+def _round(text: str) -> str:
+    """A number with four digits, and any other text as it is."""
+    try:
+        return f"{float(text):.4g}"
+    except ValueError:
+        return text

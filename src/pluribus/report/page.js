@@ -80,6 +80,7 @@ function styleLayout(layout, key, { text, line, card, width }) {
     title: { ...one.title, text: escape(one.title.text) },
     gridcolor: line,
     linecolor: line,
+    zerolinecolor: text,
     fixedrange: matchMedia("(pointer: coarse)").matches,
   });
   return {

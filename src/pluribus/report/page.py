@@ -21,7 +21,7 @@ from markupsafe import Markup
 
 from pluribus.internal.tables import Table
 from pluribus.report.groups import Group, all_runs, group_runs, seeds_text, what_names
-from pluribus.report.numbers import Run, metrics_text, selection_of
+from pluribus.report.numbers import Parameters, Run, metrics_text, selection_of
 from pluribus.report.plots.series import Plot, Section, Series
 from pluribus.report.views import about_view, known_views
 from pluribus.storage.files import to_json
@@ -38,7 +38,7 @@ DASHES = ["solid", "dash", "dashdot", "longdash"]
 LONGEST = 24  # characters of a label on an axis
 MOST_TICKS = 40
 COUNTED = ("round", "trial")  # axes of whole numbers
-MOST_NAMED = 3  # groups in the title
+MOST_NAMED = 3  # groups in the title, or in a cell
 ROW = 22  # pixels of a row with a label
 HEIGHT = 400
 LARGEST = 30  # diameter of the largest circle in pixels
@@ -50,10 +50,9 @@ def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False, l
     data, plotly, script = map(Markup, (_inline(shown), _plotly(), _script()))
     values = _values(group_runs(runs)) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
     summary, tables = Markup(shown["views"][0]["summary"]), {one.key: _tables(one) for one in sections}
+    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(group_runs(runs))}
     policy = page_policy(_plotly(), _script(), live=live)
-    return _template().render(
-        values, summary=summary, sections=sections, tables=tables, policy=policy, live=live, listed=listed
-    )
+    return _template().render(values | parts, policy=policy, live=live, listed=listed)
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
@@ -76,7 +75,8 @@ def _values(groups: Sequence[Group]) -> dict[str, Any]:
     runs, seeds = all_runs(groups), seeds_text(groups)
     title = f"{len(runs)} runs"
     if len(groups) <= MOST_NAMED:
-        names = " and ".join(group.name for group in groups)
+        *others, last = [group.name for group in groups]
+        names = f"{', '.join(others)} and {last}" if others else last
         title = f"{names}, {seeds}" if seeds else names
     about = {"title": title, "version": __version__, "selection": selection_of(runs), "metric": metrics_text(runs)}
     private = any(run.epsilon is not None for run in runs)
@@ -85,6 +85,22 @@ def _values(groups: Sequence[Group]) -> dict[str, Any]:
         | {"private": private, "groups": groups, "seeds": seeds, "human": format_bytes, "number": _format}
         | {"what": what_names(groups)}
     )
+
+
+def _parameters(groups: Sequence[Group]) -> list[tuple[str, Parameters]]:
+    """Sizes of clients, and the names of the groups that have them."""
+    whose: dict[Parameters, list[str]] = {}
+    for group in groups:
+        for row in group.first.parameters:
+            whose.setdefault(row, []).append(group.name)
+    return [(_join(names, len(groups)), row) for row, names in whose.items()]
+
+
+def _join(names: Sequence[str], count: int) -> str:
+    if 1 < len(names) == count:
+        return "all"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
 
 
 def _summary(groups: Sequence[Group], view: str) -> str:
@@ -275,6 +291,8 @@ def _layout(plot: Plot) -> dict[str, Any]:
     }
     if plot.x in COUNTED and max((x or 0 for one in plot.series for x in one.x), default=0) <= MOST_TICKS / 3:
         layout["xaxis"]["dtick"] = 1
+    if plot.zero:
+        layout["xaxis"] |= {"zeroline": True, "rangemode": "tozero"}
     if plot.y_names:
         layout["yaxis"]["range"] = [len(plot.y_names) - 0.4, -0.6]
     if plot.square:

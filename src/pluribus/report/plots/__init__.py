@@ -54,9 +54,10 @@ def sections(runs: Sequence[Run], embedded: Sequence[Embedding] = (), why_not: s
     return [
         *each(headline),
         in_views(comparison),
+        tuning(groups),
         *each(targets, per_client, distribution, fairness),
         *(make(groups) for make in (confusion, partition, traffic, time)),
         *each(losses),
         embeddings(embedded, why_not),
-        *(make(groups) for make in (decisions, notes, tuning, settings)),
+        *(make(groups) for make in (decisions, notes, settings)),
     ]

@@ -14,7 +14,7 @@ from pluribus.study.standings import Spread
 
 SPREAD = 0.4  # share of a row, over which the series of a row are spread
 MOST_CLIENTS = 100  # in the plot of the metric per client
-MOST_NAMED = 8  # groups in a sentence
+MOST_NAMED = 4  # groups in a sentence
 MOST_PARTITIONS = 12  # plots of clients or of their data
 
 FAIRNESS = {

@@ -131,4 +131,4 @@ def _differences(found: Comparison, groups: Sequence[Group]) -> list[Plot]:
         for row, (label, one) in enumerate(known)
     ]
     title = f"difference of test {found.metric.text} from {found.baseline}, with its 95 % interval"
-    return [Plot("differences", title, "", series, y_names=[label for label, _ in known])] if series else []
+    return [Plot("differences", title, "", series, y_names=[label for label, _ in known], zero=True)] if series else []

@@ -48,6 +48,7 @@ class Plot:
     y_names: list[str] = field(default_factory=list)
     bytes: Literal["", "x", "y"] = ""  # the axis in bytes, if any
     log: Literal["", "x"] = ""  # the logarithmic axis, if any
+    zero: bool = False  # whether a line marks 0 on the x-axis
     square: bool = False  # whether the axes have no units
     stacked: bool = False  # whether the bars of a row continue each other
     says: str = ""  # what a reader must know of this plot alone
