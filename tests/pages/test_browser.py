@@ -10,11 +10,12 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from test_report import EVIL, copy_of, deciding, evil_run, ran
 
-from browser import Browser, until
+from browser import Browser, until, violations
 from conftest import new_folder
 from pluribus.report import write_report
 from pluribus.report.watch import address, make_server
@@ -46,7 +47,7 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.getElementById('notes').hidden")
     assert browser.requests == [report]
     assert browser.troubles == []
-    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
+    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labelledby])').length") == 0
 
 
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:
@@ -84,6 +85,13 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, report: str) -> None:
         wide = f"{parts}.filter(one => one.getBoundingClientRect().right > {width}).map(one => one.id)"
         assert page.evaluate(wide) == []
         assert page.evaluate(f"Math.min(...{PLOTS}.map(one => one._fullLayout.width))") > width * 0.7
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (375, "dark")])
+def test_everybody_can_read_it(browser: Browser, report: str, width: int, scheme: Literal["light", "dark"]) -> None:
+    page = browser.open(report, width=width, scheme=scheme)
+    until(page, f"{DRAWN}.length === {len(ALWAYS) + 1}")
+    assert violations(page) == []
 
 
 def test_scripts_in_names_are_only_text(browser: Browser) -> None:
