@@ -211,11 +211,11 @@ def _reproduced(name: str) -> str:
 
 
 def _scoreboard() -> str:
-    return table(scoreboard.COLUMNS, scoreboard.reproduced_rows(), ("figures that agree", "differ"))
+    return table(scoreboard.COLUMNS, scoreboard.reproduced_rows(), scoreboard.NUMBERS)
 
 
 def _claims() -> str:
-    return table(scoreboard.CLAIM_COLUMNS, scoreboard.claim_rows())
+    return table(scoreboard.CLAIM_COLUMNS, scoreboard.claim_rows(), scoreboard.NUMBERS)
 
 
 def _result(benchmark: str, part: str = "rows") -> str:

@@ -18,34 +18,31 @@ from pluribus.study.significance import BETTER, NOT_SHOWN, WORSE
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
-COLUMNS = (
-    "table",
+SHOWN = "is its method better, by our test?"
+COLUMNS = ("table", "rows x seeds", "rounds", "figures that agree", "that differ", SHOWN, "run time", "one run")
+CLAIM_COLUMNS = ("table", "rows x seeds", "rounds", SHOWN, "run time", "one run")
+NUMBERS = (
     "rows x seeds",
     "rounds",
     "figures that agree",
-    "differ",
-    "the paper's claim",
-    "is it shown by our test?",
-    "run time in sum (one run)",
-)
-CLAIM_COLUMNS = ("table", "rows x seeds", "rounds", "claim", "is it shown by our test?", "run time in sum (one run)")
+    "that differ",
+    "run time",
+    "one run",
+)  # they stay on one line
 OPPOSITE = {BETTER: WORSE, WORSE: BETTER}
 
 
 def reproduced_rows() -> list[tuple[str, ...]]:
     """A row per table of a paper, and what our counts of FedHPL say."""
-    rows = []
-    for link, beside in _tables(ROOT / "docs" / "reproduction.md"):
-        rows.append(
-            (link, _size(beside), _rounds(beside), *_agreement(beside), _claim(beside), _shown(beside), _time(beside))
-        )
+    tables = _tables(ROOT / "docs" / "reproduction.md")
+    rows = [(link, _size(one), _rounds(one), *_agreement(one), _shown(one), *_time(one)) for link, one in tables]
     return [*rows, _counted_row(), _tuned_row()]
 
 
 def claim_rows() -> list[tuple[str, ...]]:
     """A row per table that tests a claim on embedded data, where the paper has no figures."""
     tables = _tables(ROOT / "docs" / "claims.md")
-    return [(link, _size(one), f"{one.rounds:,}", _claim(one), _shown(one), _time(one)) for link, one in tables]
+    return [(link, _size(one), f"{one.rounds:,}", _shown(one), *_time(one)) for link, one in tables]
 
 
 def _tables(page: Path) -> Iterator[tuple[str, Beside]]:
@@ -56,7 +53,9 @@ def _tables(page: Path) -> Iterator[tuple[str, Beside]]:
             heading = line.lstrip("# ")
         if found := re.fullmatch(r"<!-- generated: reproduced ([\w-]+) -->", line):
             beside = load_table(found[1], RESULTS)
-            title = beside.table.title.removeprefix("Claim: ").replace(", mean over nodes", "")
+            title = beside.table.title.removeprefix("Claim: ")
+            if beside.table.printed:
+                title = f"{title.partition(',')[0]}, {heading}"
             yield f"[{title}](#{anchor(heading)})", beside
 
 
@@ -74,15 +73,17 @@ def _size(beside: Beside) -> str:
 
 
 def _rounds(beside: Beside) -> str:
-    whole = beside.rounds == beside.table.rounds
-    return f"all {beside.rounds:,}" if whole else f"{beside.rounds:,} of {beside.table.rounds:,}"
+    return (
+        f"{beside.rounds:,}"
+        if beside.rounds == beside.table.rounds
+        else f"{beside.rounds:,} of {beside.table.rounds:,}"
+    )
 
 
-def _time(beside: Beside) -> str:
-    runs = [one for of_row in beside.runs.values() for one in of_row]
-    seconds = [one.run.result["seconds"] for one in runs]
-    where = ", ".join(sorted({one.device for one in runs}))
-    return f"{sum(seconds) / 60:,.0f} min ({min(seconds):,.0f} to {max(seconds):,.0f} s), {where}"
+def _time(beside: Beside) -> tuple[str, str]:
+    """The sum over all runs, and from the shortest to the longest."""
+    seconds = [one.run.result["seconds"] for runs in beside.runs.values() for one in runs]
+    return f"{sum(seconds) / 60:,.0f} min", f"{min(seconds):,.0f} to {max(seconds):,.0f} s"
 
 
 # ---- what agrees -----------------------------------------------------------------------------------------------------
@@ -94,44 +95,26 @@ def _agreement(beside: Beside) -> tuple[str, str]:
     tested = [pair for pair in pairs if pair.ours.std is not None]
     differ = sum(pair.beyond_noise for pair in tested)
     if not tested:
-        return f"not testable: {len(pairs)} figures, one seed", "-"
+        return f"one seed, {len(pairs)} figures", "-"
     return f"{len(tested) - differ} of {len(tested)}", str(differ)
 
 
 # ---- what is claimed -------------------------------------------------------------------------------------------------
 
 
-def _claim(beside: Beside) -> str:
-    """Where the paper has its own method, by its first figure. Rows without a figure count as below it."""
-    others = _others(beside)
-    below = [row.label for row in others if _claimed(beside, row) == WORSE]
-    against = "all other rows" if len(others) > 1 else others[0].label
-    return f"{_own(beside)} above {against}" + (f" but {', '.join(below)}" if below else "")
-
-
 def _shown(beside: Beside) -> str:
-    """Which part of the claim the paired test of our runs shows."""
-    verdicts = _verdicts(beside)
-    groups: dict[str, list[str]] = {"shown": [], "not shown": [], "the opposite is shown": [], "not tested": []}
-    for row in _others(beside):
-        verdict, claimed = verdicts.get(row.label), _claimed(beside, row)
-        if verdict == NOT_SHOWN:
-            groups["not shown"].append(row.label)
-        elif verdict in OPPOSITE:
-            groups["shown" if verdict == claimed else "the opposite is shown"].append(row.label)
-        else:
-            groups["not tested"].append(row.label)
-    told = [f"{kind}: {', '.join(labels)}" for kind, labels in groups.items() if labels]
-    answer = _answer([kind for kind, labels in groups.items() if labels])
-    return f"{answer}; {'; '.join(told)}" if len(_others(beside)) > 1 and answer else answer or "not tested"
-
-
-def _answer(kinds: list[str]) -> str:
-    """The short answer, from the kinds of verdicts that there are."""
-    tested = [kind for kind in kinds if kind != "not tested"]
-    if tested == ["shown"]:
-        return "**yes**" if tested == kinds else "**yes**, as far as tested"
-    return "**in part**" if "shown" in tested else "**no**" if tested else ""
+    """Against how many of the other rows the paired test of our runs shows what the paper claims."""
+    verdicts, others = _verdicts(beside), _others(beside)
+    tested = [row for row in others if verdicts.get(row.label) in (BETTER, WORSE, NOT_SHOWN)]
+    shown = [row for row in tested if verdicts[row.label] == _claimed(beside, row)]
+    opposite = [row.label for row in tested if verdicts[row.label] == OPPOSITE[_claimed(beside, row)]]
+    if not tested:
+        return f"{_own(beside)}: not tested"
+    answer = "yes" if len(shown) == len(tested) else "in part" if shown else "no"
+    told = [f"{_own(beside)}: **{answer}**, shown against {len(shown)} of {len(tested)}"]
+    told += [f"the opposite against {', '.join(opposite)}"] if opposite else []
+    told += [f"{len(others) - len(tested)} not tested"] if len(tested) < len(others) else []
+    return ", ".join(told)
 
 
 def _own(beside: Beside) -> str:
@@ -174,7 +157,7 @@ def _counted_row() -> tuple[str, ...]:
     figures = sum(len(row) for one in tables for row in one.paper.values())
     differ = sum(len(one.differing) for one in tables)
     link = "[FedHPL, Tables 5, 6, 8, 9, 10: parameters and traffic](#fedhpl-parameters-and-traffic)"
-    return (link, "-", "no training", f"{figures - differ} of {figures}", str(differ), "-", "-", "seconds, CPU")
+    return (link, "-", "no training", f"{figures - differ} of {figures}", str(differ), "-", "seconds", "-")
 
 
 def _tuned_row() -> tuple[str, ...]:
@@ -182,17 +165,8 @@ def _tuned_row() -> tuple[str, ...]:
     written = json.loads((RESULTS / "fedhpl_efficientnet_gpu.json").read_text(encoding="utf-8"))
     verdict = written["fedhpl less local"]["last"]["verdict"]
     rows = {name.partition(",")[0] for name in written["runs"]}
-    answer = {BETTER: "**yes**", WORSE: "**no**; the opposite is shown"}.get(verdict, "**no**")
-    link = "[FedHPL, CIFAR-10 with other backbones](#fedhpl-against-local-tuning)"
+    told = {BETTER: "**yes**, shown against 1 of 1", WORSE: "**no**, the opposite against local tuning"}
+    link = "[FedHPL, other backbones on CIFAR-10](#fedhpl-against-local-tuning)"
     size = f"{len(rows)} x {len(written['runs']) // len(rows)}"
-    time = f"not recorded, {written['device']}"
-    return (
-        link,
-        size,
-        str(written["settings"]["rounds"]),
-        "not in the paper",
-        "-",
-        "FedHPL above local tuning",
-        answer,
-        time,
-    )
+    rounds, answer = str(written["settings"]["rounds"]), f"FedHPL: {told.get(verdict, '**no**, shown against 0 of 1')}"
+    return (link, size, rounds, "not printed", "-", answer, "not recorded", "-")
