@@ -11,12 +11,13 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from test_report import EVIL, copy_of, copy_unfinished, deciding, evil_run, plot_of, ran, serving
 from test_report_groups import compared
 
-from browser import Browser, until
+from browser import Browser, until, violations
 from conftest import new_folder
 from pluribus.report import write_report
 from pluribus.report.numbers import read_runs
@@ -113,6 +114,13 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, report: str) -> None:
         wide = f"{parts}.filter(one => one.getBoundingClientRect().right > {width}).map(one => one.id)"
         assert page.evaluate(wide) == []
         assert page.evaluate(f"Math.min(...{PLOTS}.map(one => one._fullLayout.width))") > width * 0.7
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (375, "dark")])
+def test_everybody_can_read_it(browser: Browser, report: str, width: int, scheme: Literal["light", "dark"]) -> None:
+    page = browser.open(report, width=width, scheme=scheme)
+    until(page, f"{DRAWN}.length === {len(ALWAYS) + 1}")
+    assert violations(page) == []
 
 
 def test_scripts_in_names_are_only_text(browser: Browser) -> None:

@@ -413,7 +413,10 @@ def test_found_has_a_study_and_a_frame() -> None:
         ({"storage": "sqlite:///a.db", "out": None}, MissingSettingError, ("--storage", "--out")),
     ],
 )
-def test_bad_settings_are_refused(settings: dict[str, Any], kind: Kind, facts: tuple[object, ...]) -> None:
+def test_bad_settings_are_refused(
+    settings: dict[str, Any], kind: Kind, facts: tuple[object, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
     with refused(kind, *facts):
         tune_tiny("local", **settings)
 
