@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import runpy
 import shutil
 import tomllib
 from pathlib import Path
@@ -49,3 +50,43 @@ def test_commits_are_checked_as_make_lint_does() -> None:
     wanted = [line.strip().replace("$(BIN)", ".venv/bin").removesuffix(" .") for line in recipe.splitlines()[1:]]
     (local,) = read(ROOT / ".pre-commit-config.yaml")["repos"]
     assert [hook["entry"] for hook in local["hooks"]] == wanted
+
+
+@pytest.fixture(scope="module")
+def packaging() -> Any:
+    """What setup.py defines."""
+    return runpy.run_path(str(ROOT / "setup.py"))
+
+
+READMES = {
+    "a link": (
+        "[Data and\npartitions](docs/data.md#all)",
+        "[Data and\npartitions](https://a.b/blob/v1.2/docs/data.md#all)",
+    ),
+    "a picture": ("![A `run`](docs/run.svg)", "![A `run`](https://a.b/raw/v1.2/docs/run.svg)"),
+    "elsewhere": ("[PyPI](https://pypi.org)", "[PyPI](https://pypi.org)"),
+}
+
+
+@pytest.mark.parametrize(("text", "resolved"), READMES.values(), ids=READMES)
+def test_links_of_the_readme_are_absolute_on_pypi(packaging: Any, text: str, resolved: str) -> None:
+    assert packaging["resolve_links"](text, "https://a.b", "1.2") == resolved
+
+
+def test_a_package_without_a_url_has_no_relative_links(packaging: Any) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    plain = packaging["resolve_links"](readme, None, "1.2")
+    assert packaging["LINK"].search(readme)
+    assert not packaging["LINK"].search(plain)
+    assert "Your own data, models and methods are Python objects." in plain
+    assert packaging["list_urls"](None, "1.2") == {}
+
+
+def test_the_urls_of_the_project_are_files_of_ours(packaging: Any) -> None:
+    assert packaging["list_urls"]("https://a.b", "1.2")["Changelog"] == "https://a.b/blob/v1.2/CHANGELOG.md"
+    assert [path for path in packaging["PAGES"].values() if not (ROOT / path).exists()] == []
+
+
+def test_a_release_knows_its_url() -> None:
+    build = read(ROOT / ".github" / "workflows" / "release.yml")["jobs"]["build"]
+    assert "PLURIBUS_URL" in build["env"]

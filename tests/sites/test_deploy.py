@@ -61,8 +61,9 @@ def test_commands_and_their_flags_exist(words: list[str], capsys: pytest.Capture
 
 def test_the_image_is_made_of_what_is_there() -> None:
     declared = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for words in instructions("COPY"):
-        assert all((ROOT / source).exists() for source in words.split()[:-1])
+    copied = [source for words in instructions("COPY") for source in words.split()[:-1]]
+    assert all((ROOT / source).exists() for source in copied)
+    assert {"pyproject.toml", "setup.py", "README.md", "LICENSE", "src"} <= set(copied)  # to build the package
     extras = re.search(r'/tmp/source\[(.*)\]"', DOCKERFILE)
     assert extras is not None
     assert {"flower", *extras[1].split(",")} <= declared["optional-dependencies"].keys()
