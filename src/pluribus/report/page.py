@@ -226,8 +226,7 @@ def _plot(plot: Plot) -> dict[str, Any]:
 def _tables(section: Section) -> Markup:
     """Tables, notes and folded texts as HTML."""
     scroll = Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>')
-    count = len(section.tables)
-    labels = [f"{section.title}, table {number}" if count > 1 else section.title for number in range(1, count + 1)]
+    labels = [f"{section.title}, table {number}" for number in range(1, len(section.tables) + 1)]  # unlike the section's
     tables = [scroll.format(label, _table(table)) for label, table in zip(labels, section.tables, strict=True)]
     notes = [Markup('<p class="quiet">{}</p>').format(note) for note in section.notes]
     details = Markup('<details><summary>{}</summary><pre tabindex="0">{}</pre></details>')
