@@ -75,7 +75,7 @@ def test_saved_outputs_are_clean(notebook: Path) -> None:
 def test_progress_is_text(notebook: Path) -> None:
     bar, *_ = shown_by(saved(notebook), "result = pluribus.run(")
     assert (bar["output_type"], list(bar["data"])) == ("display_data", ["text/plain"])
-    assert re.search(r"(\d)/\1", "".join(bar["data"]["text/plain"]))
+    assert re.search(r"(\d+)/\1", "".join(bar["data"]["text/plain"]))
 
 
 @every_notebook
