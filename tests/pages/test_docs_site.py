@@ -65,11 +65,18 @@ def test_files_outside_are_pages_and_lead_back() -> None:
 
 
 def test_notebooks_are_pages_with_their_outputs() -> None:
-    for name in ("first-steps", "new-method"):
+    methods_of = {
+        "first-steps": "fedgh",
+        "new-method": "fedgh",
+        "my-data-and-models": "fedproto",
+        "compare-fairly": "fedavg",
+        "privacy": "fedavg",
+    }
+    for name, method in methods_of.items():
         page = pages()[f"project/examples/{name}.html"]
         assert f'href="project/examples/{name}.html"' in pages()["notebooks.html"]
         assert f'href="project/examples/{name}.html" class="md-nav__link' in pages()["index.html"]
-        assert 'href="../../methods/fedgh.html"' in page
+        assert f'href="../../methods/{method}.html"' in page
         assert 'src="data:image/png;base64,' in page
         assert "<td" in page
         assert "\x1b" not in page
