@@ -221,7 +221,7 @@ def _tables(section: Section) -> Markup:
     """Tables, notes and folded texts as HTML."""
     scroll = Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>')
     count = len(section.tables)
-    labels = [f"{section.title}, table {number}" if count > 1 else section.title for number in range(1, count + 1)]
+    labels = [f"{section.title}, table {number} of {count}" for number in range(1, count + 1)]
     tables = [scroll.format(label, _table(table)) for label, table in zip(labels, section.tables, strict=True)]
     notes = [Markup('<p class="quiet">{}</p>').format(note) for note in section.notes]
     details = Markup('<details><summary>{}</summary><pre tabindex="0">{}</pre></details>')
@@ -306,7 +306,7 @@ def _axis(title: str, names: Sequence[str], of_bytes: bool, logarithmic: bool = 
         shown = range(0, len(names), math.ceil(len(names) / MOST_TICKS))
         ticks = {"tickvals": list(shown), "ticktext": [_shorten(names[at]) for at in shown]}
         return axis | {"tickmode": "array", **ticks}
-    scale = {"type": "log"} if logarithmic else {"rangemode": "tozero"} if of_bytes else {}
+    scale = {"type": "log", "nticks": 6} if logarithmic else {"rangemode": "tozero"} if of_bytes else {}
     return axis | ({"tickformat": "~s", "ticksuffix": "B"} if of_bytes else {}) | scale
 
 
