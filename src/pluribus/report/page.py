@@ -46,25 +46,27 @@ LARGEST = 30  # diameter of the largest circle in pixels
 
 def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
     """Render the page. A live page asks its server for updates."""
-    shown = content(runs, sections)
+    shown, groups = content(runs, sections), group_runs(runs)
     data, plotly, script = map(Markup, (_inline(shown), _plotly(), _script()))
-    values = _values(group_runs(runs)) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
+    values = _values(groups) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
     summary, tables = Markup(shown["views"][0]["summary"]), {one.key: _tables(one) for one in sections}
-    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(group_runs(runs))}
+    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(groups)}
     return _template().render(values | parts, policy=_policy(live), live=live)
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
     """The part of the page that changes during a run, as plain values."""
     groups = group_runs(runs)
+    views = known_views(groups)
+    first = next(iter(views))
     return {
         "palette": PALETTE,
         "views": [
             {"key": view, "text": text, "says": about_view(groups, view), "summary": _summary(groups, view)}
-            for view, text in known_views(groups).items()
+            for view, text in views.items()
         ],
         "finished": all(run.state == "finished" for run in runs),
-        "sections": [_section(one, next(iter(known_views(groups)))) for one in sections],
+        "sections": [_section(one, first) for one in sections],
     }
 
 

@@ -85,7 +85,7 @@ def _check(groups: Sequence[Group]) -> None:
         raise MismatchError("their metrics differ.")
     other_data = [name for name in differing([run.experiment for run in runs]) if name in SETTINGS["data"]]
     if other_data:
-        raise MismatchError(f"they were run on different data: they differ in {', '.join(other_data)}.")
+        raise MismatchError(f"they were run on different data, because they differ in {', '.join(other_data)}.")
     for members in zip(*(group.runs for group in groups), strict=True):
         if other := next((run for run in members if run.partition != members[0].partition), None):
             raise MismatchError(
