@@ -96,6 +96,23 @@ def test_groups_are_named_by_what_tells_them_apart() -> None:
     assert [(group.name, len(group.runs)) for group in group_runs(rows)] == [("x", 2), ("y", 2)]
 
 
+def test_partitions_are_named_by_the_data_and_the_seed() -> None:
+    runs = [
+        replace(
+            run,
+            partition=f"{alpha}, {seed}",
+            experiment=replace(run.experiment, alpha=alpha),
+            path=Path(f"{alpha}/{method}-{seed}"),
+        )
+        for method in ("local", "fedgh")
+        for seed in (0, 1)
+        for alpha in (0.1, 1.0)
+        for run in [made(method, seed, [0.5], [0.4])]
+    ]
+    names = ["alpha=0.1, seed 0", "alpha=0.1, seed 1", "alpha=1.0, seed 0", "alpha=1.0, seed 1"]
+    assert [plot.name for plot in per_client(group_runs(runs)).plots] == names
+
+
 # ---- numbers by hand -------------------------------------------------------------------------------------------------
 
 
@@ -305,7 +322,7 @@ def test_settings_that_differ_are_in_a_table() -> None:
     assert [cell.text for cell in table.rows[0]][2:] == ["–", "–"]
     (equal,) = section.folded.values()
     assert "rounds = 2" in equal.splitlines()
-    assert "server_lr" not in equal
+    assert not any(line.startswith("method") for line in equal.splitlines())
 
 
 # ---- searches --------------------------------------------------------------------------------------------------------

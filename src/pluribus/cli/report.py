@@ -31,7 +31,8 @@ Writes plots and tables of runs to one self-contained web page. It can be mailed
   pluribus report runs/a runs/b --out both.html       several runs in the same plots
   pluribus report runs --figures figures              all runs below a folder; figures for a paper, as PNG and PDF
 
-A run may be running, stopped or finished. Features of models come from its last checkpoint.
+Runs that differ only in the seed are one line with a band. A run may be running, stopped or finished. Features of
+models come from its last checkpoint.
 """
 
 ABOUT_WATCH = """\

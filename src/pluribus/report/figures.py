@@ -11,10 +11,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import LinearSegmentedColormap
 from matplotlib.figure import Figure
-from matplotlib.ticker import EngFormatter, MaxNLocator
+from matplotlib.ticker import EngFormatter, LogLocator, MaxNLocator, NullFormatter
 
 from pluribus.errors import FileAccessError
-from pluribus.report.page import MOST_TICKS, PALETTE
+from pluribus.report.page import COUNTED, MOST_TICKS, PALETTE
 from pluribus.report.plots.series import Plot, Section, Series
 
 KINDS = ("png", "pdf")
@@ -153,11 +153,13 @@ def _style_axes(axes: Axes, plot: Plot) -> None:
             axis.set_ticks(list(shown), [_escape(names[at]) for at in shown])
     if plot.y_names:
         axes.set_ylim(len(plot.y_names) - 0.4, -0.6)
+    if plot.x in COUNTED:
+        axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     if plot.bytes:
         axis = axes.xaxis if plot.bytes == "x" else axes.yaxis
         axis.set_major_formatter(EngFormatter(unit="B"))
-        if not plot.log:
-            axis.set_major_locator(MaxNLocator(5))
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5)) if plot.log else MaxNLocator(5))
+        axis.set_minor_formatter(NullFormatter())
     if plot.square:
         axes.set_xticks([])
         axes.set_yticks([])

@@ -53,7 +53,7 @@ function withInterval(trace, low, high) {
   return { ...trace, error_x: { type: "data", symmetric: false, array, arrayminus, color: trace.marker.color, thickness: 2 } };
 }
 
-function paintCells({ z, marks, name }, { names, axes }, { palette, card, text }) {
+function paintCells({ z, marks, name }, { names, axes }, { card }) {
   const describe = (y, x) => `${axes.y} ${names.y[y]}, ${axes.x} ${names.x[x]}: ${marks[y][x]} (${(100 * z[y][x]).toFixed(1)} %)`;
   return {
     type: "heatmap",
@@ -63,11 +63,10 @@ function paintCells({ z, marks, name }, { names, axes }, { palette, card, text }
     zmax: 1,
     xgap: 1,
     ygap: 1,
-    colorscale: [[0, card], [1, palette[0]]],
+    colorscale: [[0, card], [1, content.palette.light[0]]], // dark enough for white texts
     showscale: false,
     text: marks,
     texttemplate: z.length > MOST_MARKED ? "" : "%{text}",
-    textfont: { color: text },
     hovertext: z.map((row, y) => row.map((_, x) => escape(describe(y, x)))),
     hovertemplate: "%{hovertext}<extra></extra>",
   };
@@ -183,7 +182,7 @@ function drawViews() {
 function drawDownload(section, button, plot) {
   button.hidden = !plot;
   if (!plot) return;
-  button.setAttribute("aria-label", `Download the data of the plot ${plot.name} of ${title(section)} as CSV`);
+  button.setAttribute("aria-label", `${button.textContent}: ${title(section)}, ${plot.name}`);
   button.onclick = () => {
     const words = [section.key, plot.name, ...(section.views[""] ? [] : [view])].join(" ");
     save(`${words.toLowerCase().replace(/[^a-z0-9]+/g, "-").replace(/^-|-$/g, "")}.csv`, toCsv(plot));

@@ -46,11 +46,11 @@ LARGEST = 30  # diameter of the largest circle in pixels
 
 def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False, listed: bool = False) -> str:
     """Render the page. A live page asks its server for updates. A listed page links to the list of runs."""
-    shown = content(runs, sections)
+    shown, groups = content(runs, sections), group_runs(runs)
     data, plotly, script = map(Markup, (_inline(shown), _plotly(), _script()))
-    values = _values(group_runs(runs)) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
+    values = _values(groups) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
     summary, tables = Markup(shown["views"][0]["summary"]), {one.key: _tables(one) for one in sections}
-    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(group_runs(runs))}
+    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(groups)}
     policy = page_policy(_plotly(), _script(), live=live)
     return _template().render(values | parts, policy=policy, live=live, listed=listed)
 
@@ -58,14 +58,16 @@ def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False, l
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
     """The part of the page that changes during a run, as plain values."""
     groups = group_runs(runs)
+    views = known_views(groups)
+    first = next(iter(views))
     return {
         "palette": PALETTE,
         "views": [
             {"key": view, "text": text, "says": about_view(groups, view), "summary": _summary(groups, view)}
-            for view, text in known_views(groups).items()
+            for view, text in views.items()
         ],
         "finished": all(run.state == "finished" for run in runs),
-        "sections": [_section(one, next(iter(known_views(groups)))) for one in sections],
+        "sections": [_section(one, first) for one in sections],
     }
 
 
@@ -226,7 +228,8 @@ def _plot(plot: Plot) -> dict[str, Any]:
 def _tables(section: Section) -> Markup:
     """Tables, notes and folded texts as HTML."""
     scroll = Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>')
-    labels = [f"{section.title}, table {number}" for number in range(1, len(section.tables) + 1)]  # unlike the section's
+    count = len(section.tables)
+    labels = [f"{section.title}, table {number} of {count}" for number in range(1, count + 1)]
     tables = [scroll.format(label, _table(table)) for label, table in zip(labels, section.tables, strict=True)]
     notes = [Markup('<p class="quiet">{}</p>').format(note) for note in section.notes]
     details = Markup('<details><summary>{}</summary><pre tabindex="0">{}</pre></details>')
@@ -311,7 +314,7 @@ def _axis(title: str, names: Sequence[str], of_bytes: bool, logarithmic: bool = 
         shown = range(0, len(names), math.ceil(len(names) / MOST_TICKS))
         ticks = {"tickvals": list(shown), "ticktext": [_shorten(names[at]) for at in shown]}
         return axis | {"tickmode": "array", **ticks}
-    scale = {"type": "log"} if logarithmic else {"rangemode": "tozero"} if of_bytes else {}
+    scale = {"type": "log", "nticks": 6} if logarithmic else {"rangemode": "tozero"} if of_bytes else {}
     return axis | ({"tickformat": "~s", "ticksuffix": "B"} if of_bytes else {}) | scale
 
 

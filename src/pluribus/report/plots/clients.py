@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
+from pluribus.experiment import SETTINGS
 from pluribus.internal.tables import Cell, Table, cells
 from pluribus.internal.views import views_text
-from pluribus.report.groups import Group, all_runs, seeds_text, what_names
+from pluribus.report.groups import Group, all_runs, differing, seeds_text, settings_of, what_names
 from pluribus.report.numbers import Run, metrics_text, selection_of
 from pluribus.report.plots.series import Plot, Section, Series, make_series
 from pluribus.study.standings import Spread
@@ -30,16 +31,24 @@ T = TypeVar("T")
 
 
 def on_same_data(groups: Sequence[Group]) -> dict[str, list[Member]]:
-    """Runs whose clients hold the same rows, under a name: their seed, or their own names."""
+    """Runs whose clients hold the same rows, under a name: settings of the data and the seed, or their own names."""
     found: dict[str, list[Member]] = {}
     for group in groups:
         for run in group.runs:
             found.setdefault(run.partition, []).append((group, run))
     members = list(found.values())
-    seeds = [f"seed {' and '.join(_unique(str(run.experiment.seed) for _, run in some))}" for some in members]
-    by_seed = len(members) == len({*seeds}) and bool(seeds_text(groups))
-    names = seeds if by_seed else [", ".join(run.name for _, run in some) for some in members]
+    varied = [name for name in differing([group.first.experiment for group in groups]) if name in SETTINGS["data"]]
+    names = [_name_data(some, varied) for some in members]
+    if not seeds_text(groups) or len({*names}) < len(names):
+        names = [", ".join(run.name for _, run in some) for some in members]
     return dict(list(zip(names, members, strict=True))[:MOST_PARTITIONS])
+
+
+def _name_data(members: Sequence[Member], varied: Sequence[str]) -> str:
+    """The seeds of some runs, and the settings of their data that differ from those of others."""
+    settings = settings_of(members[0][1].experiment)
+    seeds = " and ".join(_unique(str(run.experiment.seed) for _, run in members))
+    return ", ".join([*(f"{name}={settings[name]}" for name in varied), f"seed {seeds}"])
 
 
 def about_partitions(groups: Sequence[Group]) -> str:

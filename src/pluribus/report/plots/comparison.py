@@ -34,7 +34,7 @@ def comparison(groups: Sequence[Group], view: str) -> Section:
         return Section(key, title, "", [], f"These runs are not tested against each other: a file is damaged, {error}.")
     says = (
         "The tables of pluribus compare for these runs. Differences are paired: each is of one client with one seed, "
-        f"against {found.baseline} with the same client and seed."
+        f"against {found.baseline} with the same client and seed. The plot shows each with its 95 % interval."
     )
     _, problem = find_plan(all_runs(groups))
     return Section(key, title, says, _differences(found, groups), "", tables, [problem] * bool(problem) + notes)
@@ -85,7 +85,7 @@ def _check(groups: Sequence[Group]) -> None:
         raise MismatchError("their metrics differ.")
     other_data = [name for name in differing([run.experiment for run in runs]) if name in SETTINGS["data"]]
     if other_data:
-        raise MismatchError(f"they were run on different data: they differ in {', '.join(other_data)}.")
+        raise MismatchError(f"they were run on different data, because they differ in {', '.join(other_data)}.")
     for members in zip(*(group.runs for group in groups), strict=True):
         if other := next((run for run in members if run.partition != members[0].partition), None):
             raise MismatchError(
@@ -130,5 +130,5 @@ def _differences(found: Comparison, groups: Sequence[Group]) -> list[Plot]:
         )
         for row, (label, one) in enumerate(known)
     ]
-    title = f"difference of test {found.metric.text} from {found.baseline}, with its 95 % interval"
+    title = f"difference from {found.baseline}"
     return [Plot("differences", title, "", series, y_names=[label for label, _ in known], zero=True)] if series else []
