@@ -4,7 +4,7 @@
 
 HeteroFL and FedRolex: 30 clients with ResNet-18, of which 10 take part in a round of 2 epochs, on equal shares of the
 classes or on two classes each; levels a to e have the shares 1, 1/2, 1/4, 1/8 and 1/16 of the width. FedDF: 20 clients,
-of which 8 take part in a round of 5 epochs, on Dirichlet shares of the classes, beside FedAvg with the same model; and
+of which 8 take part in a round of 10 epochs, on Dirichlet shares of the classes, beside FedAvg with the same model; and
 with three architectures, where FedAvg cannot run. Its public rows are a tenth of each client's, without labels. Every
 run ends with an evaluation on the test rows of all clients. A row of the table is one run.
 """

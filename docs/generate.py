@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import scoreboard
 import torch
 
 from pluribus.cli.flags import explanations
@@ -209,6 +210,14 @@ def _reproduced(name: str) -> str:
     return load_table(name, RESULTS).to_markdown().strip()
 
 
+def _scoreboard() -> str:
+    return table(scoreboard.COLUMNS, scoreboard.reproduced_rows(), scoreboard.NUMBERS)
+
+
+def _claims() -> str:
+    return table(scoreboard.CLAIM_COLUMNS, scoreboard.claim_rows(), scoreboard.NUMBERS)
+
+
 def _result(benchmark: str, part: str = "rows") -> str:
     written = json.loads((RESULTS / f"{benchmark}.json").read_text(encoding="utf-8"))
     rows = written[part] if isinstance(written, dict) else written
@@ -334,6 +343,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "flags": _flags,
     "federation.toml": lambda: _settings(FederationFile),
     "site.toml": lambda: _settings(SiteFile),
+    "scoreboard": _scoreboard,
+    "scoreboard of claims": _claims,
     "result overhead": lambda: _result("overhead"),
     "result scale": lambda: _result("scale"),
     "result gpu": lambda: _result("gpu"),

@@ -25,6 +25,8 @@ ROOT = DOCS.parent
 FENCE = re.compile(r"^(?P<open> *```\w*)(?P<more>[^\n]*)(?P<rest>\n.*?^ *```$)", re.DOTALL | re.MULTILINE)
 LINK = re.compile(r"(?<=\]\()(?!\w+:)(?P<path>[^)#\s]+)")
 FORMULA = re.compile(r'<(?P<tag>span|div) class="arithmatex">\\[(\[](?P<tex>.*?)\\[)\]]</(?P=tag)>', re.DOTALL)
+UNSEARCHED = "---\nsearch:\n  exclude: true\n---\n\n"  # code would bury what the pages say
+EMPTY_HEADING = re.compile(r"<th([^>]*)></th>")
 LANGUAGES = {".py": "python", ".toml": "toml"}
 COLOR = re.compile(r"\x1b\[[\d;]*m")
 
@@ -87,7 +89,7 @@ def _page(path: Path) -> str:
         return text
     if path.suffix == ".ipynb":
         return _notebook(json.loads(text)["cells"], path.name)
-    return f"# {path.relative_to(ROOT)}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}```\n"
+    return f"{UNSEARCHED}# {path.relative_to(ROOT)}\n\n```{LANGUAGES.get(path.suffix, 'text')}\n{text}```\n"
 
 
 def _notebook(cells: list[Any], name: str) -> str:
@@ -146,9 +148,15 @@ def on_page_markdown(markdown: str, *, page: Page, **_: Any) -> str:
 
 
 def on_page_content(content: str, **_: Any) -> str:
-    """Formulas in the words of browsers."""
-    return FORMULA.sub(_formula, content)
+    """Formulas in the words of browsers, and no heading of a column without words."""
+    return EMPTY_HEADING.sub(r"<td\1></td>", FORMULA.sub(_formula, content))
+
+
+def on_post_page(output: str, **_: Any) -> str:
+    """A name for the search, which the theme leaves without one."""
+    return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 
 def _formula(found: re.Match[str]) -> str:
-    return convert(html.unescape(found["tex"]), display="block" if found["tag"] == "div" else "inline")
+    tex, block = html.unescape(found["tex"]), found["tag"] == "div"
+    return f'<div class="formula">{convert(tex, display="block")}</div>' if block else convert(tex)

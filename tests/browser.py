@@ -12,6 +12,7 @@ import time
 from contextlib import ExitStack
 from typing import Literal
 
+from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
 CHROMIUM = next(
@@ -72,3 +73,9 @@ def until(page: Page, expression: str) -> None:
     while not page.evaluate(expression):
         assert time.monotonic() < deadline, f"never true: {expression}"
         page.wait_for_timeout(50)
+
+
+def violations(page: Page) -> list[str]:
+    """What axe-core finds that keeps people from reading a page: its rule, and the first element that breaks it."""
+    found = Axe().run(page).response["violations"]
+    return [f"{one['id']}: {one['nodes'][0]['html'][:120]}" for one in found]

@@ -63,7 +63,7 @@ from pluribus.storage.code import check_code
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.toml import read_toml
 from pluribus.study.reproduce import summary
-from pluribus.study.tune import parse_space
+from pluribus.study.space import parse_space
 from refusals import Kind, refused
 
 BASES = {PluribusError, ConfigError, MessageError, CheckpointError}

@@ -94,6 +94,7 @@ def accepted() -> dict[str, list[str]]:
     found["tokenizer"] += ["words"]
     found["models"] += list(entries())
     found["embeddings"] += ["pca", "tsne"]
+    found["sampler"] += ["tpe", "random", "grid"]
     return found
 
 

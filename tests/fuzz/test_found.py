@@ -57,7 +57,8 @@ from pluribus.storage.history import read_summary
 from pluribus.storage.model_file import read_model
 from pluribus.storage.toml import read_toml, to_toml
 from pluribus.study.reproduce import summary
-from pluribus.study.tune import _read_trials, parse_space
+from pluribus.study.search import read_trials
+from pluribus.study.space import parse_space
 from pluribus.track.tracker import identity
 
 
@@ -493,6 +494,7 @@ def test_a_site_that_claims_too_much(tmp_path: Path, facts: Any, agreement: Any,
 
 
 TRIAL: dict[str, Any] = {"trial": 0, "settings": {"lr": 0.05}, "score": 0.5}
+NEXT = TRIAL | {"trial": 1}
 
 
 @pytest.mark.parametrize(
@@ -506,13 +508,20 @@ TRIAL: dict[str, Any] = {"trial": 0, "settings": {"lr": 0.05}, "score": 0.5}
         TRIAL | {"settings": {"lr": "x"}},
         TRIAL | {"settings": {"lr": 5.0}},
         TRIAL | {"settings": {"lr": 0.05, "out": "/"}},
+        TRIAL,
+        NEXT | {"state": "RUNNING"},
+        NEXT | {"scores": {"1": 0.5}},
+        NEXT | {"scores": {"0": None}},
+        NEXT | {"values": {"-1": 0.5}},
+        NEXT | {"rounds": -1},
     ],
     ids=str,
 )
 def test_trials_of_no_search(tmp_path: Path, line: Any) -> None:
     path, space = tmp_path / "trials.jsonl", parse_space("lr=0.01:0.1")
     path.write_text(f"{json.dumps(TRIAL)}\n{json.dumps(line)}\n")
-    check(survives(lambda: _read_trials(path, Experiment("local"), space), tmp_path), DamagedFileError, path, "line 2")
+    found = survives(lambda: read_trials(path, Experiment("local"), space, [0]), tmp_path)
+    check(found, DamagedFileError, path, "line 2")
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,8 @@ from pluribus.experiment import experiment
 from pluribus.storage.files import read_json, read_lines
 from pluribus.storage.toml import read_toml
 from pluribus.study.reproduce import summary
-from pluribus.study.tune import _read_trials, parse_space
+from pluribus.study.search import read_trials
+from pluribus.study.space import parse_space, spaces_of
 from pluribus.track.tracker import identity
 
 HOW: dict[str, Any] = {"data": few_digits(80, 3), "clients": 2, "rounds": 1, "models": "mlp-64", "width": 8}
@@ -82,11 +83,12 @@ def copy_with(folder: Path, where: Path, name: str, data: bytes) -> Path:
 @fuzzed()
 @given(st.deferred(lambda: changed(search() / "fedgh" / "trials.jsonl")))
 def test_trials(data: bytes) -> None:
-    space, described = parse_space(SPACE), experiment("fedgh", **HOW)
+    described = experiment("fedgh", **HOW)
+    space = spaces_of(parse_space(SPACE), {"fedgh": described})["fedgh"]
     with scratch() as folder:
         path = folder / "trials.jsonl"
         path.write_bytes(data)
-        found = survives(lambda: _read_trials(path, described, space), folder)
+        found = survives(lambda: read_trials(path, described, space, [0]), folder)
         if not isinstance(found, PluribusError):
             assert all(0.01 <= one["settings"]["lr"] <= 0.1 for one in found)
 
@@ -97,6 +99,13 @@ def test_searches_that_are_resumed(name: str, data: st.DataObject) -> None:
     with scratch() as folder:
         out = copy_with(folder, search(), f"fedgh/{name}", data.draw(changed(search() / "fedgh" / name)))
         survives(lambda: tune(out), folder)
+
+
+@fuzzed(0.25)
+@given(st.deferred(lambda: mutated([(search() / "study.db").read_bytes()])))
+def test_storages_of_searches_that_are_resumed(data: bytes) -> None:
+    with scratch() as folder:
+        survives(lambda: tune(copy_with(folder, search(), "study.db", data)), folder)
 
 
 @fuzzed(0.25)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 
 import pluribus
-from browser import Browser
+from browser import Browser, violations
 from conftest import few_digits, new_folder, run_tiny
 from pluribus.data.datasets import load, write_npz
 
@@ -49,6 +50,11 @@ def test_numbers_and_images_are_shown_and_nothing_is_loaded(browser: Browser, ad
     fields = page.text_content("#fields") or ""
     assert all(word in fields for word in ("means", "gradient", "posterior", "Not tried"))
     assert page.evaluate("document.querySelectorAll('section:not([aria-labelledby])').length") == 0
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (375, "dark")])
+def test_everybody_can_read_it(browser: Browser, address: str, width: int, scheme: Literal["light", "dark"]) -> None:
+    assert violations(browser.open(address, width=width, scheme=scheme)) == []
 
 
 def test_names_of_classes_are_only_text(browser: Browser, address: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import shutil
@@ -10,18 +11,21 @@ import sys
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Literal
 
 import pytest
-from test_report import EVIL, copy_of, deciding, evil_run, ran
+from test_report import EVIL, copy_of, copy_unfinished, deciding, evil_run, plot_of, ran, serving
+from test_report_groups import compared
 
-from browser import Browser, until
+from browser import Browser, until, violations
 from conftest import new_folder
 from pluribus.report import write_report
+from pluribus.report.numbers import read_runs
 from pluribus.report.watch import address, make_server
 
 pytestmark = pytest.mark.xdist_group("browser")
 
-ALWAYS = {"accuracy", "clients", "partition", "traffic", "loss", "embeddings"}
+ALWAYS = {"accuracy", "clients", "distribution", "partition", "traffic", "time", "loss", "embeddings"}
 PLOTS = "[...document.querySelectorAll('.js-plotly-plot')]"
 DRAWN = (
     f"{PLOTS}.filter(one => one.querySelector('.main-svg .trace, .main-svg .point')).map(one => one.parentElement.id)"
@@ -36,6 +40,14 @@ def report() -> str:
     return path.as_uri()
 
 
+@pytest.fixture(scope="module")
+def comparison() -> str:
+    """The address of a page about a comparison over two seeds."""
+    path = Path(new_folder()) / "report.html"
+    write_report([compared().folder], path, embeddings="none")
+    return path.as_uri()
+
+
 def trace(section: str, number: int, what: str) -> str:
     return f"document.querySelector('#{section} .plot')._fullData[{number}].{what}"
 
@@ -46,7 +58,25 @@ def test_all_plots_are_there_and_nothing_goes_wrong(browser: Browser, report: st
     assert page.evaluate("document.getElementById('notes').hidden")
     assert browser.requests == [report]
     assert browser.troubles == []
-    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labeledby])').length") == 0
+    assert page.evaluate("document.querySelectorAll('.plot:not([aria-labelledby])').length") == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "trace", "mark"),
+    [
+        ("scatter", {"y": [1, 3, 2], "mode": "lines+markers", "fill": "tozeroy"}, ".js-fill[d], .js-line[d]"),
+        ("bar", {"y": [1, 3, 2]}, ".bars .point path"),
+        ("heatmap", {"z": [[1, 2], [3, 4]]}, ".heatmaplayer image"),
+    ],
+)
+def test_every_kind_of_plot_that_pages_need_is_drawn(
+    browser: Browser, report: str, kind: str, trace: dict[str, object], mark: str
+) -> None:
+    page = browser.open(report)
+    page.evaluate(f"Plotly.newPlot(document.querySelector('#loss .plot'), {json.dumps([trace | {'type': kind}])})")
+    until(page, f"document.querySelectorAll('#loss .plot {mark}').length > 0")
+    assert page.evaluate("document.querySelector('#loss .plot')._fullData[0].type") == kind
+    assert browser.troubles == []
 
 
 def test_lines_and_axes_can_be_switched(browser: Browser, report: str) -> None:
@@ -84,6 +114,13 @@ def test_nothing_is_wider_than_a_phone(browser: Browser, report: str) -> None:
         wide = f"{parts}.filter(one => one.getBoundingClientRect().right > {width}).map(one => one.id)"
         assert page.evaluate(wide) == []
         assert page.evaluate(f"Math.min(...{PLOTS}.map(one => one._fullLayout.width))") > width * 0.7
+
+
+@pytest.mark.parametrize(("width", "scheme"), [(1200, "light"), (375, "dark")])
+def test_everybody_can_read_it(browser: Browser, report: str, width: int, scheme: Literal["light", "dark"]) -> None:
+    page = browser.open(report, width=width, scheme=scheme)
+    until(page, f"{DRAWN}.length === {len(ALWAYS) + 1}")
+    assert violations(page) == []
 
 
 def test_scripts_in_names_are_only_text(browser: Browser) -> None:
@@ -124,6 +161,99 @@ def test_a_watched_run_is_drawn_as_it_grows(browser: Browser) -> None:
         server.shutdown()
         thread.join()
     shutil.rmtree(folder)
+
+
+def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_path: Path) -> None:
+    copy_unfinished(tmp_path / "first", 1)
+    with serving(tmp_path) as server:
+        page = browser.open(address(server), width=390)
+        assert "1 of 3" in page.text_content("tbody")
+        assert page.evaluate("document.documentElement.scrollWidth") <= 390
+        page.focus("a[href='/runs/first/']")
+        shutil.copytree(ran().folder, tmp_path / "second <b>")
+        until(page, "document.querySelectorAll('tbody tr').length === 2")
+        assert page.evaluate("document.activeElement.textContent") == "first"  # though the list is new
+        page.click("text='second <b>'")
+        until(page, f"{trace('accuracy', 0, 'x.length')} === 3")
+        page.click("text='all runs'")
+        page.click("text='All 2 runs in the same plots'")
+        drawn = "(document.querySelector('#accuracy .plot')?._fullData || [])"  # nothing until it is drawn
+        until(page, f"new Set({drawn}.map(one => one.name)).size >= 2")
+        assert page.text_content("#live") == "live"
+        assert browser.troubles == []
+
+
+def test_the_view_can_be_switched(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison)
+    assert page.text_content("#views label:has(:checked)") == "after local training"
+    assert page.evaluate("document.getElementById('about-view').hidden")
+    before = page.text_content("#summary"), page.text_content("#comparison .tables")
+    page.click("#views label:nth-child(2)")
+    until(page, "!document.getElementById('about-view').hidden")
+    assert "before local training (class, client)" in page.text_content("#accuracy .says")
+    assert "different views" in page.text_content("#comparison .tables")
+    assert (page.text_content("#summary"), page.text_content("#comparison .tables")) != before
+    page.click("#views label:nth-child(1)")
+    until(page, "document.getElementById('about-view').hidden")
+    assert (page.text_content("#summary"), page.text_content("#comparison .tables")) == before
+    assert browser.troubles == []
+
+
+def test_a_method_is_one_color_with_a_band_that_hides_with_its_line(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison)
+    look = "one => [one.name, one.fill || '', one.line.color || one.fillcolor, one.fillcolor || '']"
+    bands, lines = [], []
+    for name, fill, color, inside in page.evaluate(f"document.querySelector('#accuracy .plot')._fullData.map({look})"):
+        (bands if fill == "toself" else lines).append((name, inside if fill == "toself" else color))
+    assert bands == lines
+    assert len({color for _, color in lines}) == len(lines) == 3
+    page.click("#accuracy .legendtoggle")
+    visible = "document.querySelector('#accuracy .plot')._fullData.map(one => one.visible)"
+    until(page, f"{visible}.filter(one => one === 'legendonly').length === 2")
+
+
+def test_the_data_of_a_plot_can_be_saved(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison, offline=True)
+    runs = read_runs([compared().folder])
+
+    def saved(section: str) -> tuple[str, list[list[str]]]:
+        with page.expect_download() as download:
+            page.click(f"#{section} .download")
+        text = download.value.path().read_text(encoding="utf-8")
+        return download.value.suggested_filename, list(csv.reader(text.splitlines()))
+
+    name, (heading, *rows) = saved("accuracy")
+    assert (name, heading) == ("accuracy-rounds-after.csv", ["series", "round", "test accuracy", "low", "high"])
+    series = plot_of(runs, "accuracy", "rounds").series
+    points = [(one.name, *point) for one in series for point in zip(one.x, one.y, one.low, one.high, strict=True)]
+    assert [(row[0], *map(float, row[1:])) for row in rows] == points
+    page.click("#confusion .choices label:nth-child(2)")
+    name, (heading, *rows) = saved("confusion")
+    assert (name, heading) == ("confusion-local.csv", ["true class", "predicted class", "share of rows", "rows"])
+    marks = plot_of(runs, "confusion", "local").series[0].marks
+    assert [row[3] for row in rows] == [mark for line in marks for mark in line]
+    names = page.evaluate("[...document.querySelectorAll('.download:not([hidden])')].map(one => one.ariaLabel)")
+    assert names[0] == "Data as CSV: Accuracy, rounds"
+    assert len({*names}) == len(names)
+    assert browser.troubles == []
+
+
+def test_a_dark_page_is_printed_on_white(browser: Browser, comparison: str) -> None:
+    page = browser.open(comparison, scheme="dark")
+    looks = f"[document.querySelector('#accuracy .plot')._fullLayout.font.color, {trace('accuracy', -1, 'line.color')}]"
+    looks = looks.replace("_fullData[-1]", "_fullData.at(-1)")
+    dark = page.evaluate(looks)
+    page.evaluate(f"addEventListener('beforeprint', () => {{ window.printed = {looks}; }})")
+    assert page.pdf().startswith(b"%PDF")
+    printed = page.evaluate("window.printed")
+    assert printed[0] == "#000000"
+    assert printed[1] != dark[1]
+    assert page.evaluate(looks) == dark  # on the screen it is as before
+    page.emulate_media(media="print", color_scheme="dark")
+    body = "getComputedStyle(document.body)"
+    assert page.evaluate(f"[{body}.backgroundColor, {body}.color]") == ["rgb(255, 255, 255)", "rgb(0, 0, 0)"]
+    assert page.evaluate("getComputedStyle(document.querySelector('.scroll')).overflowX") == "visible"
+    assert not page.is_visible("#accuracy .download")
 
 
 WITHOUT_A_BROWSER = """

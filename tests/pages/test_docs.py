@@ -23,6 +23,7 @@ sys.path.insert(0, str(ROOT / "docs"))
 
 import execute  # noqa: E402
 import generate  # noqa: E402
+import scoreboard  # noqa: E402
 
 PAGES = execute.PAGES
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
@@ -143,6 +144,23 @@ def test_a_generated_table_is_what_the_code_says(page, name):
 
 def test_every_table_is_shown_somewhere():
     assert {name for _, name in GENERATED} == set(generate.SECTIONS)
+
+
+def test_the_scoreboard_counts_what_its_tables_show():
+    """Against the tables as they are printed: stars, rows, and the verdicts of the test."""
+    rows = scoreboard.reproduced_rows()
+    for (link, beside), row in zip(scoreboard._tables(ROOT / "docs/reproduction.md"), rows, strict=False):
+        figures, differences = beside.to_markdown().split("\n\n")[:2]
+        cells = dict(zip(scoreboard.COLUMNS, row, strict=True))
+        assert cells["table"] == link
+        assert cells["that differ"] in (str(figures.count("\\*")), "-")
+        assert int(cells["rows x seeds"].split()[0]) == figures.count("\n| ") - 1
+        if beside.table.own in ("", beside.table.baseline) and beside.differences:
+            ends = [line.rsplit("|", 2)[1].strip() for line in differences.splitlines()[2:]]
+            tested = len(ends) - sum(word in ("not kept", "different views") for word in ends)
+            assert f"shown against {ends.count('worse')} of {tested}" in cells[scoreboard.SHOWN]
+            assert cells[scoreboard.SHOWN].count("the opposite") == min(ends.count("better"), 1)
+    assert {row[4] for row in rows} >= {"0", "1", "-"}  # all cases are there
 
 
 def test_every_method_has_a_page_with_all_its_parts():
@@ -277,7 +295,7 @@ def test_the_layout_names_every_module_and_no_other():
 def anchors(page: Path) -> set[str]:
     """What headings of a page are called in links."""
     headings = re.findall(r"^#+ (.*)$", prose(page), re.MULTILINE)
-    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+    return set(map(scoreboard.anchor, headings))
 
 
 @every_page
@@ -291,6 +309,14 @@ def test_links_lead_somewhere(page):
         assert not anchor or anchor in anchors(file), (
             f"{page.name} links to {target}, which has {sorted(anchors(file))}"
         )
+
+
+@every_page
+def test_headings_and_cells_show_no_markup(page):
+    """Headings are lines of the contents, which has no formulas. Not every Markdown knows a backslash before <."""
+    lines = prose(page).splitlines()
+    assert [line for line in lines if re.match("#+ ", line) and re.search(r"[$\\]", line)] == []
+    assert [line for line in lines if line.startswith("|") and re.search(r"\\[<>]", line)] == []
 
 
 @every_page

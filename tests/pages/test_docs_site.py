@@ -15,7 +15,7 @@ from typing import Literal
 import pytest
 
 import pluribus
-from browser import Browser, until
+from browser import Browser, until, violations
 from pluribus.method import methods
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -65,11 +65,18 @@ def test_files_outside_are_pages_and_lead_back() -> None:
 
 
 def test_notebooks_are_pages_with_their_outputs() -> None:
-    for name in ("first-steps", "new-method"):
+    methods_of = {
+        "first-steps": "fedgh",
+        "new-method": "fedgh",
+        "my-data-and-models": "fedproto",
+        "compare-fairly": "fedavg",
+        "privacy": "fedavg",
+    }
+    for name, method in methods_of.items():
         page = pages()[f"project/examples/{name}.html"]
         assert f'href="project/examples/{name}.html"' in pages()["notebooks.html"]
         assert f'href="project/examples/{name}.html" class="md-nav__link' in pages()["index.html"]
-        assert 'href="../../methods/fedgh.html"' in page
+        assert f'href="../../methods/{method}.html"' in page
         assert 'src="data:image/png;base64,' in page
         assert "<td" in page
         assert "\x1b" not in page
@@ -134,6 +141,24 @@ def test_a_browser_shows_a_notebook(browser: Browser, width: int, scheme: Litera
     )
     assert page.evaluate("document.querySelectorAll('.output table').length") == 6
     assert (elsewhere(browser), browser.troubles) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("name", "width", "scheme"),
+    [
+        ("index", 1200, "light"),
+        ("quickstart", 375, "dark"),
+        ("methods/fedl2g-l", 375, "light"),
+        ("methods/fedl2g-l", 1200, "dark"),
+        ("api", 1200, "dark"),
+        ("reproduction", 375, "light"),
+        ("project/examples/new-method", 1200, "light"),
+        ("project/CHANGELOG", 375, "dark"),
+    ],
+)
+def test_everybody_can_read_it(browser: Browser, name: str, width: int, scheme: Literal["light", "dark"]) -> None:
+    """With a screen reader, with weak eyes and by keys."""
+    assert violations(browser.open(f"{site().as_uri()}/{name}.html", width=width, scheme=scheme)) == []
 
 
 def elsewhere(browser: Browser) -> list[str]:

@@ -20,7 +20,7 @@ import notebooks  # noqa: E402
 
 LARGEST = 300_000  # bytes
 PATH = re.compile(r"(?<![\w.:/])/(?:root|home|tmp|work|usr|opt|var|Users)/|[A-Z]:\\\\")
-MISSING = [name for name in ("nbclient", "ipykernel", "pandas", "matplotlib") if find_spec(name) is None]
+MISSING = [name for name in ("nbclient", "ipykernel", "pandas", "matplotlib", "opacus") if find_spec(name) is None]
 every_notebook = pytest.mark.parametrize("notebook", notebooks.NOTEBOOKS, ids=lambda path: path.stem)
 
 
@@ -42,8 +42,9 @@ def shown_by(notebook: dict[str, Any], code: str) -> list[dict[str, Any]]:
     return next(cell["outputs"] for cell in code_cells(notebook) if code in "".join(cell["source"]))
 
 
-def test_there_are_two() -> None:
-    assert [path.stem for path in notebooks.NOTEBOOKS] == ["first-steps", "new-method"]
+def test_there_are_five() -> None:
+    names = ["compare-fairly", "first-steps", "my-data-and-models", "new-method", "privacy"]
+    assert [path.stem for path in notebooks.NOTEBOOKS] == names
 
 
 @pytest.mark.slow
@@ -74,7 +75,7 @@ def test_saved_outputs_are_clean(notebook: Path) -> None:
 def test_progress_is_text(notebook: Path) -> None:
     bar, *_ = shown_by(saved(notebook), "result = pluribus.run(")
     assert (bar["output_type"], list(bar["data"])) == ("display_data", ["text/plain"])
-    assert re.search(r"(\d)/\1", "".join(bar["data"]["text/plain"]))
+    assert re.search(r"(\d+)/\1", "".join(bar["data"]["text/plain"]))
 
 
 @every_notebook
@@ -87,7 +88,15 @@ def test_links_lead_to_files(notebook: Path) -> None:
 
 @pytest.mark.parametrize(
     ("name", "code"),
-    [("first-steps", "result.curve()"), ("new-method", "table.plot()"), ("new-method", "study.plot(")],
+    [
+        ("first-steps", "result.curve()"),
+        ("new-method", "table.plot()"),
+        ("new-method", "study.plot("),
+        ("my-data-and-models", "axes.bar("),
+        ("compare-fairly", "axes.scatter("),
+        ("privacy", "axes.errorbar("),
+        ("privacy", "imshow("),
+    ],
 )
 def test_a_figure_is_shown_below_its_cell(name: str, code: str) -> None:
     found = saved(ROOT / "examples" / f"{name}.ipynb")
@@ -99,6 +108,12 @@ def test_the_ends_of_the_new_method_are_fedgh_and_local() -> None:
     rows = [line.split() for line in "".join(printed["text"]).splitlines()]
     assert [name for name, _ in rows] == ["mixed-head", "fedgh", "mixed-head", "local"]
     assert rows[0][1] == rows[1][1] != rows[2][1] == rows[3][1]
+
+
+def test_the_attack_of_the_private_notebook_beats_a_guess_without_privacy_alone() -> None:
+    shown = shown_by(saved(ROOT / "examples" / "privacy.ipynb"), "pluribus.audit(")
+    found = re.findall(r"inversion\): ([\d.]+) dB \(guess ([\d.]+)\)", "".join(shown[-1]["data"]["text/plain"]))
+    assert [float(attack) > float(guess) for attack, guess in found] == [True, False]
 
 
 # ---- how they are compared and cleaned -------------------------------------------------------------------------------

@@ -150,8 +150,10 @@ def test_runs_on_the_same_data_share_a_picture_and_others_do_not() -> None:
     runs = read_runs([ran().folder, ran("local").folder, ran("local", seed=1).folder])
     assert [run.name for run in runs] == ["fedgh, seed 0", "local, seed 0", "local, seed 1"]
     for key in ("clients", "partition"):
-        assert [plot.name for plot in section_of(runs, key).plots] == ["fedgh, seed 0, local, seed 0", "local, seed 1"]
-    assert len(plot_of(runs, "accuracy", "rounds").series) == 6
+        assert [plot.name for plot in section_of(runs, key).plots] == ["seed 0", "seed 1"]
+    assert [one.name for one in plot_of(runs, "clients", "seed 0").series] == ["fedgh", "local"]
+    alone = read_runs([ran().folder, ran("local", seed=1).folder])
+    assert [plot.name for plot in section_of(alone, "clients").plots] == ["fedgh", "local"]
 
 
 def test_circles_and_bars_hold_every_row_and_every_byte() -> None:
@@ -360,6 +362,17 @@ def test_the_page_holds_all_it_needs() -> None:
     assert text.count("Plotly.react") == 1
 
 
+def test_the_page_has_only_the_part_of_plotly_that_draws_it() -> None:
+    script = Path(__file__).parents[2] / "scripts" / "make_plotly.py"
+    version = script.read_text().partition('PLOTLY, ESBUILD = "')[2].partition('"')[0]
+    licenses = (Path(pluribus.__file__).parent / "report" / "plotly.LICENSES.txt").read_text()
+    assert f"plotly.js {version} with bar and heatmap" in _plotly()[:200]
+    assert f"plotly.js {version} (MIT)" in licenses
+    assert "@plotly/d3 3.8.2 (BSD-3-Clause)" in licenses
+    assert "</script" not in _plotly()
+    assert len(_plotly()) < 1_500_000
+
+
 def test_figures_are_written_for_papers(tmp_path: Path) -> None:
     result = ran()
     shown = sections(read_runs([result.folder]))
@@ -422,23 +435,31 @@ def test_mistakes_get_a_sentence(terminal: Terminal, tmp_path: Path, monkeypatch
     folder = copy_of(ran())
     (folder / "config.toml").write_text("no = [toml")
     terminal.refused("report", folder).check(DamagedFileError, folder / "config.toml", "TOML")
-    monkeypatch.setitem(sys.modules, "plotly", None)
+    monkeypatch.setitem(sys.modules, "jinja2", None)
     for command in ("report", "watch"):
-        terminal.refused(command, ran().folder).check(PackageError, "plotly", "pip install 'pluribus[report]'")
+        terminal.refused(command, ran().folder).check(PackageError, "jinja2", "pip install 'pluribus[report]'")
 
 
 # ---- watch -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def served() -> Iterator[tuple[Watching, Path]]:
-    folder = copy_of(ran())
+@contextlib.contextmanager
+def serving(folder: Path) -> Iterator[Watching]:
     with make_server(folder) as server:
         thread = threading.Thread(target=server.serve_forever, args=(0.01,))
         thread.start()
+        try:
+            yield server
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Watching, Path]]:
+    folder = copy_of(ran())
+    with serving(folder) as server:
         yield server, folder
-        server.shutdown()
-        thread.join()
 
 
 def asked(server: Watching, path: str, host: str | None = None, method: str = "GET") -> tuple[int, str]:
@@ -453,8 +474,10 @@ def test_only_this_machine_by_its_own_name_is_served(served: tuple[Watching, Pat
     assert server.server_address[0] == "127.0.0.1"
     port = server.server_port
     assert asked(server, "/")[0] == 200
-    assert asked(server, "/", f"localhost:{port}")[0] == 200
-    for host in ("evil.example", f"evil.example:{port}", "127.0.0.1", f"127.0.0.1:{port}.evil.example"):
+    for host in (f"localhost:{port}", "localhost:9999", "LOCALHOST", "127.0.0.1:80", "[::1]:9999"):
+        assert asked(server, "/data.json", host)[0] == 200
+    wrong = ("evil.example", f"evil.example:{port}", f"127.0.0.1:{port}.evil.example", "localhost.evil.example", "::1")
+    for host in (*wrong, "evil-localhost:9999", "localhost:9999:1", "localhost:", "user@localhost", "127.0.0.2"):
         assert asked(server, "/data.json", host)[0] == 403
     for path in ("/config.toml", "/../config.toml", "/data.json?x"):
         assert asked(server, path)[0] == 404
@@ -469,13 +492,79 @@ def test_data_follows_the_folder(served: tuple[Watching, Path]) -> None:
     (folder / "metrics.jsonl").write_text(lines[0])
     told = json.loads(asked(server, "/data.json")[1])
     assert not told["finished"]
-    assert told["sections"][0]["plots"][0]["data"][0]["x"] == [1]
+    assert told["sections"][0]["views"]["after"]["plots"][0]["data"][0]["x"] == [1]
     (folder / "metrics.jsonl").write_text("".join(lines[:2]))
-    assert json.loads(asked(server, "/data.json")[1])["sections"][0]["plots"][0]["data"][0]["x"] == [1, 2]
+    assert json.loads(asked(server, "/data.json")[1])["sections"][0]["views"]["after"]["plots"][0]["data"][0]["x"] == [
+        1,
+        2,
+    ]
     shutil.rmtree(folder)
     status, sentence = asked(server, "/data.json")
     assert status == 503
     assert_facts(sentence, "no folder", folder)
+
+
+def copy_unfinished(folder: Path, rounds: int) -> None:
+    """A copy of the run as it was after some rounds, each of 3 seconds."""
+    shutil.copytree(ran().folder, folder)
+    (folder / "result.json").unlink()
+    lines = [json.loads(line) | {"seconds": 3.0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines[:rounds]))
+
+
+def cells(server: Watching) -> dict[str, list[str]]:
+    """The cells of the list by the name of the run."""
+    rows = re.findall("<tr>(.*?)</tr>", json.loads(asked(server, "/list.json")[1])["list"], re.DOTALL)
+    texts = [[html.unescape(re.sub("<.*?>", "", cell)).strip() for cell in row.split("<td")] for row in rows[1:]]
+    return {row[1].partition(">")[2]: [cell.rpartition(">")[2] for cell in row[2:]] for row in texts}
+
+
+def test_a_folder_of_runs_is_listed_as_they_go_on(tmp_path: Path) -> None:
+    with serving(tmp_path) as server:
+        assert "no run in this folder yet" in asked(server, "/")[1]
+        shutil.copytree(ran().folder, tmp_path / "deep" / "done & <b>")
+        done = cells(server)["deep/done & <b>"]
+        assert done == ["fedgh", "0", "finished", "3 of 3", "accuracy", f"{ran().accuracy:.3f}", "–"]
+        copy_unfinished(tmp_path / "new", 1)
+        assert cells(server)["new"][2:4] == ["stopped", "1 of 3"]
+        with contextlib.closing(RunFolder.open(tmp_path / "new")):  # holds the lock, as a run does
+            assert list(cells(server)) == ["new", "deep/done & <b>"]  # running ones first
+            assert cells(server)["new"][2:] == ["running", "1 of 3", *cells(server)["new"][4:6], "0:00:06"]
+            summary = json.loads(asked(server, "/runs/new/data.json")[1])["views"][0]["summary"]
+            assert "running, 0:00:06 left" in summary
+        (tmp_path / "new" / "config.toml").write_text("no = [toml")
+        assert "new" in cells(server)
+        assert "TOML" in json.loads(asked(server, "/list.json")[1])["list"]
+
+
+def test_every_listed_run_has_a_page_and_all_have_one(tmp_path: Path) -> None:
+    for name in ("a b", "deep/c"):
+        shutil.copytree(ran().folder, tmp_path / name)
+    (tmp_path / "secret").write_text("secret")
+    with serving(tmp_path) as server:
+        for link in re.findall('href="(/.*?)"', asked(server, "/")[1]):
+            status, text = asked(server, link)
+            assert status == 200
+            assert 'href="/">all runs' in text
+        assert "/runs/a%20b/" in asked(server, "/")[1]
+        sections = {one["key"]: one["views"] for one in json.loads(asked(server, "/all/data.json")[1])["sections"]}
+        names = {one["name"] for one in sections["accuracy"]["after"]["plots"][0]["data"]}
+        assert {"a b", "c"} <= names
+        assert not json.loads(asked(server, "/all/data.json")[1])["finished"]  # another run may start
+        assert json.loads(asked(server, "/runs/deep/c/data.json")[1])["finished"]
+        wrong = (
+            "/runs/",
+            "/runs/deep/",
+            "/runs/../secret",
+            "/runs/%2e%2e/",
+            "/a%20b/",
+            "/all",
+            "/data.json",
+            "/runs/x/",
+        )
+        for path in (*wrong, "/runs/deep/c/config.toml", "/runs/deep%2fc", "/list.json?x"):
+            assert asked(server, path)[0] == 404, path
+        assert asked(server, "/list.json", "evil.example")[0] == 403
 
 
 def test_a_port_that_is_taken_is_refused(served: tuple[Watching, Path]) -> None:

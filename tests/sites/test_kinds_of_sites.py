@@ -796,6 +796,9 @@ def _read(name):
 def test_signals_over_loopback_give_the_same_bits(tmp_path: Path) -> None:
     """From federation.toml and site.toml on, with data that a function of the site's own folder reads."""
     pytest.importorskip("flwr")
+    pytest.importorskip("tensorboard")
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
     names = {0: "north", 1: "south"}
     how = {"rounds": 1, "lr": 0.05, "epochs": 1, "width": 64, "class_weights": "balanced"}
     settings = SIGNALS | how | {"clients": 2, "threads": 1, "device": "cpu"}
@@ -815,7 +818,8 @@ def test_signals_over_loopback_give_the_same_bits(tmp_path: Path) -> None:
         (tmp_path / "site_code.py").write_text("\n".join(code))
         rows = {"kind": "signal", "shape": [2, 12]}
         network.write_server(classes=["a", "b", "c"], input=rows, **how)
-        server = network.pluribus("server", "serve", "fedgh", "--config", tmp_path / "federation.toml")
+        track = "--config", tmp_path / "federation.toml", "--track", "tensorboard"
+        server = network.pluribus("server", "serve", "fedgh", *track)
         network.until(lambda: "listening on" in network.said("server"))
         sites = [network.join(name) for name in names.values()]
         network.until(lambda: server.poll() is not None)
@@ -827,3 +831,6 @@ def test_signals_over_loopback_give_the_same_bits(tmp_path: Path) -> None:
         assert differing(saved.client(k) or {}, network.learned(k)) == []
     result = pluribus.load_result(tmp_path / "federation")
     assert numbers(result) == numbers(simulated)
+    events = EventAccumulator(str(tmp_path / "federation" / "tensorboard"))
+    events.Reload()
+    assert [(one.step, one.value) for one in events.Scalars("loss")] == [(1, pytest.approx(result.history[0]["loss"]))]

@@ -41,7 +41,7 @@ from pluribus.storage.files import read_json
 from pluribus.storage.folder import RunFolder
 from pluribus.study.compare import compare
 from pluribus.study.grid import default_jobs
-from pluribus.study.parallel import Progress, run_all
+from pluribus.study.parallel import Failure, Progress, run_all
 from pluribus.study.plan import common_settings, trainable_parameters
 from pluribus.study.rows import name_of_any
 from pluribus.study.standings import COLUMNS, Comparison, Run
@@ -668,7 +668,7 @@ class Impatient:
     def update(self, out: str, progress: Progress) -> None:
         raise KeyboardInterrupt
 
-    def finish(self, out: str, failed: bool) -> None:
+    def finish(self, out: str, failure: Failure | None) -> None:
         raise AssertionError("no run should have ended")
 
 

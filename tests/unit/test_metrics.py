@@ -494,7 +494,6 @@ def test_a_search_calls_a_diverged_trial_the_worst() -> None:
 
 def test_a_report_of_numbers_and_of_confusion(classes: Result, tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
-    pytest.importorskip("plotly")
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page
     from pluribus.report.plots import sections
@@ -502,9 +501,14 @@ def test_a_report_of_numbers_and_of_confusion(classes: Result, tmp_path: Path) -
     runs = read_runs([classes.folder])
     found = {one.key: one for one in sections(runs, why_not="no")}
     assert found["accuracy"].title == "Macro F1"
-    (plot,) = found["confusion"].plots
-    (dots,) = plot.series
-    assert sum(dots.sizes) == sum(one.test for one in classes.clients.values())
+    by_class, plot = found["confusion"].plots
+    (heat,) = plot.series
+    assert sum(int(mark) for row in heat.marks for mark in row) == sum(one.test for one in classes.clients.values())
+    recall = {one["class"]: one["recall"] for one in classes.per_class().to_dict("records")}
+    names = [by_class.y_names[round(y)] for y in by_class.series[0].y]
+    assert dict(zip(names, by_class.series[0].x, strict=True)) == pytest.approx(
+        {name: value for name, value in recall.items() if value is not None and value == value}
+    )
     assert (plot.x, plot.y, plot.x_names) == ("predicted class", "true class", list(classes.classes))
     shown = page(runs, list(found.values()))
     assert "Test macro F1 is selected on validation" in shown
@@ -515,14 +519,15 @@ def test_a_report_of_numbers_and_of_confusion(classes: Result, tmp_path: Path) -
 
 def test_a_report_sorts_clients_by_their_error(tmp_path: Path) -> None:
     pytest.importorskip("jinja2")
+    from pluribus.report.groups import group_runs
     from pluribus.report.numbers import read_runs
-    from pluribus.report.plots import per_client
+    from pluribus.report.plots.clients import per_client
 
     result = pluribus.run("local", data=heights(), out=tmp_path / "run", progress=False, **REGRESSION)
     (run,) = read_runs([tmp_path / "run"])
     assert run.metric.name == "rmse"
     worst = max(result.per_client().items(), key=lambda one: one[1].selected["test"])[0]
-    (plot,) = per_client([run]).plots
+    (plot,) = per_client(group_runs([run])).plots
     assert plot.y_names[0] == run.client(worst)
     assert plot.x == "test RMSE"
 

@@ -16,6 +16,7 @@ from rich.console import Console
 import pluribus
 from conftest import new_folder, tiny
 from pluribus.study.board import Board
+from pluribus.study.parallel import Failure
 from pluribus.terminal import NotebookBar, Progress
 
 
@@ -78,11 +79,18 @@ def test_fast_rounds_are_not_all_shown_but_the_last_one_is(notebook: Notebook, m
     assert "4/4" in texts[-1]
 
 
+def test_a_search_shows_its_progress(notebook: Notebook) -> None:
+    (found,) = pluribus.tune("local", trials=2, **tiny(rounds=1, models="mlp-64", clients=2))
+    (texts,) = notebook.shown
+    assert any("trial 1" in text for text in texts)
+    assert f"local 2 of 2, best {found.score:.3f}" in texts[-1]
+
+
 def test_a_comparison_shows_a_line_per_run(notebook: Notebook) -> None:
     folder = Path(new_folder())
     experiments = [pluribus.Experiment(method="local", out=str(folder / name)) for name in "ab"]
     with Board(experiments, folder) as board:
-        board.finish(experiments[1].out or "", failed=True)
+        board.finish(experiments[1].out or "", Failure("error", "it failed."))
     (texts,) = notebook.shown
     assert [line.split()[0] for line in texts[-1].splitlines()] == ["a", "b"]
     assert "failed" in texts[-1].splitlines()[1]

@@ -154,6 +154,8 @@ def test_an_archive_within_the_archive(cache: Path, tmp_path: Path) -> None:
         {"train/Inertial Signals/body_acc_x_train.txt": "a b c\n"},
         {"test/subject_test.txt": "2\n2\n", "test/y_test.txt": "2\n2\n"},
         {"test/y_test.txt": "2\n2\n3\n"},
+        {"test/y_test.txt": "2\n2\n1.5\n"},
+        {"test/subject_test.txt": "2\n2\nnan\n"},
     ],
 )
 def test_a_damaged_archive_is_named_and_leaves_nothing(cache: Path, change: dict[str, str | None]) -> None:
@@ -235,6 +237,17 @@ def test_damaged_files_of_leaf(cache: Path) -> None:
         load("femnist")
     (cache / "femnist" / "a.json").write_text(leaf(one=[(0.0, 1)])[:-40])
     with refused(DamagedDataError, cache / "femnist" / "a.json"):
+        load("femnist")
+    (cache / "femnist" / "a.json").write_text(leaf())
+    with refused(DamagedDataError, cache / "femnist", "no characters"):
+        load("femnist")
+
+
+@pytest.mark.parametrize("pixel", [255.0, -0.1, float("nan")])
+def test_pixels_of_leaf_that_no_byte_can_hold(cache: Path, pixel: float) -> None:
+    (cache / "femnist").mkdir()
+    (cache / "femnist" / "a.json").write_text(leaf(one=[(0.0, 1)], other=[(pixel, 1)]))
+    with refused(DamagedDataError, cache / "femnist" / "a.json", "other"):
         load("femnist")
 
 

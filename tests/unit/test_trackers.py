@@ -25,7 +25,7 @@ from pluribus.track.tracker import TRACKERS, Tracker, make_trackers
 from refusals import assert_facts
 from terminal import Terminal
 
-OURS = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT")
+OURS = ("MLFLOW_TRACKING_URI", "MLFLOW_EXPERIMENT_NAME", "WANDB_MODE", "WANDB_PROJECT", "WANDB_RUN_GROUP")
 
 
 @pytest.fixture(autouse=True)
@@ -279,6 +279,95 @@ def test_a_resumed_run_goes_on_with_its_numbers(name: str, tmp_path: Path) -> No
         assert len({record.run.run_id for record in wandb_records(out) if record.HasField("run")}) == 1
 
 
+# ---- runs that belong together ---------------------------------------------------------------------------------------
+
+ROWS = {"slow": ("fedgh", {"server_lr": 0.01}), "alone": "local"}
+RUNS = ["alone-0", "alone-1", "slow-0", "slow-1"]
+
+
+def compared(name: str, out: Path, seeds: int = 2, jobs: int = 1) -> Path:
+    """A comparison of two rows, in a folder that is called study."""
+    pluribus.compare(ROWS, seeds=seeds, jobs=jobs, out=out / "study", progress=False, track=name, **tiny())
+    return out / "study"
+
+
+def mlflow_runs(folder: Path) -> tuple[Any, list[Any]]:
+    """A client of the store of several runs, and these runs by name."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=(folder / "mlruns").as_uri())
+    names = [experiment.name for experiment in client.search_experiments()]
+    assert names.count("pluribus") == 1
+    runs = client.search_runs([client.get_experiment_by_name("pluribus").experiment_id])
+    return client, sorted(runs, key=lambda run: run.info.run_name)
+
+
+def our_tags(run: Any) -> dict[str, str]:
+    return {name: value for name, value in run.data.tags.items() if not name.startswith("mlflow.")}
+
+
+@needs("mlflow")
+@together("mlflow")
+def test_a_comparison_has_one_store_of_mlflow(tmp_path: Path) -> None:
+    folder = compared("mlflow", tmp_path, seeds=1, jobs=2)  # two processes, which both find no store
+    _, runs = mlflow_runs(folder)
+    assert [run.info.run_name for run in runs] == ["alone-0", "slow-0"]
+    wanted = {"method": "fedgh", "seed": "0", "label": "slow", "study": "study"}
+    assert [our_tags(run) for run in runs] == [wanted | {"method": "local", "label": "alone"}, wanted]
+    for run in runs:
+        result = pluribus.load_result(folder / run.info.run_name)
+        assert run.data.metrics["accuracy"] == result.accuracy
+        assert not (result.folder / "mlruns").exists()
+
+
+@needs("mlflow")
+@together("mlflow")
+def test_a_run_of_a_comparison_is_resumed_in_the_same_store(tmp_path: Path) -> None:
+    folder = compared("mlflow", tmp_path)
+    (folder / "slow-1" / "result.json").unlink()
+    alone = pluribus.resume(folder / "slow-1", progress=False, track="mlflow")
+    assert_facts(" ".join(alone.warnings), "MLflow", "MLFLOW_TRACKING_URI")
+    (folder / "slow-1" / "result.json").unlink()
+    compared("mlflow", tmp_path)
+    client, runs = mlflow_runs(folder)
+    assert [run.info.run_name for run in runs] == RUNS
+    assert [point.step for point in client.get_metric_history(runs[3].info.run_id, "loss")] == [1, 2]
+
+
+@needs("mlflow")
+@together("mlflow")
+def test_the_trials_of_a_search_have_one_store_of_mlflow(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    pluribus.tune(["local"], trials=2, out=tmp_path / "search", progress=False, track="mlflow", **tiny(rounds=1))
+    _, runs = mlflow_runs(tmp_path / "search")
+    assert [run.info.run_name for run in runs] == ["local/trial-0/seed-0", "local/trial-1/seed-0"]
+    assert [our_tags(run)["label"] for run in runs] == ["local/trial-0", "local/trial-1"]
+    assert [our_tags(run)["study"] for run in runs] == ["search"] * 2
+    assert len({run.data.params["lr"] for run in runs}) == 2
+
+
+@needs("tensorboard")
+@together("tensorboard")
+def test_tensorboard_shows_the_runs_of_a_comparison_by_their_names(tmp_path: Path) -> None:
+    from tensorboard.backend.event_processing.plugin_event_multiplexer import EventMultiplexer
+
+    shown = EventMultiplexer().AddRunsFromDirectory(str(compared("tensorboard", tmp_path)))
+    shown.Reload()
+    assert sorted(shown.Runs()) == [f"{name}/tensorboard" for name in RUNS]
+    assert [point.step for point in shown.Tensors("slow-1/tensorboard", "loss")] == [1, 2]
+
+
+@needs("wandb")
+@together("wandb")
+def test_the_runs_of_a_comparison_are_a_group_of_wandb(tmp_path: Path) -> None:
+    folder = compared("wandb", tmp_path)
+    for name in RUNS:
+        run = next(record.run for record in wandb_records(folder / name) if record.HasField("run"))
+        assert (run.run_group, run.display_name) == ("study", name)
+        label, _, seed = name.partition("-")
+        assert {f"label:{label}", f"seed:{seed}"} < set(run.tags)
+
+
 # ---- a tracker that fails --------------------------------------------------------------------------------------------
 
 
@@ -374,7 +463,7 @@ def test_run_and_resume_take_trackers(tmp_path: Path, capsys: pytest.CaptureFixt
     assert main(["resume", str(out), "--track=tensorboard", "--json"]) == 0
 
 
-@pytest.mark.parametrize("command", [["run", "fedgh"], ["resume", "runs/a"]])
+@pytest.mark.parametrize("command", [["run", "fedgh"], ["resume", "runs/a"], ["tune", "fedgh"], ["serve", "fedgh"]])
 def test_an_unknown_tracker_is_refused(command: list[str], terminal: Terminal) -> None:
     told = terminal.refused(*command, "--track", "tensorbord")
     told.check(UnknownNameError, "'tensorbord'", "'tensorboard'", "pluribus run --help")

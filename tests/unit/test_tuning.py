@@ -16,7 +16,8 @@ from conftest import few_digits, new_folder, tiny
 from pluribus.cli.flags import begin, parse_experiment
 from pluribus.errors import FormatError, MismatchError, OtherRunError, RangeError, UnknownNameError
 from pluribus.storage.files import read_json
-from pluribus.study.tune import Range, Tuned, parse_space, tune
+from pluribus.study.space import Range, parse_space
+from pluribus.study.tune import Tuned, tune
 from refusals import Kind, refused
 from terminal import Terminal
 
@@ -58,7 +59,7 @@ def test_rows_have_labels_and_leave_nothing_on_disk_without_out(
 def test_validation_data_decides() -> None:
     (found,) = tune_tiny("fedgh")
     for trial in found.trials:
-        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
+        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "seed-0" / "result.json")
         assert trial["score"] == result["summary"]["after"]["selected"]["val"]["mean"]
     assert found.score == max(trial["score"] for trial in found.trials)
     best = next(trial for trial in found.trials if trial["score"] == found.score)
@@ -70,7 +71,7 @@ def test_one_view_decides(view: Any, asked: str) -> None:
     (found,) = tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view=view, out=(out := new_folder()))
     assert found.view == asked
     for trial in found.trials:
-        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "result.json")
+        result = read_json(found.file.parent / f"trial-{trial['trial']}" / "seed-0" / "result.json")
         assert trial["score"] == result["summary"][asked]["selected"]["val"]["mean"]
     with refused(OtherRunError, out, "--out"):
         tune_tiny("fedavg", space="lr=0.01:0.1", trials=2, view="before" if asked == "after" else "after", out=out)
@@ -98,7 +99,7 @@ def test_a_search_goes_on_as_if_never_stopped() -> None:
     (whole,) = tune_tiny("fedgh", trials=12, out=(out := new_folder()))  # beyond the ten that are drawn blindly
     path = Path(out) / "fedgh" / "trials.jsonl"
     path.write_text("".join(path.read_text().splitlines(keepends=True)[:10]))
-    (Path(out) / "fedgh" / "trial-10" / "result.json").unlink()  # stopped in the middle
+    (Path(out) / "fedgh" / "trial-10" / "seed-0" / "result.json").unlink()  # stopped in the middle
     shutil.rmtree(Path(out) / "fedgh" / "trial-11")
     (again,) = tune_tiny("fedgh", trials=12, out=out)
     assert again.trials == whole.trials

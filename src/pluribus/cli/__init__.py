@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import pluribus
 from pluribus.cli import failures
 from pluribus.cli.audit import audit
 from pluribus.cli.check import check
 from pluribus.cli.compare import compare, tune
+from pluribus.cli.completion import completion
 from pluribus.cli.doctor import doctor
 from pluribus.cli.interrupts import end_imports_on_ctrl_c
 from pluribus.cli.lists import data, show_list
@@ -44,6 +45,7 @@ Pluribus: heterogeneous federated learning.
   pluribus data check PATH         show what a data set holds
   pluribus check TARGET [flags]    check a method, a model or a data set
   pluribus doctor                  show what this machine has, and what is missing
+  pluribus completion SHELL        print a script by which a shell completes words
 
   pluribus keys FOLDER [flags]     make certificates and keys for real sites
   pluribus serve METHOD [flags]    start the server of real sites
@@ -73,7 +75,8 @@ NAMED = (
     serve,
     join,
 )
-COMMANDS = {one.__name__: one for one in NAMED} | {"list": show_list}
+COMMANDS: dict[str, Callable[[list[str]], None]] = {one.__name__: one for one in NAMED}
+COMMANDS |= {"list": show_list, "completion": lambda args: completion(args, COMMANDS, USAGE)}
 
 
 @speaking_flags()

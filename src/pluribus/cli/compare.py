@@ -65,7 +65,10 @@ data.
 
 Names in --space are training settings, which are searched for every method, or hyper-parameters, which are searched for
 the methods that have them. Flags are those of compare. The same command with the same --out continues the search, also
-with more --trials. It needs Optuna: pip install 'pluribus[tune]'.
+with more --trials. The seed and --jobs determine all trials.
+
+The trials are also studies of Optuna in a file of the folder, study.db, or in --storage, for optuna-dashboard and
+optuna.load_study. It needs Optuna: pip install 'pluribus[tune]'.
 """
 
 
@@ -107,13 +110,22 @@ def compare(args: list[str]) -> None:
 def tune(args: list[str]) -> None:
     """pluribus tune: search for settings."""
     from pluribus.internal.views import ABOUT, AFTER, View
-    from pluribus.study.tune import SPACE, tune
+    from pluribus.study.proposal import Pruner, Sampler
+    from pluribus.study.space import SPACE
+    from pluribus.study.tune import tune
 
+    storage = "Optuna storage: a URL such as sqlite:///FILE, or the path of a journal file."
     asked = [
         flag("trials", int, 20, "Trials per method."),
         flag("space", str, SPACE, "Search space, comma-separated: NAME=LOW:HIGH, NAME=LOW:HIGH:log or NAME=ONE|OTHER."),
         flag("view", View, AFTER, ABOUT),
-        flag("seed", int, 0, "Seed of all runs and of the search."),
+        flag("seed", int, 0, "First seed of the runs, and seed of the search."),
+        flag("seeds", int, 1, "Seeds per trial: its score is the mean over them."),
+        flag("jobs", int, 1, "Trials at a time."),
+        flag("sampler", Sampler, "tpe", "How Optuna chooses settings; grid tries every combination."),
+        flag("pruner", Pruner, "none", "How Optuna stops trials early, by the validation metric of their rounds."),
+        ("storage", word(str | None, "STORAGE", storage, "(default: study.db in the folder --out)"), None),
+        flag(*TRACK),
     ]
     methods, settings, flat = _parse_for_all("tune", ABOUT_TUNE, args, asked, [])
     found = tune(methods, progress=is_shown(flat), **settings, **{name: flat[name] for name, *_ in asked})
@@ -128,8 +140,13 @@ def _print_tuned(found: Sequence[Tuned]) -> None:
         for caution in one.cautions:
             print(caution)
         where = f"{METRICS[one.metric].text} on validation data, {view_text(one.view)}"
-        what = f"{where}, the best of {len(one.trials)} trials"
+        seeds = len(one.trials[one.best_trial]["scores"])
+        mean = f", mean of {seeds} seeds" if seeds > 1 else ""
+        pruned = sum(trial["state"] == "PRUNED" for trial in one.trials)
+        what = f"{where}{mean}, the best of {len(one.trials)} trials" + (f", {pruned} pruned" if pruned else "")
         print(f"{one.label}  {one.score:.3f} {what}\n  {one.command}\n  pluribus run --config {one.file}")
+    names, storage = ", ".join(one.study_name for one in found), found[0].to_json()["storage"]
+    print(f"Optuna storage {storage}, with the {'study' if len(found) == 1 else 'studies'} {names}")
 
 
 def _parse_for_all(

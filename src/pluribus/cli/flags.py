@@ -10,7 +10,8 @@ import re
 import shutil
 import sys
 import textwrap
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextvars import ContextVar
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
@@ -109,6 +110,8 @@ def parse(form: type, command: str, about: str, args: list[str]) -> Any:
     """Parse the arguments of a command into a dataclass."""
     import tyro
 
+    if _only_form.get():
+        raise _FormFound(form)
     _check_flags(form, command, args)
     # comments in the source are never help texts, and searching for them takes longer than all the rest
     plain = (tyro.conf.OmitArgPrefixes, tyro.conf.FlagCreatePairsOff, tyro.conf.HelptextFromCommentsOff)
@@ -118,6 +121,28 @@ def parse(form: type, command: str, about: str, args: list[str]) -> Any:
         if end.code and "--json" in args:  # tyro wrote to standard error; programs read standard output
             print(error_json("the flags are wrong: standard error says which.", "flags"))
         raise
+
+
+class _FormFound(SystemExit):
+    """Ends a command that was called for its form."""
+
+    def __init__(self, form: type) -> None:
+        self.form = form
+
+
+_only_form = ContextVar("_only_form", default=False)
+
+
+def form_of(command: Callable[[list[str]], None], args: list[str]) -> type:
+    """The dataclass into which a command parses its arguments. The command ends before it does anything else."""
+    asked = _only_form.set(True)
+    try:
+        command(args)
+    except _FormFound as found:
+        return found.form
+    finally:
+        _only_form.reset(asked)
+    raise AssertionError(f"{command.__name__} does not parse its arguments into a form")
 
 
 def _check_flags(form: type, command: str, args: list[str]) -> None:

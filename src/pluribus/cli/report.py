@@ -31,13 +31,17 @@ Writes plots and tables of runs to one self-contained web page. It can be mailed
   pluribus report runs/a runs/b --out both.html       several runs in the same plots
   pluribus report runs --figures figures              all runs below a folder; figures for a paper, as PNG and PDF
 
-A run may be running, stopped or finished. Features of models come from its last checkpoint.
+Runs that differ only in the seed are one line with a band. A run may be running, stopped or finished. Features of
+models come from its last checkpoint.
 """
 
 ABOUT_WATCH = """\
 Shows the page of pluribus report live, during a run. Only this machine can read it. Ctrl-C ends the page, not the run.
 
-  pluribus watch runs/a
+  pluribus watch runs/a      the page of one run
+  pluribus watch runs        a list of all runs below a folder, with the time left, and a page for each of them
+
+A run on another machine: ssh -L 9999:127.0.0.1:PORT MACHINE, then open http://localhost:9999/ on this one.
 """
 
 
@@ -90,11 +94,12 @@ def report(args: list[str]) -> None:
 
 
 def watch(args: list[str]) -> None:
-    """pluribus watch: show the page of a run live."""
+    """pluribus watch: show the pages of runs live."""
     import tyro
 
+    run = "The folder of a run, or a folder that contains run folders."
     flags: list[Any] = [
-        ("run", word(tyro.conf.Positional[str], "RUN", "The folder of a run.", "(required)")),
+        ("run", word(tyro.conf.Positional[str], "RUN", run, "(required)")),
         ("port", word(int, "INT", "Port of the page.", "(default: 0, any free one)"), 0),
         *allow_flags(),
     ]

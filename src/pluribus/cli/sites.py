@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import time
+from contextlib import ExitStack
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pluribus.cli.flags import JSON, flag, parse, parse_groups, word
+from pluribus.cli.flags import JSON, TRACK, flag, parse, parse_groups, word
 from pluribus.cli.greeter import print_results
 from pluribus.cli.interrupts import say_how_to_resume
 from pluribus.errors import MissingSettingError
@@ -81,7 +82,7 @@ def serve(args: list[str]) -> None:
     config = ("config", str, "federation.toml", "Settings that the server and the sites agree on.")
     out = ("out", str | None, None, "Run folder. Default: that of the config, or 'federation' beside it.")
     link = ("superlink", str | None, None, "HOST:PORT of a SuperLink that already runs. Default: start one.")
-    groups = {"server": [flag(*one) for one in (config, out, link, JSON)]}
+    groups = {"server": [flag(*one) for one in (config, out, link, TRACK, JSON)]}
     flags = parse_groups(groups, "pluribus serve METHOD", ABOUT_SERVE, args).server
     if method is None:
         raise MissingSettingError(
@@ -89,13 +90,17 @@ def serve(args: list[str]) -> None:
         )
     from pluribus.sites.serve import serve
     from pluribus.track.lines import show_progress
+    from pluribus.track.tracker import make_trackers
 
+    trackers = make_trackers(flags.track)
     console, again = Console(stderr=flags.json), f"pluribus serve {method} --config {flags.config}"
     again += f" --superlink {flags.superlink}" if flags.superlink else ""
     new = f"{again} --out NEW-FOLDER"
     again += f" --out {flags.out}" if flags.out else ""
-    with say_how_to_resume(again), show_progress() as shown:
-        tell, observers = partial(print_with_time, console), [] if flags.json else [shown]
+    again += f" --track {flags.track}" if flags.track else ""
+    with say_how_to_resume(again), ExitStack() as stack, show_progress() as shown:
+        tell = partial(print_with_time, console)
+        observers = [*map(stack.enter_context, trackers), *([] if flags.json else [shown])]
         result = serve(method, flags.config, out=flags.out, superlink=flags.superlink, tell=tell, observers=observers)
     print_results([result], flags.json, console, new)
 

@@ -1,12 +1,22 @@
-"""Measure where the time of a round goes."""
+"""Measure where the time of a round goes, and how much is left."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
+from datetime import timedelta
 
 SPANS = ("compute", "communication", "server", "evaluation")
+
+
+def time_left(seconds: float, rounds: int) -> str:
+    """The time of the remaining rounds, if each takes these seconds.
+
+    >>> time_left(4.0, 20)
+    '0:01:20'
+    """
+    return str(timedelta(seconds=round(seconds * rounds)))
 
 
 class Clock:

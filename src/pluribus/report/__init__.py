@@ -1,11 +1,13 @@
 """Reports about run folders: one self-contained web page, and figures for papers.
 
 numbers.py        run folders -> numbers
+groups.py         runs that differ only in the seed -> groups
 embeddings.py     the features of their models
-plots.py          numbers -> what each plot shows
-page.py           plots -> one HTML page
+plots/            groups -> what each section shows
+page.py           sections -> one HTML page
 figures.py        plots -> PNG and PDF files
-watch.py          the page of a running run
+watch.py          the page of a running run, and of all runs below a folder
+overview.py       the list of these runs
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ def write_report(
 
     >>> write_report(["runs/a", "runs/b"], out="report.html", figures="figures")     # doctest: +SKIP
     """
-    check_packages("jinja2", "plotly", *(["matplotlib"] if figures else []))
+    check_packages("jinja2", *(["matplotlib"] if figures else []))
     from pluribus.report.embeddings import embed
     from pluribus.report.numbers import read_runs
     from pluribus.report.page import page

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -14,6 +14,7 @@ from pluribus.client import Client
 from pluribus.data.federated import Data
 from pluribus.errors import CheckpointError, NoModelError, PluribusError
 from pluribus.host import Host, make_host
+from pluribus.report.groups import Group, group_runs, seeds_text
 from pluribus.report.numbers import Run
 from pluribus.storage.code import Allow
 from pluribus.storage.reopen import open_run
@@ -22,6 +23,7 @@ How = Literal["tsne", "pca", "none"]
 
 MOST_IMAGES = 300  # per client
 MOST_CLIENTS = 4
+MOST_GROUPS = 12  # methods, or rows of a comparison
 FEWEST = 3  # points of a plot
 
 
@@ -38,16 +40,24 @@ class Embedding:
 
 
 def embed(runs: Sequence[Run], how: How, allow: Allow = False) -> tuple[list[Embedding], str]:
-    """Compute the features of every run with a checkpoint. Return them, and why other runs have none."""
+    """Compute the features of the first seed of each group, if it has a checkpoint. Return why others have none."""
     if how == "none":
         return [], "Features are switched off. --embeddings pca or tsne shows them."
     found, reasons = list[Embedding](), list[str]()
-    for run in runs:
+    groups = group_runs(runs)
+    for run in [group.first for group in groups[:MOST_GROUPS]]:
         try:
             found += _embed_run(run, how, allow)
         except PluribusError as error:
             reasons.append(f"No features of {run.name}: {error.sentence}")
-    return found, " ".join(reasons)
+    left_out = _about_left_out(groups)
+    return [replace(one, says=f"{one.says}{left_out}") for one in found], " ".join(reasons)
+
+
+def _about_left_out(groups: Sequence[Group]) -> str:
+    """Say which runs have no features, after another sentence."""
+    seeds = " Of several seeds, the first is shown." if seeds_text(groups) else ""
+    return f"{seeds} Shown are {MOST_GROUPS} of {len(groups)} rows." if len(groups) > MOST_GROUPS else seeds
 
 
 def _embed_run(run: Run, how: How, allow: Allow) -> Iterator[Embedding]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from pathlib import Path
@@ -23,8 +24,11 @@ from pluribus.errors import DamagedFileError, DataError, FileAccessError, Missin
 from pluribus.evaluate import Chosen, Metrics, choose, headline_in, over_clients, selection_text
 from pluribus.experiment import SITES, Experiment, flags, from_toml
 from pluribus.host import make_host
+from pluribus.internal.clock import time_left
 from pluribus.internal.metrics import ACCURACY, METRICS, Metric, headline_of
 from pluribus.internal.system import is_locked
+from pluribus.internal.views import AFTER, choose_view
+from pluribus.report.groups import name_runs
 from pluribus.report.sites import Site, read_sites
 from pluribus.storage.code import Allow, check_code, find_code
 from pluribus.storage.files import read_json, to_json
@@ -63,9 +67,11 @@ class Run:
     path: Path
     experiment: Experiment
     state: str  # `finished`, `running` or `stopped`
+    rounds: int  # of the whole run
     history: list[dict[str, Any]]
-    view: str  # the view of the headline
-    chosen: Mapping[int, Chosen]
+    view: str  # the view of the numbers; the method's own unless `see` chooses another
+    chosen: Mapping[int, Chosen]  # in that view
+    by_view: Mapping[str, Mapping[int, Chosen]]  # in every view, the method's own first
     traffic: Traffic
     counts: list[list[int]]  # rows per client and class; empty: unknown, as in a federation of real sites
     partition: str  # digest of the partition; equal if clients hold the same rows
@@ -82,10 +88,25 @@ class Run:
     name: str = ""  # name of the run in a report, different from those of the other runs
 
     @property
+    def views(self) -> tuple[str, ...]:
+        """The views of the method, its own first."""
+        return tuple(self.by_view)
+
+    def see(self, view: str) -> Run:
+        """The same run in another view, or in the method's own if it lacks that one."""
+        found = choose_view(self.views, view)
+        return replace(self, view=found, chosen=self.by_view[found])
+
+    @property
     def score(self) -> Metrics:
         """The test metric over clients, selected on validation: `mean`, `worst`, `best` and so on."""
         values = {k: one.selected.get("test") for k, one in self.chosen.items()}
         return over_clients(values, Counter(), self.metric.smaller)
+
+    @property
+    def left(self) -> str | None:
+        """Time left while it is running, if the other rounds take as long as those that are done."""
+        return _time_left(self.state, self.history, self.rounds)
 
     @property
     def epsilon(self) -> float | None:
@@ -104,6 +125,50 @@ class Run:
         return self.classes[number] if number < len(self.classes) else str(number)
 
 
+class Brief(NamedTuple):
+    """What a list of runs shows of one."""
+
+    path: Path
+    method: str
+    seed: int
+    state: str
+    done: int  # rounds
+    rounds: int
+    metric: Metric
+    score: float | None  # mean over clients, selected on validation
+    left: str | None
+
+
+def read_brief(path: Path, allow: Allow = False) -> Brief:
+    """Read the progress of a run from few of its files."""
+    described, history = Experiment(**from_toml(path / "config.toml") | {"out": str(path)}), list[dict[str, Any]]()
+    folder, state, rounds = _Folder(path), _state(path), _planned_rounds(described, path, allow)
+    folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
+    view = next((view for record in history for view in record["mean"]), "after")
+    metric, chosen = headline_in(history), choose(history, view)
+    score = over_clients({k: one.selected.get("test") for k, one in chosen.items()}, Counter(), metric.smaller)["mean"]
+    left = _time_left(state, history, rounds)
+    return Brief(path, described.method, described.seed, state, len(history), rounds, metric, score, left)
+
+
+def _state(path: Path) -> str:
+    return "finished" if (path / "result.json").exists() else "running" if in_use(path) else "stopped"
+
+
+def _planned_rounds(described: Experiment, path: Path, allow: Allow) -> int:
+    try:
+        check_code(path / "config.toml", vars(described), allow)
+        return described.all_rounds()
+    except PluribusError:  # a method of the user that cannot or must not be imported here; it may add rounds of warm-up
+        return described.rounds
+
+
+def _time_left(state: str, history: list[dict[str, Any]], rounds: int) -> str | None:
+    if state != "running" or not 0 < len(history) < rounds:
+        return None
+    return time_left(sum(record["seconds"] for record in history) / len(history), rounds - len(history))
+
+
 def selection_of(runs: Iterable[Run]) -> str:
     """Say in words how the rounds of the results were selected."""
     return selection_text(one.selected.get("val") for run in runs for one in run.chosen.values())
@@ -120,34 +185,32 @@ def read_runs(paths: Iterable[str | Path], allow: Allow = False, known: Known | 
     folders = dict.fromkeys(folder for path in paths for folder in run_folders(Path(path)))
     if not folders:
         raise MissingSettingError("give at least one run folder, or a folder that contains run folders.")
-    return _name_runs([_read(folder, allow, known) for folder in folders])
+    return name_runs([_read(folder, allow, known) for folder in folders])
 
 
 def run_folders(path: Path) -> list[Path]:
-    """The folder itself if it is a run folder, otherwise all run folders below it."""
-    try:
-        if not path.is_dir():
-            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
-        if (path / "config.toml").exists():
-            return [path]
-        found = [file.parent for file in sorted(path.glob("**/config.toml"))]
-    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
-        raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
+    """The folder itself if it is a run folder, otherwise all run folders below it, at least one."""
+    found = find_runs(path)
     if not found:
         raise FileAccessError(f"{path} contains no run: neither it nor a folder below it has a config.toml.")
     return found
 
 
-def _name_runs(runs: list[Run]) -> list[Run]:
-    """Name runs by the shortest kind of name that is distinct for all."""
-    kinds: list[Callable[[Run], str]] = [
-        lambda run: run.experiment.method,
-        lambda run: f"{run.experiment.method}, seed {run.experiment.seed}",
-        lambda run: run.path.name,
-        lambda run: str(run.path),
-    ]
-    kind = next((kind for kind in kinds if len({kind(run) for run in runs}) == len(runs)), kinds[-1])
-    return [replace(run, name=kind(run)) for run in runs]
+def find_runs(path: Path) -> list[Path]:
+    """The folder itself if it is a run folder, otherwise all run folders below it. There may be none yet."""
+    try:
+        if not path.is_dir():
+            raise FileAccessError(f"there is no folder {path}. Give a run folder.")
+        if is_run(path):
+            return [path]
+        return [file.parent for file in sorted(path.glob("**/config.toml"))]
+    except OSError as error:  # the system refuses, or a folder of it vanishes meanwhile
+        raise FileAccessError(f"cannot search {path} for runs: {error.strerror}. Give a run folder.") from error
+
+
+def is_run(path: Path) -> bool:
+    """Whether this is a run folder."""
+    return (path / "config.toml").exists()
 
 
 @dataclass
@@ -189,25 +252,29 @@ class _Folder:
 
 def _read(path: Path, allow: Allow, known: Known) -> Run:
     described = Experiment(**from_toml(path / "config.toml") | {"out": str(path)})
-    folder, finished, history = _Folder(path), (path / "result.json").exists(), list[dict[str, Any]]()
+    folder, state, history = _Folder(path), _state(path), list[dict[str, Any]]()
+    finished = state == "finished"
     folder.lines("metrics.jsonl", lambda line: history.append(_record(line)))
     if finished and not history:
         folder.problems.append(f"{path / 'metrics.jsonl'} contains no round.")
-    view = next((view for record in history for view in record["mean"]), "after")
+    views = list(dict.fromkeys(view for record in history for view in record["mean"])) or [AFTER]
     traffic: Traffic = {}
     ledger = _Ledger(traffic)
     folder.lines("traffic.jsonl", ledger.take)
     unknown: Held = [], str(path)
     counts, digest = folder.read("partition.json", lambda: _partition(path / "partition.json"), unknown)
     facts = _facts(described, folder, allow, known)
-    chosen: dict[int, Chosen] = folder.read("metrics.jsonl", lambda: choose(history, view), {})
+    by_view = {view: _choose(folder, history, view) for view in views}
+    chosen = by_view[views[0]]
     return Run(
         path=path,
         experiment=described,
-        state="finished" if finished else "running" if in_use(path) else "stopped",
+        state=state,
+        rounds=_planned_rounds(described, path, allow),
         history=history,
-        view=view,
+        view=views[0],
         chosen=chosen,
+        by_view=by_view,
         traffic=traffic,
         counts=counts,
         partition=digest,
@@ -224,18 +291,24 @@ def _read(path: Path, allow: Allow, known: Known) -> Run:
     )
 
 
+def _choose(folder: _Folder, history: Sequence[dict[str, Any]], view: str) -> dict[int, Chosen]:
+    nothing: dict[int, Chosen] = {}
+    return folder.read("metrics.jsonl", lambda: choose(history, view), nothing)
+
+
 def _record(line: Mapping[str, Any]) -> dict[str, Any]:
     """Convert a line to the record of a round. Every value gets its type, or raises."""
     return {
         "round": int(line["round"]),
         "metric": headline_of(line).name,
         **({"attackers": [int(k) for k in line["attackers"]]} if "attackers" in line else {}),
-        "seconds": float(line["seconds"]),
+        "seconds": _finite(line["seconds"]),
         "bytes": {way: int(line["bytes"][way]) for way in ("up", "down")},
         "loss": _number(line["loss"]),
         "mean": {view: _figures(rows) for view, rows in line["mean"].items()},
         "clients": {str(int(k)): _figures(views) for k, views in line["clients"].items()},
         "notes": dict(line.get("notes") or {}),
+        "spans": {str(name): _finite(seconds) for name, seconds in line.get("spans", {}).items()},
         "epsilon": {str(int(k)): float(spent) for k, spent in line.get("privacy", {}).get("epsilon", {}).items()},
     }
 
@@ -245,7 +318,14 @@ def _figures(rows: Mapping[str, Mapping[str, Any]]) -> dict[str, Metrics]:
 
 
 def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
+    return None if value is None else _finite(value)
+
+
+def _finite(value: Any) -> float:
+    found = float(value)
+    if not math.isfinite(found):
+        raise ValueError("it is not finite")
+    return found
 
 
 @dataclass

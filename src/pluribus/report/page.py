@@ -1,16 +1,17 @@
 """One self-contained HTML page about runs. Its content security policy forbids it to load anything else.
 
-Everything from a run folder is text: Jinja escapes it in the page, `_label` in plots, and `_inline` in the embedded
-JSON. The policy lists the scripts by their hashes, so an injected script does not run.
+Everything from a run folder is text: Jinja and markupsafe escape it in the page, page.js in plots, and `_inline` in the
+embedded JSON. The policy lists the scripts by their hashes, so an injected script does not run.
 """
 
 from __future__ import annotations
 
 import base64
 import hashlib
-import html
 import math
-from collections.abc import Sequence
+import statistics
+from collections import Counter
+from collections.abc import Callable, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
@@ -18,9 +19,13 @@ from typing import Any
 from jinja2 import Environment, StrictUndefined, Template
 from markupsafe import Markup
 
-from pluribus.report.numbers import Run, metrics_text, selection_of
-from pluribus.report.plots import Plot, Section, Series
+from pluribus.internal.tables import Table
+from pluribus.report.groups import Group, all_runs, group_runs, seeds_text, what_names
+from pluribus.report.numbers import Parameters, Run, metrics_text, selection_of
+from pluribus.report.plots.series import Plot, Section, Series
+from pluribus.report.views import about_view, known_views
 from pluribus.storage.files import to_json
+from pluribus.study.standings import Spread
 from pluribus.terminal import format_bytes
 
 # Colors of Okabe and Ito, distinct for people with any color vision; on a dark page, lighter colors of the same hues.
@@ -32,52 +37,133 @@ SYMBOLS = ["circle", "diamond", "square", "cross", "triangle-up", "x"]
 DASHES = ["solid", "dash", "dashdot", "longdash"]
 LONGEST = 24  # characters of a label on an axis
 MOST_TICKS = 40
+COUNTED = ("round", "trial")  # axes of whole numbers
+MOST_NAMED = 3  # groups in the title, or in a cell
 ROW = 22  # pixels of a row with a label
 HEIGHT = 400
 LARGEST = 30  # diameter of the largest circle in pixels
 
 
-def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False) -> str:
-    """Render the page. A live page asks its server for updates."""
-    data, plotly, script = map(Markup, (_inline(content(runs, sections)), _plotly(), _script()))
-    values = _values(runs) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
-    return _template().render(values, sections=sections, policy=_policy(live), live=live)
+def page(runs: Sequence[Run], sections: Sequence[Section], live: bool = False, listed: bool = False) -> str:
+    """Render the page. A live page asks its server for updates. A listed page links to the list of runs."""
+    shown, groups = content(runs, sections), group_runs(runs)
+    data, plotly, script = map(Markup, (_inline(shown), _plotly(), _script()))
+    values = _values(groups) | {"data": data, "plotly": plotly, "script": script, "style": page_style()}
+    summary, tables = Markup(shown["views"][0]["summary"]), {one.key: _tables(one) for one in sections}
+    parts = {"summary": summary, "sections": sections, "tables": tables, "parameters": _parameters(groups)}
+    policy = page_policy(_plotly(), _script(), live=live)
+    return _template().render(values | parts, policy=policy, live=live, listed=listed)
 
 
 def content(runs: Sequence[Run], sections: Sequence[Section]) -> dict[str, Any]:
     """The part of the page that changes during a run, as plain values."""
-    template = _template()
-    summary = "".join(template.blocks["summary"](template.new_context(_values(runs))))
+    groups = group_runs(runs)
+    views = known_views(groups)
+    first = next(iter(views))
     return {
         "palette": PALETTE,
-        "summary": summary,
+        "views": [
+            {"key": view, "text": text, "says": about_view(groups, view), "summary": _summary(groups, view)}
+            for view, text in views.items()
+        ],
         "finished": all(run.state == "finished" for run in runs),
-        "sections": [_section(one) for one in sections],
+        "sections": [_section(one, first) for one in sections],
     }
 
 
-def _values(runs: Sequence[Run]) -> dict[str, Any]:
+def _values(groups: Sequence[Group]) -> dict[str, Any]:
     from pluribus import __version__
 
-    title = " and ".join(run.name for run in runs) if len(runs) <= 3 else f"{len(runs)} runs"
-    about = {"title": title, "version": __version__, "selection": selection_of(runs)}
-    about["metric"] = metrics_text(runs)
+    runs, seeds = all_runs(groups), seeds_text(groups)
+    title = f"{len(runs)} runs"
+    if len(groups) <= MOST_NAMED:
+        *others, last = [group.name for group in groups]
+        names = f"{', '.join(others)} and {last}" if others else last
+        title = f"{names}, {seeds}" if seeds else names
+    about = {"title": title, "version": __version__, "selection": selection_of(runs), "metric": metrics_text(runs)}
     private = any(run.epsilon is not None for run in runs)
-    return about | {"private": private, "runs": runs, "human": format_bytes, "number": _format}
+    return (
+        about
+        | {"private": private, "groups": groups, "seeds": seeds, "human": format_bytes, "number": _format}
+        | {"what": what_names(groups)}
+    )
+
+
+def _parameters(groups: Sequence[Group]) -> list[tuple[str, Parameters]]:
+    """Sizes of clients, and the names of the groups that have them."""
+    whose: dict[Parameters, list[str]] = {}
+    for group in groups:
+        for row in group.first.parameters:
+            whose.setdefault(row, []).append(group.name)
+    return [(_join(names, len(groups)), row) for row, names in whose.items()]
+
+
+def _join(names: Sequence[str], count: int) -> str:
+    if 1 < len(names) == count:
+        return "all"
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    return f"{', '.join(names[:MOST_NAMED])}{more}"
+
+
+def _summary(groups: Sequence[Group], view: str) -> str:
+    """The table of groups, and what their runs say, as HTML."""
+    rows, runs = [_row(group.see(view)) for group in groups], all_runs(groups)
+    return _template("summary.html").render(_values(groups), rows=rows, runs=runs, warnings=_warnings(runs))
+
+
+def _warnings(runs: Sequence[Run]) -> list[str]:
+    """Warnings of runs and problems with their files, each once."""
+    by_text: dict[str, list[str]] = {}
+    for run in runs:
+        for text in run.warnings:
+            by_text.setdefault(text, []).append(run.name)
+    more = {text: f" and {len(names) - 1} more" if len(names) > 1 else "" for text, names in by_text.items()}
+    problems = dict.fromkeys(text for run in runs for text in run.problems)
+    return [*(f"{names[0]}{more[text]}: {text}" for text, names in by_text.items()), *problems]
+
+
+def _row(group: Group) -> dict[str, Any]:
+    runs = group.runs
+    states = Counter(run.state for run in runs)
+    spent = [run.epsilon for run in runs if run.epsilon is not None]
+    return {
+        "name": group.name,
+        "seeds": len(runs),
+        "data": group.first.experiment.data.rpartition("/")[2],
+        "state": ", ".join(state if len(states) == 1 else f"{count} {state}" for state, count in states.items()),
+        "left": group.first.left if len(runs) == 1 else None,  # the list of runs has that of each seed
+        "rounds": min(len(run.history) for run in runs),
+        "planned": group.first.rounds,
+        **{over: _spread([run.score[over] for run in runs]) for over in ("mean", "worst")},
+        "up": _mean_sum(runs, lambda one: one["bytes"]["up"]),
+        "down": _mean_sum(runs, lambda one: one["bytes"]["down"]),
+        "seconds": _mean_sum(runs, lambda one: one["seconds"]),
+        "epsilon": max(spent, default=None),
+    }
+
+
+def _mean_sum(runs: Sequence[Run], of: Callable[[dict[str, Any]], float]) -> float:
+    """The sum over rounds, mean over seeds."""
+    return statistics.fmean(math.fsum(map(of, run.history)) for run in runs)
+
+
+def _spread(values: Sequence[float | None]) -> str:
+    known = [value for value in values if value is not None]
+    return str(Spread.of(known)) if known and len(known) == len(values) else _format(None)
 
 
 def _format(value: float | None) -> str:
     return "–" if value is None else f"{value:.3f}"
 
 
-def _template() -> Template:
-    return read_template("pluribus.report")
+def _template(name: str = "template.html") -> Template:
+    return read_template("pluribus.report", name)
 
 
 @cache
-def read_template(package: str) -> Template:
-    """The template of a page, which escapes all values."""
-    text = files(package).joinpath("template.html").read_text(encoding="utf-8")
+def read_template(package: str, name: str = "template.html") -> Template:
+    """The template of a page or of a part of it, which escapes all values."""
+    text = files(package).joinpath(name).read_text(encoding="utf-8")
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return environment.from_string(text)
 
@@ -87,20 +173,24 @@ def page_style() -> Markup:
     return Markup(files("pluribus.report").joinpath("style.css").read_text(encoding="utf-8"))
 
 
-@cache
 def _plotly() -> str:
-    from plotly import offline
+    """plotly.js with the plots that pages draw. `scripts/make_plotly.py` makes it."""
+    return read_script("plotly.min.js")
 
-    return offline.get_plotlyjs()  # type: ignore[attr-defined, no-untyped-call, no-any-return]
+
+def _script() -> str:
+    return read_script("page.js")
 
 
 @cache
-def _script() -> str:
-    return files("pluribus.report").joinpath("page.js").read_text(encoding="utf-8")
+def read_script(name: str) -> str:
+    """A script of a page."""
+    return files("pluribus.report").joinpath(name).read_text(encoding="utf-8")
 
 
-def _policy(live: bool) -> str:
-    digests = [hashlib.sha256(source.encode()).digest() for source in (_plotly(), _script())]
+def page_policy(*scripts: str, live: bool) -> str:
+    """The content security policy of a page with these scripts."""
+    digests = [hashlib.sha256(source.encode()).digest() for source in scripts]
     hashes = " ".join(f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests)
     connect = "'self'" if live else "'none'"
     return (
@@ -114,17 +204,46 @@ def _inline(value: Any) -> str:
     return to_json(value).replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _section(section: Section) -> dict[str, Any]:
+def _section(section: Section, view: str) -> dict[str, Any]:
+    """A section by view. One that is the same in all views has no name of a view."""
+    seen = {view: section, **section.views} if section.views else {"": section}
+    return {"key": section.key, "views": {view: _shown(one) for view, one in seen.items()}}
+
+
+def _shown(section: Section) -> dict[str, Any]:
+    return {"says": section.text, "tables": _tables(section), "plots": [_plot(plot) for plot in section.plots]}
+
+
+def _plot(plot: Plot) -> dict[str, Any]:
     return {
-        "key": section.key,
-        "says": section.says if section.plots else section.missing,
-        "plots": [{"name": plot.name, "data": _traces(plot), "layout": _layout(plot)} for plot in section.plots],
+        "name": plot.name,
+        "says": plot.says,
+        "data": _traces(plot),
+        "layout": _layout(plot),
+        "axes": {"x": plot.x, "y": plot.y},
+        "names": {"x": plot.x_names, "y": plot.y_names},
     }
 
 
-def _label(text: str) -> str:
-    """Escape a label, because Plotly interprets tags as markup."""
-    return html.escape(text, quote=False)
+def _tables(section: Section) -> Markup:
+    """Tables, notes and folded texts as HTML."""
+    scroll = Markup('<div class="scroll" tabindex="0" role="region" aria-label="{}">{}</div>')
+    count = len(section.tables)
+    labels = [f"{section.title}, table {number} of {count}" for number in range(1, count + 1)]
+    tables = [scroll.format(label, _table(table)) for label, table in zip(labels, section.tables, strict=True)]
+    notes = [Markup('<p class="quiet">{}</p>').format(note) for note in section.notes]
+    details = Markup('<details><summary>{}</summary><pre tabindex="0">{}</pre></details>')
+    return Markup("").join([*tables, *notes, *(details.format(*pair) for pair in section.folded.items())])
+
+
+def _table(table: Table) -> Markup:
+    heading = Markup("").join(Markup("<th>{}" if column else "<td>").format(column) for column in table.columns)
+    rows = [
+        Markup("").join(Markup("<td><b>{}</b>" if one.best else "<td>{}").format(one.text) for one in row)
+        for row in table.rows
+    ]
+    body = Markup("").join(Markup("<tr>{}</tr>").format(row) for row in rows)
+    return Markup("<table><thead><tr>{}</tr></thead><tbody>{}</tbody></table>").format(heading, body)
 
 
 def _traces(plot: Plot) -> list[dict[str, Any]]:
@@ -134,18 +253,25 @@ def _traces(plot: Plot) -> list[dict[str, Any]]:
 
 def _trace(one: Series, largest: float) -> dict[str, Any]:
     """A trace of Plotly. `color` is an index into the light or dark palette, which the page resolves."""
+    if one.kind == "heat":
+        cells = [[None if cell is None else round(cell, 4) for cell in row] for row in one.cells]
+        return {"type": "heatmap", "name": one.name, "z": cells, "marks": one.marks}
     turn = one.color // len(PALETTE["light"])
     common: dict[str, Any] = {
-        "name": _label(one.name),
+        "name": one.name,
+        "legendgroup": one.name,
         "x": list(one.x),
         "y": list(one.y),
-        "text": [_label(text) for text in one.text],
+        "text": list(one.text),
         "hovertemplate": "%{text}<extra></extra>",
         "textposition": "none" if one.kind in ("bars", "stack") else None,
         "color": one.color % len(PALETTE["light"]),
+        **({"low": list(one.low), "high": list(one.high)} if one.low else {}),
     }
-    if one.kind == "line":
+    if one.kind in ("line", "steps"):
         line = {"dash": "dot" if one.faint else DASHES[turn % len(DASHES)], "width": 2}
+        if one.kind == "steps":
+            line |= {"shape": "hv"}
         return common | {"type": "scatter", "mode": "lines+markers", "line": line, "marker": {"size": 4}}
     if one.kind == "dots":
         symbol = SYMBOLS[turn % len(SYMBOLS)] + ("-open" if one.faint else "")
@@ -157,13 +283,18 @@ def _trace(one: Series, largest: float) -> dict[str, Any]:
 
 
 def _layout(plot: Plot) -> dict[str, Any]:
+    stacked = plot.stacked or any(one.kind == "stack" for one in plot.series)
     layout: dict[str, Any] = {
-        "xaxis": _axis(plot.x, plot.x_names, plot.bytes == "x"),
+        "xaxis": _axis(plot.x, plot.x_names, plot.bytes == "x", plot.log == "x"),
         "yaxis": _axis(plot.y, plot.y_names, plot.bytes == "y"),
-        "height": max(HEIGHT, ROW * len(plot.y_names) + 140),
-        "barmode": "stack" if any(one.kind == "stack" for one in plot.series) else "group",
+        "height": _height(len(plot.y_names)),
+        "barmode": "stack" if stacked else "group",
         "showlegend": len(plot.series) > 1,
     }
+    if plot.x in COUNTED and max((x or 0 for one in plot.series for x in one.x), default=0) <= MOST_TICKS / 3:
+        layout["xaxis"]["dtick"] = 1
+    if plot.zero:
+        layout["xaxis"] |= {"zeroline": True, "rangemode": "tozero"}
     if plot.y_names:
         layout["yaxis"]["range"] = [len(plot.y_names) - 0.4, -0.6]
     if plot.square:
@@ -172,13 +303,19 @@ def _layout(plot: Plot) -> dict[str, Any]:
     return layout
 
 
-def _axis(title: str, names: Sequence[str], of_bytes: bool) -> dict[str, Any]:
-    axis: dict[str, Any] = {"title": {"text": _label(title), "standoff": 12}, "automargin": True, "zeroline": False}
+def _height(rows: int) -> int:
+    """Pixels of a plot. One without rows has the usual height, and few rows take less."""
+    return max(ROW * rows + 140, min(HEIGHT, 60 * rows + 120) if rows else HEIGHT)
+
+
+def _axis(title: str, names: Sequence[str], of_bytes: bool, logarithmic: bool = False) -> dict[str, Any]:
+    axis: dict[str, Any] = {"title": {"text": title, "standoff": 12}, "automargin": True, "zeroline": False}
     if names:
         shown = range(0, len(names), math.ceil(len(names) / MOST_TICKS))
-        ticks = {"tickvals": list(shown), "ticktext": [_label(_shorten(names[at])) for at in shown]}
+        ticks = {"tickvals": list(shown), "ticktext": [_shorten(names[at]) for at in shown]}
         return axis | {"tickmode": "array", **ticks}
-    return axis | ({"tickformat": "~s", "ticksuffix": "B", "rangemode": "tozero"} if of_bytes else {})
+    scale = {"type": "log", "nticks": 6} if logarithmic else {"rangemode": "tozero"} if of_bytes else {}
+    return axis | ({"tickformat": "~s", "ticksuffix": "B"} if of_bytes else {}) | scale
 
 
 def _shorten(name: str) -> str:

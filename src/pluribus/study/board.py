@@ -13,7 +13,7 @@ from rich.text import Text
 
 from pluribus.experiment import Experiment
 from pluribus.internal.tables import print_tables
-from pluribus.study.parallel import Progress
+from pluribus.study.parallel import Failure, Progress
 from pluribus.terminal import make_bar
 from pluribus.track.lines import LOGGER, Pace
 
@@ -63,8 +63,8 @@ class Board:
             self._bar.update(self._tasks[out], score=f"{progress.score:.3f}")
         self._log(out)
 
-    def finish(self, out: str, failed: bool) -> None:
-        self._bar.update(self._tasks[out], state="failed" if failed else "done")
+    def finish(self, out: str, failure: Failure | None) -> None:
+        self._bar.update(self._tasks[out], state="failed" if failure else "done")
         self._log(out, certainly=True)
 
     def _log(self, out: str, certainly: bool = False) -> None:

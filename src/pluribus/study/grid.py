@@ -24,7 +24,7 @@ from pluribus.storage.folder import free
 from pluribus.storage.toml import read_toml, to_toml
 from pluribus.study.board import Board
 from pluribus.study.parallel import run_all, traceback_path
-from pluribus.track.tracker import make_trackers
+from pluribus.track.tracker import Tracking, make_trackers
 
 
 @contextmanager
@@ -94,13 +94,24 @@ def finish_runs(
         check_settings(one)
     make_folder(folder)
     todo = [one for one in grid if not is_finished(one)]
+    with saying_how_to_resume(folder, kept), Board(grid, folder, shown=progress) as board:
+        failed = run_all(todo, min(jobs or default_jobs(grid), len(todo)), board, Tracking(track, folder))
+    refuse_unfinished(failed, folder, kept)
+
+
+@contextmanager
+def saying_how_to_resume(folder: Path, kept: bool) -> Iterator[None]:
+    """If Ctrl-C stops runs in this block, say how to resume them."""
     try:
-        with Board(grid, folder, shown=progress) as board:
-            failed = run_all(todo, min(jobs or default_jobs(grid), len(todo)), board, track)
+        yield
     except KeyboardInterrupt as stop:
         if not kept:
             raise
         raise KeyboardInterrupt(f"Resume with the same command and --out {folder}") from stop
+
+
+def refuse_unfinished(failed: Mapping[str, str], folder: Path, kept: bool) -> None:
+    """Raise an error if runs failed. It has their reasons, by run folder."""
     if failed:
         told = {out: _with_traceback(out, reason) if kept else reason for out, reason in failed.items()}
         rest = f"The other runs are kept. Use the same command with --out {folder} to resume."

@@ -139,13 +139,23 @@ class Run:
 
     def reached(self, target: float) -> tuple[int, int] | None:
         """Rounds and bytes (up and down) until the mean test metric reached a target. None: it never did."""
-        traffic = 0
-        for record in self.history:
-            traffic += record["bytes"]["up"] + record["bytes"]["down"]
-            value = self._mean(record)
-            if value is not None and not self.metric.prefers(target, value):
-                return record["round"] + 1, traffic
-        return None
+        return reach(self.history, self._mean, self.metric, target)
+
+
+def reach(
+    history: Iterable[Mapping[str, Any]],
+    value_of: Callable[[Mapping[str, Any]], float | None],
+    metric: Metric,
+    target: float,
+) -> tuple[int, int] | None:
+    """Rounds and bytes (up and down) until a value of each round reached a target. None: it never did."""
+    traffic = 0
+    for record in history:
+        traffic += record["bytes"]["up"] + record["bytes"]["down"]
+        value = value_of(record)
+        if value is not None and not metric.prefers(target, value):
+            return record["round"] + 1, traffic
+    return None
 
 
 @dataclass(frozen=True)
@@ -185,7 +195,7 @@ class Standing:
     bytes_to_target: float | None  # None: not every seed reached the target
     reached: int  # number of seeds that reached the target
     seconds: float
-    parameters: float  # trainable parameters of a client, mean over clients
+    parameters: float | None  # trainable parameters of a client, mean over clients; None: unknown
     epsilon: float | None = None  # most of a privacy budget that a client spent; None: there is none
 
 
@@ -387,7 +397,7 @@ class Comparison:
     """Runs in the order of seeds, by label."""
     baseline: str
     target: float
-    parameters: Mapping[str, float]
+    parameters: Mapping[str, float | None]
     folder: Path | None
     """Folder of the runs. None: they were not kept."""
     view: str = AFTER
@@ -464,7 +474,7 @@ class Comparison:
     def _cost(self) -> Table:
         rows, private = [], any(row.epsilon is not None for row in self.rows)
         for row in self.rows:
-            steps, parameters = _format(row.steps, "{:,.0f}".format), f"{row.parameters:,.0f}"
+            steps, parameters = (_format(one, "{:,.0f}".format) for one in (row.steps, row.parameters))
             texts = row.label, steps, format_bytes(row.up), format_bytes(row.down), f"{row.seconds:.1f}", parameters
             spent = [_format(row.epsilon, "{:.2f}".format)] if private else []
             rows.append([Cell(text) for text in (*texts, *spent)])
@@ -628,6 +638,7 @@ class Comparison:
             "view": self.view,
             "baseline": self.baseline,
             "target": self.target,
+            "overruled": {label: dict(settings) for label, settings in self.overruled.items()},
             "rows": [asdict(row) for row in self.rows],
             "differences": [self._difference_to_json(one) for one in shown],
             "training": {m: {name: getattr(e, name) for name in TRAINING} for m, e in self.experiments.items()},

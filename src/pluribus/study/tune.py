@@ -1,91 +1,51 @@
 """A fair search for settings: all methods get the same number of trials and rounds, and validation data decides.
 
-OUT/LABEL/trial-3/        one ordinary run folder per trial
-OUT/LABEL/trials.jsonl    the settings and result of every trial
-OUT/LABEL/best.toml       the best settings, for pluribus run --config
+OUT/LABEL/trial-3/seed-0/  one ordinary run folder per trial and seed
+OUT/LABEL/trials.jsonl     the settings and result of every trial
+OUT/LABEL/search.json      what was searched
+OUT/LABEL/best.toml        the best settings, for pluribus run --config
+OUT/study.db               an Optuna study per label, a copy of the trials
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Unpack
+from typing import Any, Unpack
 
 from pluribus import errors
 from pluribus.assembly import assemble
 from pluribus.data.datasets import load_once
-from pluribus.draws import number
-from pluribus.experiment import TRAINING, Experiment, repeat
+from pluribus.experiment import Experiment, repeat
+from pluribus.internal.frames import make_frame
 from pluribus.internal.keywords import StudySettings
 from pluribus.internal.metrics import METRICS, Metric
 from pluribus.internal.views import AFTER, View, check_view, choose_view
-from pluribus.method import hyperparameters
 from pluribus.processes import check_guarded
-from pluribus.settings import convert_fields
-from pluribus.storage.checks import Check, first_wrong, is_count, is_number, read_checked_lines
-from pluribus.storage.files import append_lines, read_json, write_json, write_text
+from pluribus.storage.files import read_json, to_json, write_json, write_text
 from pluribus.storage.toml import to_toml
-from pluribus.study.grid import check_counts, folder_of_runs, make_folder
-from pluribus.study.parallel import run_or_resume
+from pluribus.study.grid import (
+    check_counts,
+    check_trackers,
+    folder_of_runs,
+    make_folder,
+    refuse_unfinished,
+    saying_how_to_resume,
+)
+from pluribus.study.parallel import make_portable, run_queue
 from pluribus.study.plan import describe_rows, find_overridden_defaults, read_rows
+from pluribus.study.proposal import Proposals, Pruner, Sampler, check_words, count_trials
 from pluribus.study.rows import AnyRows, to_rows
+from pluribus.study.search import Search
+from pluribus.study.space import SPACE, parse_space, set_all, spaces_of
 from pluribus.study.standings import FOR_ONE, note_defaults
+from pluribus.study.stored_study import StoredStudy, hide_password, load_study, open_storage, own_storage
+from pluribus.study.trial_board import TrialBoard
+from pluribus.track.tracker import Tracking
 
-if TYPE_CHECKING:
-    from optuna.trial import Trial
-
-SPACE = "lr=1e-3:1e-1:log"
-MOST_WHOLE = 2**53  # beyond, a float does not hold every whole number
-
-
-@dataclass(frozen=True)
-class Range:
-    """Values to try: an interval, on a linear or logarithmic scale, or a choice of words."""
-
-    low: float = 0.0
-    high: float = 0.0
-    log: bool = False
-    choices: tuple[str, ...] = ()
-
-    @classmethod
-    def of(cls, name: str, text: str) -> Range:
-        """Parse `1e-3:1e-1:log`, `1:5` or `class|client`."""
-        if "|" in text:
-            return cls(choices=tuple(text.split("|")))
-        low, _, rest = text.partition(":")
-        high, _, scale = rest.partition(":")
-        try:
-            found = cls(float(low), float(high), scale == "log")
-        except ValueError:
-            found = cls()
-        ordered = found.low < found.high and math.isfinite(found.high - found.low)
-        if scale not in ("", "log") or not ordered or (found.log and found.low <= 0):
-            raise errors.FormatError(f"--space takes LOW:HIGH, LOW:HIGH:log or ONE|OTHER for {name}, not '{text}'.")
-        return found
-
-    def suggest(self, trial: Trial, name: str, whole: bool) -> Any:
-        if self.choices:
-            return trial.suggest_categorical(name, self.choices)
-        if whole:
-            return trial.suggest_int(name, int(self.low), int(self.high), log=self.log)
-        return trial.suggest_float(name, self.low, self.high, log=self.log)
-
-    def check_whole(self, name: str) -> None:
-        """Refuse an interval of a setting that takes whole numbers, if its ends are none."""
-        if any(not end.is_integer() or abs(end) >= MOST_WHOLE for end in (self.low, self.high)):
-            raise errors.FormatError(
-                f"--space takes whole numbers for {name}, such as 1:10, not {self.low:g}:{self.high:g}."
-            )
-
-    def holds(self, value: Any, whole: bool) -> bool:
-        """Whether `suggest` may have returned this value."""
-        if self.choices:
-            return value in self.choices
-        if whole:
-            return is_number(value) and type(value) is int and int(self.low) <= value <= int(self.high)
-        return is_number(value) and self.low <= value <= self.high
+FORMERLY = {"seeds": 1, "jobs": 1, "sampler": "tpe", "pruner": "none"}  # version 0.1 did not write them
 
 
 @dataclass(frozen=True)
@@ -97,7 +57,7 @@ class Tuned:
     metric: str
     """The name of the headline metric, which the search optimizes."""
     score: float
-    """Its value on validation data: the mean over clients, each in the round that it selects."""
+    """Its value on validation data: the mean over clients, each in the round that it selects, and over seeds."""
     view: str
     """The view that was evaluated."""
     settings: dict[str, Any]
@@ -108,24 +68,37 @@ class Tuned:
     trials: list[dict[str, Any]]
     cautions: list[str]
     """Defaults of the method that were replaced and not searched."""
+    best_trial: int = 0
+    """The number of the best trial."""
+    storage: str | None = field(default=None, repr=False)
+    """The Optuna storage: a URL, or the path of a journal file. None: the search was not kept."""
+    study_name: str = ""
+    """The name of the study in the storage."""
+    _study: Any = field(default=None, repr=False, compare=False)
+
+    def study(self) -> Any:
+        """The `optuna.Study`, for the plots and importances of Optuna."""
+        return self._study if self.storage is None else load_study(self.storage, self.study_name)
+
+    def frame(self) -> Any:
+        """One row per trial: `trial`, `state`, `score`, `rounds`, its settings, and its score of each seed.
+
+        A pandas DataFrame if pandas is installed, otherwise a list of dicts.
+        """
+        seeds = list(dict.fromkeys(seed for one in self.trials for seed in one["scores"]))
+        return make_frame(
+            [
+                {name: one[name] for name in ("trial", "state", "score", "rounds")}
+                | one["settings"]
+                | {f"seed {seed}": one["scores"].get(seed) for seed in seeds}
+                for one in self.trials
+            ]
+        )
 
     def to_json(self) -> dict[str, Any]:
-        return asdict(self) | {"file": None if self.file is None else str(self.file)}
-
-
-def parse_space(text: str) -> dict[str, Range]:
-    """Parse ranges by name from `lr=1e-3:1e-1:log,server_lr=0.01:1`.
-
-    >>> parse_space("lr=0.1:1")["lr"].high
-    1.0
-    """
-    space = {}
-    for part in text.split(","):
-        name, equals, values = part.strip().partition("=")
-        if not equals:
-            raise errors.FormatError(f"--space takes NAME=LOW:HIGH, with commas between several, not '{part}'.")
-        space[name.replace("-", "_")] = Range.of(name, values)
-    return space
+        found = {one.name: getattr(self, one.name) for one in fields(self) if not one.name.startswith("_")}
+        storage = None if self.storage is None else hide_password(self.storage)
+        return found | {"file": None if self.file is None else str(self.file), "storage": storage}
 
 
 @load_once()
@@ -136,10 +109,16 @@ def tune(
     trials: int = 20,
     view: View = AFTER,
     seed: int = 0,
+    seeds: int = 1,
+    jobs: int = 1,
+    sampler: Sampler = "tpe",
+    pruner: Pruner = "none",
+    storage: str | None = None,
     out: str | Path | None = None,
     config: str | Path | None = None,
     own: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
+    track: str | Sequence[str] = (),
     **settings: Unpack[StudySettings],
 ) -> list[Tuned]:
     """Search for the best settings of each method on validation data, with `trials` trials per method.
@@ -148,33 +127,100 @@ def tune(
     `out`, nothing is left on disk.
 
     A name in `space` is a training setting, which is searched for every method, or a hyper-parameter, which is searched
-    for the methods that have it. The seed and the earlier trials determine the next trial, so a stopped search resumes
-    with the same trials. `view` is the model that is evaluated: `after` local training, `before` it, or each method's
-    `own`. A method that lacks the view is evaluated in its own.
+    for the methods that have it. `view` is the model that is evaluated: `after` local training, `before` it, or each
+    method's `own`. A method that lacks the view is evaluated in its own.
+
+    The score of a trial is the mean over `seeds` seeds, `seed` and those after it. `sampler` and `pruner` are Optuna's:
+    `tpe`, `random` or `grid`, and `none`, `median` or `hyperband`. `jobs` trials run at a time. The seed and `jobs`
+    determine all trials, so a stopped search resumes with the same trials.
+
+    The trials are also in an Optuna study, by default in the file `study.db` in `out`. `storage` is another Optuna
+    storage: a URL, or the path of a journal file. `track` names the trackers of each run.
     """
     _need_optuna()
     check_guarded()
-    check_counts(trials=trials)
+    check_trackers(track, out)
+    check_counts(trials=trials, seeds=seeds, jobs=jobs)
     check_view(view)
+    check_words(sampler, pruner)
+    if storage is not None and out is None:
+        raise errors.MissingSettingError("--storage needs --out: by its folder, a search is resumed.")
     rows = [*to_rows(methods), *read_rows(config)]
     described = describe_rows(rows, config, own or {}, {**settings, "seed": seed})
-    ranges = _ranges(parse_space(space), described)
-    first = next(iter(described.values()))
-    if not first.val_fraction:
-        raise errors.RangeError("a search needs validation data: --val-fraction must be above 0.")
-    # a mistake in a later method must show before the first search
-    metrics = {label: METRICS[assemble(one).task.metrics[0]] for label, one in described.items()}
+    spaces = spaces_of(parse_space(space), described)
+    counts = {label: count_trials(label, spaces[label], sampler, trials) for label in described}
+    metrics = _assemble_all(described, seeds)
     overridden = find_overridden_defaults(rows, described, config, own or {}, [*settings, *parse_space(space)])
-    with folder_of_runs(out) as folder:
-        for label, one in described.items():
-            _check_search(folder / label, one, space, view)
-        found = [
-            _search(
-                folder / label, one, ranges[label], trials, view, metrics[label], overridden.get(label, {}), progress
+    if jobs > 1:
+        described = dict(zip(described, make_portable([*described.values()]), strict=True))
+    with folder_of_runs(out) as folder, saying_how_to_resume(folder, kept=out is not None):
+        plans = [
+            _Plan(
+                folder / label,
+                Proposals(one, spaces[label], metrics[label], sampler, pruner, jobs),
+                counts[label],
+                range(seed, seed + seeds),
+                choose_view(one.build_method().views, view),
+                space,
             )
             for label, one in described.items()
         ]
+        for plan in plans:
+            plan.check()
+        where = storage or (None if out is None else own_storage(folder))
+        studies = _open_studies(plans, where, named_by_folder=storage is not None)
+        with TrialBoard({plan.label: plan.rounds() for plan in plans}, seeds, shown=progress) as board:
+            searches = [plan.search(studies[plan.label], board) for plan in plans]
+            found = [_search(*one, overridden, Tracking(track, folder)) for one in zip(plans, searches, strict=True)]
     return [replace(one, file=None) for one in found] if out is None else found
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """The search of one row."""
+
+    folder: Path
+    proposals: Proposals
+    trials: int
+    seeds: range
+    view: str
+    space: str
+
+    @property
+    def label(self) -> str:
+        return self.folder.name
+
+    def search(self, stored: StoredStudy, board: TrialBoard) -> Search:
+        return Search(self.folder, self.proposals, self.trials, self.seeds, self.view, stored, board)
+
+    def rounds(self) -> int:
+        """Rounds of all trials with one seed."""
+        return self.trials * self.proposals.described.all_rounds()
+
+    def to_json(self) -> Any:
+        """What determines the trials, as JSON has it."""
+        described, how = self.proposals.described, self.proposals
+        settings = {k: v for k, v in described.settings().items() if v is not None}
+        words = {"seeds": len(self.seeds), "jobs": how.jobs, "sampler": how.sampler, "pruner": how.pruner}
+        about = {"space": self.space, "view": self.view, "metric": how.metric.name, **words, "settings": settings}
+        return json.loads(to_json(about))
+
+    def check(self) -> None:
+        """Make the folder of the search. Refuse an existing search that has other settings."""
+        path, wanted = self.folder / "search.json", self.to_json()
+        if not path.exists():
+            make_folder(self.folder)
+            write_json(path, wanted)
+            return
+        found = read_json(path)
+        before = {**FORMERLY, "metric": wanted["metric"], **found} if isinstance(found, dict) else {}
+        if before == wanted:
+            return
+        for name in FORMERLY:  # flags of the search itself, for which a sentence can say more
+            if before | {name: wanted[name]} == wanted:
+                was = f"--{name} {before[name]}, not {wanted[name]}"
+                raise errors.OtherRunError(f"{self.folder} holds a search with {was}. Choose another --out.")
+        raise errors.OtherRunError(f"{self.folder} holds a search with other settings. Choose another --out.")
 
 
 def _need_optuna() -> None:
@@ -185,114 +231,48 @@ def _need_optuna() -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
-def _ranges(space: Mapping[str, Range], described: Mapping[str, Experiment]) -> dict[str, dict[str, Range]]:
-    """By method, the ranges that concern it. Refuse a name that concerns none."""
-    own = {method: hyperparameters(one.build_method()) for method, one in described.items()}
-    known = [*TRAINING, *(name for names in own.values() for name in names)]
-    for name in space:
-        if name not in known:
-            raise errors.unknown("setting in --space", name, known, f"pluribus run {next(iter(described))} --help")
-    ranges = {method: {k: v for k, v in space.items() if k in (*TRAINING, *names)} for method, names in own.items()}
-    for method, one in described.items():
-        for name, whole in _are_whole(one, ranges[method]).items():
-            if whole:
-                ranges[method][name].check_whole(name)
-    return ranges
+def _assemble_all(described: Mapping[str, Experiment], seeds: int) -> dict[str, Metric]:
+    """The metric of every row. A mistake in a later method or seed must show before the first search."""
+    first = next(iter(described.values()))
+    if not first.val_fraction:
+        raise errors.RangeError("a search needs validation data: --val-fraction must be above 0.")
+    metrics = {label: METRICS[assemble(one).task.metrics[0]] for label, one in described.items()}
+    for more in range(1, seeds):
+        assemble(replace(first, seed=first.seed + more))
+    return metrics
 
 
-def _check_search(folder: Path, described: Experiment, space: str, view: str) -> None:
-    """Refuse an existing search that has other settings."""
-    path = folder / "search.json"
-    settings = {k: v for k, v in described.settings().items() if v is not None}
-    wanted = {"space": space, "view": choose_view(described.build_method().views, view), "settings": settings}
-    if path.exists():
-        if read_json(path) != wanted:
-            raise errors.OtherRunError(f"{folder} holds a search with other settings. Choose another --out.")
-        return
-    make_folder(folder)
-    write_json(path, wanted)
+def _open_studies(plans: Sequence[_Plan], where: str | None, named_by_folder: bool) -> dict[str, StoredStudy]:
+    """The Optuna studies of all rows, by label. In a storage with other searches, their names have the folder's."""
+    storage = None if where is None else open_storage(where)
+    found = {}
+    for plan in plans:
+        prefix = f"{plan.folder.resolve().parent.name}-" if named_by_folder else ""
+        found[plan.label] = StoredStudy(storage, where, prefix + plan.label, plan.to_json(), plan.proposals.metric)
+    return found
 
 
-def _search(
-    folder: Path,
-    described: Experiment,
-    space: Mapping[str, Range],
-    trials: int,
-    view: str,
-    metric: Metric,
-    overridden: Mapping[str, Any],
-    progress: bool,
-) -> Tuned:
-    view = choose_view(described.build_method().views, view)
-    tried = _read_trials(folder / "trials.jsonl", described, space)[:trials]
-    for count in range(len(tried), trials):
-        settings = _propose(described, space, metric, tried)
-        path, wanted = folder / f"trial-{count}", _apply(described, settings)
-        one = {"trial": count, "settings": settings, "score": _run_trial(path, wanted, view, metric, progress)}
-        append_lines(folder / "trials.jsonl", [one])
-        tried.append(one)
-    best = (min if metric.smaller else max)(tried, key=lambda one: float(one["score"]))
-    found = _apply(described, best["settings"])
-    file = folder / "best.toml"
+def _search(plan: _Plan, search: Search, overridden: Mapping[str, Mapping[str, Any]], track: Tracking) -> Tuned:
+    how, label, stored = plan.proposals, plan.label, search.stored
+    search.begin()
+    run_queue(search.take, how.jobs, search, track, follow=search.follow)
+    refuse_unfinished(search.failed, plan.folder.parent, kept=stored.where is not None)
+    best = search.best()
+    found, file = set_all(how.described, best["settings"]), plan.folder / "best.toml"
     write_text(file, to_toml(found.settings()))
-    label = folder.name
-    cautions = note_defaults({label: overridden}, {label: found}, FOR_ONE)
-    command = repeat("run", found)
-    about = label, found.method, metric.name, best["score"], view, best["settings"]
-    return Tuned(*about, command, file, tried, cautions)
-
-
-def _read_trials(path: Path, described: Experiment, space: Mapping[str, Range]) -> list[dict[str, Any]]:
-    """The trials of a search that was stopped. Refuse one that is none of this search."""
-    whole = _are_whole(described, space)
-
-    def is_settings(settings: Any) -> bool:
-        known = isinstance(settings, dict) and settings.keys() == space.keys()
-        return known and all(space[name].holds(value, whole[name]) for name, value in settings.items())
-
-    checks: dict[str, Check] = {"trial": is_count, "settings": is_settings, "score": is_number}
-    remedy = "Delete this line and all after it: the search resumes with the trial of this line."
-    return read_checked_lines(path, lambda line: first_wrong(line, checks), remedy)
-
-
-def _propose(
-    described: Experiment, space: Mapping[str, Range], metric: Metric, tried: Sequence[Mapping[str, Any]]
-) -> dict[str, Any]:
-    """Settings of the next trial. Its random draws depend on a key, so no sampler must be saved."""
-    import optuna
-
-    key = number(described.seed, "tune", described.method, len(tried)) % 2**32
-    direction = optuna.study.StudyDirection.MINIMIZE if metric.smaller else optuna.study.StudyDirection.MAXIMIZE
-    study = optuna.create_study(direction=direction, sampler=optuna.samplers.TPESampler(seed=key))
-    for one in tried:
-        fixed, value = optuna.trial.FixedTrial(one["settings"]), float(one["score"])
-        _suggest(described, space, fixed)  # fills fixed.distributions
-        study.add_trial(optuna.trial.create_trial(params=fixed.params, distributions=fixed.distributions, value=value))
-    return _suggest(described, space, study.ask())
-
-
-def _suggest(described: Experiment, space: Mapping[str, Range], trial: Any) -> dict[str, Any]:
-    whole = _are_whole(described, space)
-    return {name: values.suggest(trial, name, whole[name]) for name, values in space.items()}
-
-
-def _are_whole(described: Experiment, space: Iterable[str]) -> dict[str, bool]:
-    """Whether a setting takes whole numbers, by name."""
-    now = vars(described) | hyperparameters(described.build_method())
-    return {name: isinstance(now[name], int) for name in space}
-
-
-def _apply(described: Experiment, settings: Mapping[str, Any]) -> Experiment:
-    training = {name: value for name, value in settings.items() if name in TRAINING}
-    hyper = {name: value for name, value in settings.items() if name not in TRAINING}
-    return replace(described, **convert_fields(Experiment, training), hyper={**described.hyper, **hyper})
-
-
-def _run_trial(path: Path, described: Experiment, view: str, metric: Metric, progress: bool) -> float:
-    """Run or resume a trial. Return its validation metric, or the worst if training diverged. Test data is not used."""
-    try:
-        result = run_or_resume(replace(described, out=str(path)), progress=progress)
-    except errors.NotFiniteError:
-        return metric.worst
-    value = result.summary[view]["selected"]["val"]["mean"]
-    return metric.worst if value is None else float(value)
+    return Tuned(
+        label=label,
+        method=found.method,
+        metric=how.metric.name,
+        score=best["score"],
+        view=plan.view,
+        settings=best["settings"],
+        command=repeat("run", found),
+        file=file,
+        trials=search.tried,
+        cautions=note_defaults({label: overridden.get(label, {})}, {label: found}, FOR_ONE),
+        best_trial=best["trial"],
+        storage=stored.where,
+        study_name=stored.name,
+        _study=stored.study,
+    )

@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from datetime import timedelta
 from typing import Any
 
 from rich.console import Console
 
 from pluribus.federation import Federation, Observer
+from pluribus.internal.clock import time_left
 from pluribus.internal.ledger import Ledger
 from pluribus.internal.metrics import headline_of
 from pluribus.result import Result
@@ -96,4 +96,4 @@ class Lines(Observer):
         each = (self._clock() - self._begin) / (done - self._before)
         yield f"{each:.2f} s per round"
         if done < rounds:
-            yield f"{timedelta(seconds=round(each * (rounds - done)))} left"
+            yield f"{time_left(each, rounds - done)} left"

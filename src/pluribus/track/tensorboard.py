@@ -1,4 +1,4 @@
-"""TensorBoard: event files in RUN/tensorboard.
+"""TensorBoard: event files in RUN/tensorboard. It shows all runs below the folder that it is given, by their paths.
 
 tensorboard --logdir runs
 """

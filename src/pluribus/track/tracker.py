@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 from pluribus.errors import PackageError, unknown
 from pluribus.experiment import Experiment
@@ -18,6 +18,19 @@ from pluribus.storage.checks import is_text, read_table
 from pluribus.storage.files import write_json
 
 TRACKERS = {"tensorboard": "TensorBoard", "mlflow": "MLflow", "wandb": "WandB"}
+
+
+class Tracking(NamedTuple):
+    """The trackers of several runs that belong together, such as those of a comparison."""
+
+    names: str | Sequence[str] = ()
+    folder: Path | None = None  # of all these runs; None: a run alone
+
+    def make(self) -> list[Tracker]:
+        trackers = make_trackers(self.names)
+        for tracker in trackers:
+            tracker.group = self.folder
+        return trackers
 
 
 def make_trackers(names: str | Iterable[str]) -> list[Tracker]:
@@ -34,6 +47,7 @@ class Tracker(ABC):
 
     name: ClassVar[str]  # name of the package, and of the extra of Pluribus that installs it
     metric: str  # name of the headline metric
+    group: Path | None = None  # the folder of all runs that belong together; None: the run is alone
 
     def __init__(self) -> None:
         if find_spec(self.name) is None:
@@ -52,6 +66,19 @@ class Tracker(ABC):
     @abstractmethod
     def end(self, step: int, metrics: Mapping[str, float] | None) -> None:
         """Log the results after the last round. None: the run stopped early."""
+
+    def run_name(self, folder: Path) -> str:
+        """Name of a run: its path below the folder of its group."""
+        return folder.name if self.group is None else folder.resolve().relative_to(self.group.resolve()).as_posix()
+
+    def tags(self, folder: Path, settings: Mapping[str, Any]) -> dict[str, str]:
+        """What tells the runs of a group apart: method, seed, label, and the folder of the group."""
+        if self.group is None:
+            return {}
+        seed = str(settings["seed"])
+        label = self.run_name(folder).removesuffix(f"-{seed}").removesuffix("/seed")  # LABEL-0, or LABEL/trial-3/seed-0
+        tags = {"method": str(settings["method"]), "seed": seed, "label": label}
+        return tags | {"study": self.group.resolve().name}
 
     def __enter__(self) -> Tracker:
         return self

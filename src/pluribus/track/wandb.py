@@ -1,5 +1,7 @@
 """Weights & Biases: files in RUN/wandb. Nothing is sent unless WANDB_MODE=online is set.
 
+Runs that belong together are a group, unless WANDB_RUN_GROUP names another one.
+
 wandb sync RUN/wandb/offline-run-*
 """
 
@@ -24,9 +26,12 @@ class WandB(Tracker):
         import wandb
 
         mode: Any = os.environ.get("WANDB_MODE", "offline")
+        tags = self.tags(folder, settings)
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "pluribus"),
-            name=folder.name,
+            name=self.run_name(folder),
+            group=os.environ.get("WANDB_RUN_GROUP", tags.pop("study", None)),
+            tags=[f"{name}:{value}" for name, value in tags.items()],
             id=identity(folder, self.name, lambda: uuid4().hex[:12]),
             resume="allow",
             dir=str(folder),  # W&B adds its name

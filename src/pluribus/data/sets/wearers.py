@@ -75,7 +75,7 @@ def _read_har(archive: zipfile.ZipFile) -> Arrays:
     parts = []
     for part in ("train", "test"):
         signals = [read(f"{part}/Inertial Signals/{channel}_{part}.txt") for channel in HAR_CHANNELS]
-        labels = [read(f"{part}/{name}_{part}.txt")[:, 0].astype(np.int64) for name in ("y", "subject")]
+        labels = [_whole(read(f"{part}/{name}_{part}.txt")[:, 0]) for name in ("y", "subject")]
         parts.append((np.stack(signals, 1).astype(np.float32), *labels))
     x, y, subject = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     group, place = _runs(subject, y)
@@ -89,6 +89,12 @@ def _read_har(archive: zipfile.ZipFile) -> Arrays:
         "time": place * (HAR_WINDOW / 2 / HAR_RATE),
         "span": np.array(HAR_WINDOW / HAR_RATE),
     }
+
+
+def _whole(numbers: np.ndarray) -> np.ndarray:
+    if not np.all(np.isfinite(numbers) & (numbers == np.rint(numbers)) & (np.abs(numbers) < 2**31)):
+        raise ValueError("a label is not a whole number")
+    return numbers.astype(np.int64)
 
 
 def _text(member: IO[bytes]) -> io.TextIOWrapper:

@@ -11,7 +11,7 @@ import numpy as np
 from pluribus.data.dataset import Dataset
 from pluribus.data.datasets import fetch_from_hub, load_original, reading_original, register_data
 from pluribus.data.npz import Arrays
-from pluribus.errors import MissingDataError
+from pluribus.errors import DamagedDataError, MissingDataError
 
 SIDE = 28
 CLASSES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)
@@ -35,9 +35,13 @@ def read_leaf(folder: Path) -> Arrays:
         with reading_original(file):
             for writer, held in json.loads(file.read_text(encoding="utf-8"))["user_data"].items():
                 pixels = np.asarray(held["x"], np.float64).reshape(-1, SIDE, SIDE)
+                if not np.all((pixels >= 0) & (pixels <= 1)):  # NaN is neither
+                    raise DamagedDataError(f"{file} cannot be used: writer {writer} has pixels outside 0 to 1.")
                 x.append(np.rint(pixels * 255).astype(np.uint8))
                 y.append(np.asarray(held["y"], np.int64).reshape(len(pixels)))
                 writers += [writer] * len(pixels)
+    if not writers:
+        raise DamagedDataError(f"the *.json files in {folder} have no characters: get them again or delete them.")
     return _pack(np.concatenate(x), np.concatenate(y), np.array(writers))
 
 

@@ -49,6 +49,7 @@ class PaperTable(Study):
     rows: tuple[PaperRow, ...]
     figures: Mapping[str, str] = field(default_factory=dict)
     """Our metric (see `measures.py`) for every column of the paper, and for columns that only we have."""
+    own: str = ""  # the row of the paper's own method; default: the baseline
     paper_runs: int = 1  # number of runs that the paper's numbers are the mean of
     needs: str = ""  # data and hardware that it needs, and its measured time
     notes: tuple[str, ...] = ()
