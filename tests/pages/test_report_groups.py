@@ -282,6 +282,11 @@ def test_without_a_comparison_local_is_the_baseline() -> None:
     tables = section_of(runs, "comparison").tables
     assert tables[-1].columns[0] == "against local"
     assert [row[0].text for row in tables[-1].rows] == ["fedgh"]
+    more = section_of(read_runs([ran().folder, ran("local").folder, ran("local", seed=1).folder]), "comparison")
+    assert texts(more.tables[-1:]) == texts(tables[-1:])
+    assert "left out" in more.notes[0]
+    other = section_of(read_runs([ran().folder, run_tiny("local", rounds=2).folder]), "comparison")
+    assert "rounds" in other.notes[0]
 
 
 def missing(runs: list[Run]) -> str:
