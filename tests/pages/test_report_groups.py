@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -318,6 +319,16 @@ def test_a_damaged_plan_is_named_and_not_used(tmp_path: Path) -> None:
         section = section_of(read_runs([tmp_path / "runs"]), "comparison")
         assert str(tmp_path / "runs" / "compare.json") in section.notes[0]
         assert section.tables[-1].columns[0] == "against local"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308"])
+def test_a_number_without_a_deviation_is_damage(tmp_path: Path, value: str) -> None:
+    shutil.copytree(compared().folder, tmp_path / "runs")
+    file = tmp_path / "runs" / "class-1" / "metrics.jsonl"
+    file.write_text(re.sub(r'"test": [\d.]+', f'"test": {value}', file.read_text(), count=1))
+    runs = read_runs([tmp_path / "runs"])
+    assert any(str(file) in text for run in runs for text in run.problems)
+    assert page(runs, sections(runs))
 
 
 def test_settings_that_differ_are_in_a_table() -> None:
