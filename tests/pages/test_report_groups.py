@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -282,6 +283,11 @@ def test_without_a_comparison_local_is_the_baseline() -> None:
     tables = section_of(runs, "comparison").tables
     assert tables[-1].columns[0] == "against local"
     assert [row[0].text for row in tables[-1].rows] == ["fedgh"]
+    more = section_of(read_runs([ran().folder, ran("local").folder, ran("local", seed=1).folder]), "comparison")
+    assert texts(more.tables[-1:]) == texts(tables[-1:])
+    assert "left out" in more.notes[0]
+    other = section_of(read_runs([ran().folder, run_tiny("local", rounds=2).folder]), "comparison")
+    assert "rounds" in other.notes[0]
 
 
 def missing(runs: list[Run]) -> str:
@@ -313,6 +319,16 @@ def test_a_damaged_plan_is_named_and_not_used(tmp_path: Path) -> None:
         section = section_of(read_runs([tmp_path / "runs"]), "comparison")
         assert str(tmp_path / "runs" / "compare.json") in section.notes[0]
         assert section.tables[-1].columns[0] == "against local"
+
+
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308"])
+def test_a_number_without_a_deviation_is_damage(tmp_path: Path, value: str) -> None:
+    shutil.copytree(compared().folder, tmp_path / "runs")
+    file = tmp_path / "runs" / "class-1" / "metrics.jsonl"
+    file.write_text(re.sub(r'"test": [\d.]+', f'"test": {value}', file.read_text(), count=1))
+    runs = read_runs([tmp_path / "runs"])
+    assert any(str(file) in text for run in runs for text in run.problems)
+    assert page(runs, sections(runs))
 
 
 def test_settings_that_differ_are_in_a_table() -> None:
