@@ -354,19 +354,20 @@ def search(folder: Path, lines: Sequence[dict[str, Any]]) -> list[Run]:
 
 
 def test_a_search_is_drawn_by_trial_and_by_setting(tmp_path: Path) -> None:
-    scores: list[float | None] = [0.3, 0.2, 0.5, -1.8e308, None]
+    scores: list[float | None] = [0.3, 0.2, 0.5, -1.8e308, None, 0.9]
     lines = [
         {"trial": number, "settings": {"lr": 0.1, "optimizer": "adam"}, "score": score, "seeds": [score]}
         for number, score in enumerate(scores)
     ]
     lines[3]["score"] = -1.7e308  # what a search writes if training diverged
+    lines[5]["state"] = "PRUNED"  # its score is that of a round
     runs = search(tmp_path, lines)
     section = tuning(group_runs(runs))
     trials, lr, optimizer = section.plots
     dots, best = trials.series
     assert (dots.x, dots.y) == ([0, 1, 2], [0.3, 0.2, 0.5])
     assert best.y == [0.3, 0.3, 0.5]
-    assert "2 trials" in section.says
+    assert "3 trials" in section.says
     assert (lr.log, lr.series[0].x) == ("x", [0.1, 0.1, 0.1])
     assert (optimizer.log, optimizer.x_names, optimizer.series[0].x) == ("", ["adam"], [0, 0, 0])
     assert_facts(missing(runs), tmp_path / "local", "search")

@@ -21,7 +21,7 @@ def tuning(groups: Sequence[Group]) -> Section:
     says = (
         f"Trials of a search. The score is the validation {metric}, mean over clients, each in the round that it "
         "selects: test data takes no part. The line is the best score so far."
-        f"{f' {lost} trials without a score are not drawn: training diverged, or they were stopped.' if lost else ''}"
+        f"{f' {lost} trials without a score are not drawn: their training diverged, or a pruner stopped them.' if lost else ''}"
     )
     names = list(dict.fromkeys(name for one in searches.values() for trial in one.trials for name in trial.settings))
     plots = [_by_trial(searches, metric, smaller), *(_by_setting(searches, metric, name) for name in names)]
