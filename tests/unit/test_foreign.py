@@ -140,7 +140,8 @@ def test_a_result_a_report_and_a_live_page_are_shown_without_the_code(foreign: F
     page, *_ = write_report([foreign.path], foreign.place / "page.html")
     assert_facts(page.read_text(), path, "--allow-code")
     with make_server(foreign.path) as server:
-        assert_facts(server.pages.data(), path, "--allow-code")
+        _, make = server.served.find("/data.json") or pytest.fail("there is no data.json")
+        assert_facts(make(), path, "--allow-code")
     assert foreign.traces == []
 
 
