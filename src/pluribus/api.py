@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, closing
 from dataclasses import replace
@@ -23,6 +22,7 @@ from pluribus.federation import Federation, Observer, check_observers
 from pluribus.internal.arithmetic import reproducible
 from pluribus.internal.keywords import Settings
 from pluribus.internal.paths import check_path
+from pluribus.internal.system import total_memory
 from pluribus.method import Method
 from pluribus.processes import check_guarded
 from pluribus.result import Result
@@ -135,7 +135,7 @@ def load_result(path: str | Path, *, allow_code: Allow = False) -> Result:
 def _note_memory(parts: Assembly) -> list[str]:
     """Warn if the state of all clients takes a large share of the memory: a current and a selected model of each."""
     needed = 2 * sum(parts.cards.nbytes(k) for k in parts.cards)
-    if needed < MOST_MEMORY * os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"):
+    if (memory := total_memory()) is None or needed < MOST_MEMORY * memory:
         return []
     return [f"the models of all clients may take {needed / 2**30:.1f} GiB of memory: --out keeps them on disk."]
 

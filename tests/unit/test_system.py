@@ -25,7 +25,7 @@ import torch, scipy.stats, sklearn.metrics  # these may use POSIX
 sys.modules["msvcrt"] = msvcrt
 for name in ("fcntl", "resource"):
     sys.modules[name] = None
-for owner, name in ((os, "fork"), (signal, "pthread_sigmask"), (signal, "SIGKILL")):
+for owner, name in ((os, "fork"), (os, "sysconf"), (signal, "pthread_sigmask"), (signal, "SIGKILL")):
     delattr(owner, name)
 del multiprocessing.context.ForkServerContext
 import pluribus
@@ -90,6 +90,16 @@ def test_real_sites_are_refused(command: str, tmp_path: Path) -> None:
     assert done.returncode == 2, done.stderr
     assert "Linux" in done.stderr
     assert "Traceback" not in done.stderr
+
+
+def test_a_run_in_memory_and_doctor_need_no_figures_of_the_system() -> None:
+    code = """
+result = pluribus.run("fedgh", data="digits", clients=2, rounds=1, workers=1)
+from pluribus.cli.doctor import examine
+print(result.rounds, examine()["memory"])
+"""
+    done = run_without(code)
+    assert done.stdout.split() == ["1", "None"], done.stderr
 
 
 def test_peak_memory_is_unknown() -> None:

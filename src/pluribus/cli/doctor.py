@@ -13,6 +13,7 @@ from typing import Any
 
 from pluribus.cli.flags import flag, parse_groups
 from pluribus.cli.greeter import print_answer
+from pluribus.internal.system import total_memory
 
 ABOUT_DOCTOR = """\
 Shows versions, devices, threads and memory, which extras are installed and how to install the others, where data sets
@@ -47,7 +48,7 @@ def examine() -> dict[str, Any]:
         "mps": torch.backends.mps.is_available(),
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
-        "memory": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
+        "memory": total_memory(),
         "extras": {name: missing_packages(needed) for name, needed in find_extras().items()},
         "data": {"folder": str(folder), "writable": is_writable(folder)},
         "browser": _find_browser(),
@@ -116,7 +117,7 @@ def _rows(found: dict[str, Any]) -> list[tuple[str, str]]:
         *((name, found[name]) for name in ("pluribus", "python", "torch", "platform")),
         ("gpu", "; ".join(gpus + mps) or "none"),
         ("cpu", f"cores: {found['cores']}, threads of torch: {found['threads']}"),
-        ("memory", format_bytes(found["memory"])),
+        ("memory", "unknown" if found["memory"] is None else format_bytes(found["memory"])),
         ("data", f"{data['folder']}{fix}"),
         ("browser", found["browser"] or "none: copy report.html to a machine that has one"),
         ("extras", ", ".join(name for name in found["extras"] if name not in missing) or "none"),

@@ -1,6 +1,6 @@
-"""What depends on the operating system: locks, durable files, peak memory, forks.
+"""What depends on the operating system: locks, durable files, memory, forks.
 
-Linux is tested. Windows has neither `fcntl` nor `resource`: files are locked with `msvcrt`, and peak memory is unknown.
+Linux is tested. Windows has neither `fcntl` nor `resource`: files are locked with `msvcrt`, and memory is unknown.
 """
 
 from __future__ import annotations
@@ -74,6 +74,13 @@ def peak_memory() -> int | None:
     if not IS_POSIX:
         return None
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def total_memory() -> int | None:
+    """Bytes of memory that this machine has, or None if the system does not report them."""
+    if not hasattr(os, "sysconf"):
+        return None
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 def check_forks() -> None:
