@@ -17,6 +17,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
+import method_page
 import scoreboard
 import torch
 
@@ -362,6 +363,8 @@ SECTIONS: dict[str, Callable[[], str]] = {
     },
     **{f"counts {kind}": lambda kind=kind: _counts(kind) for kind in PARTITIONS},  # type: ignore[misc]
     **{f"sources {name}": lambda name=name: _source(name) for name in methods()},  # type: ignore[misc]
+    **{f"facts {name}": lambda name=name: method_page.facts(name) for name in methods()},  # type: ignore[misc]
+    **{f"figure {name}": lambda name=name: method_page.figure(name) for name in methods()},  # type: ignore[misc]
     **{f"hyper {name}": lambda name=name: _hyper(name) for name in methods()},  # type: ignore[misc]
 }
 

@@ -157,6 +157,11 @@ def on_post_page(output: str, **_: Any) -> str:
     return output.replace('role="dialog"', 'role="dialog" aria-label="Search"')
 
 
+def on_post_template(output_content: str, **_: Any) -> str:
+    """The same for the page that says that a page is missing."""
+    return on_post_page(output_content)
+
+
 def _formula(found: re.Match[str]) -> str:
     tex, block = html.unescape(found["tex"]), found["tag"] == "div"
     return f'<div class="formula">{convert(tex, display="block")}</div>' if block else convert(tex)

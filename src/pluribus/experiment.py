@@ -168,7 +168,7 @@ class Experiment:
     dp_share: float = setting(0.5, group="privacy", above=0, below=1)
     """Share of --dp-epsilon that class sums and counts may use, if they are accounted alone."""
     dp_noise: float | None = setting(None, group="privacy", at_least=LEAST_NOISE, at_most=MOST_NOISE, symbol="sigma")
-    """Noise multiplier of training or messages. Default: so that the budget lasts. With less, training ends early."""
+    """Noise multiplier of training or messages. Too little ends training early. Default: so that the budget lasts."""
     dp_secure: bool = setting(False, group="privacy")
     """Draw noise and batches from the system's generator, not by --seed. The run cannot be repeated to the bit."""
     share_counts: bool = setting(True, group="privacy")
@@ -308,6 +308,10 @@ class Experiment:
     def sampled(self) -> int:
         """Number of clients that are sampled per round."""
         return max(1, round(self.participation * self.clients))
+
+    def evaluates_everyone(self) -> bool:
+        """Whether all clients are evaluated, not only those that took part."""
+        return self.evaluate == "all" or (self.evaluate == "auto" and self.clients <= 200)
 
     def on_gpu(self) -> bool:
         """Whether clients train on a GPU of this machine."""

@@ -343,7 +343,7 @@ class Federation:
         trained = t + 1 - task.warmup  # number of rounds in which models trained
         if trained < 1 or (trained % experiment.evaluate_every and t != task.rounds - 1 and not self._is_over()):
             return {}
-        everyone = experiment.evaluate == "all" or (experiment.evaluate == "auto" and experiment.clients <= 200)
+        everyone = experiment.evaluates_everyone()
         receives = any(view != AFTER and view not in SERVER_VIEWS for view in self.method.views)  # the newest download
         known: dict[tuple[str, str], Published] = {}
         found: dict[int, dict[str, Metrics]] = {}

@@ -173,11 +173,13 @@ def test_the_list_of_runs_grows_and_leads_to_their_pages(browser: Browser, tmp_p
         shutil.copytree(ran().folder, tmp_path / "second <b>")
         until(page, "document.querySelectorAll('tbody tr').length === 2")
         assert page.evaluate("document.activeElement.textContent") == "first"  # though the list is new
+        drawn = "((document.querySelector('#accuracy .plot') || {})._fullData || [])"  # empty until it is drawn
         page.click("text='second <b>'")
-        until(page, f"{trace('accuracy', 0, 'x.length')} === 3")
+        page.wait_for_url("**/runs/second*/")
+        until(page, f"{drawn}.some(one => one.x.length === 3)")
         page.click("text='all runs'")
         page.click("text='All 2 runs in the same plots'")
-        drawn = "(document.querySelector('#accuracy .plot')?._fullData || [])"  # nothing until it is drawn
+        page.wait_for_url("**/all/")
         until(page, f"new Set({drawn}.map(one => one.name)).size >= 2")
         assert page.text_content("#live") == "live"
         assert browser.troubles == []

@@ -19,10 +19,12 @@ from pluribus.models import zoo
 from pluribus.study.reproduce import paper, summary
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.insert(0, str(ROOT / "docs"))
+sys.path[:0] = [str(ROOT / "docs"), str(ROOT / "docs" / "pictures")]
 
 import execute  # noqa: E402
 import generate  # noqa: E402
+import method_page  # noqa: E402
+import methods as pictures  # noqa: E402
 import scoreboard  # noqa: E402
 
 PAGES = execute.PAGES
@@ -153,7 +155,7 @@ def test_the_scoreboard_counts_what_its_tables_show():
         figures, differences = beside.to_markdown().split("\n\n")[:2]
         cells = dict(zip(scoreboard.COLUMNS, row, strict=True))
         assert cells["table"] == link
-        assert cells["that differ"] in (str(figures.count("\\*")), "-")
+        assert cells["differ"] in (str(figures.count("\\*")), "-")
         assert int(cells["rows x seeds"].split()[0]) == figures.count("\n| ") - 1
         if beside.table.own in ("", beside.table.baseline) and beside.differences:
             ends = [line.rsplit("|", 2)[1].strip() for line in differences.splitlines()[2:]]
@@ -167,6 +169,29 @@ def test_every_method_has_a_page_with_all_its_parts():
     for name in methods():
         headings = " ".join(re.findall(r"^## (.*)$", read(ROOT / f"docs/methods/{name}.md"), re.MULTILINE))
         assert re.fullmatch(r"Symbols Algorithm.* Deviations Command What travels", headings), name
+
+
+def test_the_picture_of_every_method_is_of_the_command_beside_it():
+    by_method = {name: case for case in pictures.CASES for name in case.methods}
+    found = pictures.known()
+    assert sorted(name for case in pictures.CASES for name in case.methods) == sorted(methods()) == sorted(found)
+    for name, one in found.items():
+        assert one["command"] == by_method[name].command(name)
+        assert set(one["lines"]) == {name, by_method[name].baseline}
+        assert {len(values) for line in one["lines"].values() for _, values in line} == {pictures.SEEDS}
+
+
+@pytest.mark.parametrize("name", ["fedgh", "fedh2l", "hetlora"])
+def test_a_picture_shows_the_numbers_that_were_run(name):
+    assert read(pictures.PICTURES / f"{name}.svg") == pictures.draw(pictures.known()[name])
+
+
+def test_the_address_of_a_paper_on_a_page_is_the_one_at_its_top():
+    """Pages name addresses in their text, too."""
+    for name in methods():
+        top, text = method_page.facts(name), read(ROOT / f"docs/methods/{name}.md").partition("\n## ")[0]
+        for address in re.findall(r"\]\((https://(?:arxiv|doi)\.org/[^)]+)\)", text):
+            assert f"({address})" in top, name
 
 
 def test_the_readme_names_every_method_beside_its_family():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import replace
@@ -282,6 +283,11 @@ def test_without_a_comparison_local_is_the_baseline() -> None:
     tables = section_of(runs, "comparison").tables
     assert tables[-1].columns[0] == "against local"
     assert [row[0].text for row in tables[-1].rows] == ["fedgh"]
+    more = section_of(read_runs([ran().folder, ran("local").folder, ran("local", seed=1).folder]), "comparison")
+    assert texts(more.tables[-1:]) == texts(tables[-1:])
+    assert "left out" in more.notes[0]
+    other = section_of(read_runs([ran().folder, run_tiny("local", rounds=2).folder]), "comparison")
+    assert "rounds" in other.notes[0]
 
 
 def missing(runs: list[Run]) -> str:
@@ -315,6 +321,16 @@ def test_a_damaged_plan_is_named_and_not_used(tmp_path: Path) -> None:
         assert section.tables[-1].columns[0] == "against local"
 
 
+@pytest.mark.parametrize("value", ["NaN", "Infinity", "1e308"])
+def test_a_number_without_a_deviation_is_damage(tmp_path: Path, value: str) -> None:
+    shutil.copytree(compared().folder, tmp_path / "runs")
+    file = tmp_path / "runs" / "class-1" / "metrics.jsonl"
+    file.write_text(re.sub(r'"test": [\d.]+', f'"test": {value}', file.read_text(), count=1))
+    runs = read_runs([tmp_path / "runs"])
+    assert any(str(file) in text for run in runs for text in run.problems)
+    assert page(runs, sections(runs))
+
+
 def test_settings_that_differ_are_in_a_table() -> None:
     (table,) = (section := section_of(read_runs([compared().folder]), "settings")).tables
     assert table.columns == ("row", "method", "server_lr", "server_step")
@@ -338,19 +354,20 @@ def search(folder: Path, lines: Sequence[dict[str, Any]]) -> list[Run]:
 
 
 def test_a_search_is_drawn_by_trial_and_by_setting(tmp_path: Path) -> None:
-    scores: list[float | None] = [0.3, 0.2, 0.5, -1.8e308, None]
+    scores: list[float | None] = [0.3, 0.2, 0.5, -1.8e308, None, 0.9]
     lines = [
         {"trial": number, "settings": {"lr": 0.1, "optimizer": "adam"}, "score": score, "seeds": [score]}
         for number, score in enumerate(scores)
     ]
     lines[3]["score"] = -1.7e308  # what a search writes if training diverged
+    lines[5]["state"] = "PRUNED"  # its score is that of a round
     runs = search(tmp_path, lines)
     section = tuning(group_runs(runs))
     trials, lr, optimizer = section.plots
     dots, best = trials.series
     assert (dots.x, dots.y) == ([0, 1, 2], [0.3, 0.2, 0.5])
     assert best.y == [0.3, 0.3, 0.5]
-    assert "2 trials" in section.says
+    assert "3 trials" in section.says
     assert (lr.log, lr.series[0].x) == ("x", [0.1, 0.1, 0.1])
     assert (optimizer.log, optimizer.x_names, optimizer.series[0].x) == ("", ["adam"], [0, 0, 0])
     assert_facts(missing(runs), tmp_path / "local", "search")

@@ -94,6 +94,7 @@ def test_a_dry_run_tells_what_a_run_then_does(
         progress=False,
     )
     assert plan["models"] == sorted({one.model for one in result.clients.values()})
+    assert plan["seconds"] > 0
     assert plan["rounds"] * plan["clients_per_round"] == sum(one["answered"] for one in result.history)
     headers = 1.2  # a message is a little more than its tensors
     sent = result.bytes["up"] / (2 * 2)
@@ -109,6 +110,13 @@ def test_a_dry_run_refuses_what_a_run_would(terminal: Terminal) -> None:
     )
     plans = terminal("run", "fedgh", *SMALL, "--against", "local", "--dry-run", "--json").json["plans"]
     assert [one["method"] for one in plans] == ["local", "fedgh"]
+
+
+@pytest.mark.parametrize("command", ["run fedgh", "run fedhpl", "bench", "compare", "tune", "serve"])
+def test_a_help_text_has_no_remains_of_types(command: str, terminal: Terminal, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    for line in terminal(*command.split(), "--help").out.splitlines():
+        assert not re.search(r"\{None|\{\[|\[\w+ \[|Default: ", line), line
 
 
 def test_flags_override_a_config_file(terminal: Terminal, tmp_path: Path) -> None:

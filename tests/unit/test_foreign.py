@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -139,7 +140,19 @@ def test_a_result_a_report_and_a_live_page_are_shown_without_the_code(foreign: F
     page, *_ = write_report([foreign.path], foreign.place / "page.html")
     assert_facts(page.read_text(), path, "--allow-code")
     with make_server(foreign.path) as server:
-        assert_facts(server.pages.data(), path, "--allow-code")
+        _, make = server.served.find("/data.json") or pytest.fail("there is no data.json")
+        assert_facts(make(), path, "--allow-code")
+    assert foreign.traces == []
+
+
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_a_report_compares_nothing_whose_code_is_not_allowed(foreign: Foreign, setting: str) -> None:
+    path, twin = foreign.names(setting), foreign.place / "twin"
+    shutil.copytree(foreign.path, twin)
+    config = (twin / "config.toml").read_text()
+    (twin / "config.toml").write_text(re.sub("^lr = .*", "lr = 0.123", config, flags=re.MULTILINE))
+    page, *_ = write_report([foreign.path, twin], foreign.place / "page.html", embeddings="none")
+    assert_facts(page.read_text(), "not tested against each other", path)
     assert foreign.traces == []
 
 

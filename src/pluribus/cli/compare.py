@@ -15,13 +15,13 @@ from pluribus.cli.flags import (
     ONE_BY_ONE,
     QUIET,
     TRACK,
-    default_text,
     explanations,
     flag,
     flags_of,
     given_names,
     is_shown,
     parse_groups,
+    split_default,
     take_flag,
     word,
 )
@@ -197,9 +197,9 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     groups["training"] = []
     for name in TRAINING:  # None if not given
         value = common.get(name, getattr(Experiment, name))
-        usual = default_text(hints[name], value, helps[name])
+        about, usual = split_default(hints[name], value, helps[name])
         usual = f"(default: {value})" if usual is None else usual
-        groups["training"].append((name, word(hints[name] | None, name.upper(), helps[name], usual), common.get(name)))
+        groups["training"].append((name, word(hints[name] | None, name.upper(), about, usual), common.get(name)))
     return groups
 
 

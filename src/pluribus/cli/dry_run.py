@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def show_plans(chain: Sequence[Experiment], as_json: bool, console: Console) -> None:
-    """Assemble experiments and print what each would do. Nothing trains, and nothing is written."""
+    """Assemble experiments and print what each would do. A few steps are timed, and nothing is written."""
     from pluribus.assembly import assemble
     from pluribus.internal.arithmetic import reproducible
     from pluribus.storage.folder import RunFolder
@@ -36,8 +36,9 @@ def show_plans(chain: Sequence[Experiment], as_json: bool, console: Console) -> 
 def describe(parts: Assembly) -> dict[str, Any]:
     """What a run would do, as values of JSON. Bytes are the most per client and round."""
     from pluribus.assembly import bytes_per_round
+    from pluribus.study.estimate import estimate
 
-    one, traffic = parts.experiment, bytes_per_round(parts)
+    one, traffic, expected = parts.experiment, bytes_per_round(parts), estimate(parts)
     return {
         "method": one.method,
         "data": one.data_name,
@@ -48,6 +49,8 @@ def describe(parts: Assembly) -> dict[str, Any]:
         "bytes": {"up": round(traffic.up), "down": round(traffic.down)},
         "model_bytes": sum(parts.cards.nbytes(k) for k in parts.cards),
         "device": str(parts.device),
+        "seconds": None if expected is None else round(expected.seconds, 3),
+        "steps_per_round": None if expected is None else round(expected.steps, 1),
         "engine": one.engine,
         "workers": one.workers,
         "warnings": list(parts.warnings),
@@ -69,6 +72,18 @@ def _print(parts: Assembly, plan: dict[str, Any], console: Console) -> None:
     table.add_row("rounds", f"{plan['rounds']}, with {plan['clients_per_round']} of {plan['clients']} clients in each")
     table.add_row("bytes", f"up {up}, down {down} per client and round, at most")
     table.add_row("memory", f"{format_bytes(plan['model_bytes'])} for the models of all clients")
+    table.add_row("time", _time_text(plan))
     table.add_row("engine", f"{plan['engine']}, device {plan['device']}, workers {plan['workers']}")
     console.print(table, highlight=False)
-    console.print("\n Nothing was run: leave out --dry-run.", highlight=False)
+    console.print("\n No round was run: leave out --dry-run.", highlight=False)
+
+
+def _time_text(plan: dict[str, Any]) -> str:
+    from pluribus.internal.clock import time_left
+
+    if plan["seconds"] is None:
+        return "unknown: the steps of differential privacy are not tried"
+    work = f"{plan['steps_per_round']:,.0f} plain steps a round, and evaluation"
+    tried = "Estimated from a few steps of each model on this machine"
+    left_out = "without what the method does beside them"
+    return f"about {time_left(plan['seconds'], 1)} for {work}, one client after the other. {tried}, {left_out}."

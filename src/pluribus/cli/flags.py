@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pluribus.experiment import Experiment
 
 JSON = ("json", bool, False, "Print the result as one JSON object, and nothing else.")
-DRY_RUN = ("dry_run", bool, False, "Check everything, print what would run, and stop before round 0.")
+DRY_RUN = ("dry_run", bool, False, "Check everything, print what would run and how long, and stop before round 0.")
 QUIET = ("quiet", bool, False, "Print the result alone: no heading, no progress.")
 CONFIG = ("config", str | None, None, "A TOML file with these settings; flags override it.")
 AGAINST = ("against", str | None, None, "Run this method first, and show both side by side.")
@@ -39,7 +39,7 @@ BELOW = 6  # spaces before an explanation that stands below its example
 ONE_BY_ONE = "(one by one)"  # shown by --help if a config file sets a model per client
 # Flags are text, where files also take lists and tables, and Python also takes objects.
 AS_TEXT: dict[str, Any] = dict.fromkeys(
-    ("data", "partition", "models", "capacity", "lr_steps", "augment", "columns"), str
+    ("data", "partition", "models", "capacity", "lr_steps", "augment", "columns", "metrics"), str
 )
 AS_TEXT["public_data"] = str | None
 AS_TEXT["workers"] = int | str  # the experiment refuses other words in a sentence
@@ -218,8 +218,8 @@ def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
     """A flag for tyro: its name, its annotated type and its default."""
     import tyro
 
-    shown = tyro.conf.arg(help=about, metavar=_metavar(kind), help_behavior_hint=default_text(kind, value, about))
-    return name, Annotated[kind, shown], value
+    about, usual = split_default(kind, value, about)
+    return name, Annotated[kind, tyro.conf.arg(help=about, metavar=_metavar(kind), help_behavior_hint=usual)], value
 
 
 def _metavar(kind: Any) -> str | None:
@@ -236,13 +236,19 @@ def _value_text(kind: Any) -> str:
     return getattr(kind, "__name__", "value").upper()
 
 
-def default_text(kind: Any, value: Any, about: str) -> str | None:
-    """What the help says of a default. None: as tyro does. A flag that is on has the name --no-..."""
+def split_default(kind: Any, value: Any, about: str) -> tuple[str, str | None]:
+    """What the help says of a flag, and of its default. None: as tyro does. A flag that is on has the name --no-...
+
+    >>> split_default(str | None, None, "Run folder. Default: a new folder. It is created.")
+    ('Run folder. It is created.', '(default: a new folder)')
+    """
     if kind is bool:
-        return "(default: on; this flag turns it off)" if value else "(default: off)"
-    if value is None or value == "":
-        return "" if "Default: " in about else "(default: none)"
-    return None
+        return about, "(default: on; this flag turns it off)" if value else "(default: off)"
+    found = re.search(r" ?Default: (.+?)\.(?= |$)", about)
+    rest = about.replace(found[0], "").strip() if found else about
+    if value is not None and value != "":  # another default, such as that of a config file
+        return rest, None
+    return rest, f"(default: {found[1] if found else 'none'})"
 
 
 def is_shown(given: Mapping[str, Any]) -> bool:

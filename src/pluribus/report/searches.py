@@ -10,6 +10,7 @@ from typing import Any
 from pluribus.errors import PluribusError
 from pluribus.storage.checks import is_count, is_number, is_table, is_text
 from pluribus.storage.files import read_json, read_lines
+from pluribus.study.proposal import PRUNED
 from pluribus.study.space import parse_space
 
 TRIALS = "trials.jsonl"
@@ -18,7 +19,7 @@ DIVERGED = 1e300  # a search writes the worst value that there is for training t
 
 @dataclass(frozen=True)
 class Trial:
-    """One trial. `score` is None if training diverged or the trial was stopped."""
+    """One trial. `score` is None if training diverged or a pruner stopped the trial."""
 
     number: int
     settings: dict[str, Any]
@@ -36,7 +37,7 @@ class Search:
 
 
 def search_folder(run: Path) -> Path | None:
-    """The folder of the search that a run is a trial of: LABEL of LABEL/trial-3, or of LABEL/trial-3/0."""
+    """The folder of the search that a run is a trial of: LABEL of LABEL/trial-3, or of LABEL/trial-3/seed-0."""
     return next((folder for folder in list(run.parents)[:2] if (folder / TRIALS).is_file()), None)
 
 
@@ -65,7 +66,8 @@ def _trial(line: Any) -> Trial | None:
     settings, score = line.get("settings"), line.get("score")
     if not is_table(is_text, lambda value: is_text(value) or is_number(value))(settings):
         return None
-    known = score if isinstance(score, int | float) and is_number(score) else None
+    ended = line.get("state") != PRUNED  # otherwise the score is that of a round, not of the trial
+    known = score if ended and isinstance(score, int | float) and is_number(score) else None
     return Trial(line["trial"], dict(settings or {}), None if known is None or abs(known) >= DIVERGED else float(known))
 
 

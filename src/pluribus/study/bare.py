@@ -6,9 +6,11 @@ messages, no shuffling, no records and no checkpoints, and its only loss is that
 
 from __future__ import annotations
 
+import statistics
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -21,6 +23,16 @@ from pluribus.internal.batches import batch_sizes, least_rows
 from pluribus.internal.devices import is_apple
 from pluribus.internal.steps import sweep_sizes
 from pluribus.optim import Rule
+
+ENOUGH = 0.3  # seconds after which no further step is tried
+AGAIN = 5  # rounds of a client that are tried at most
+
+
+class Pace(NamedTuple):
+    """Seconds of a training step, and of a row in the forward passes of an evaluation."""
+
+    step: float
+    row: float
 
 
 class BareLoop:
@@ -36,12 +48,40 @@ class BareLoop:
         """Train some clients for a round and evaluate some; return the seconds that this took."""
         seconds = 0.0
         trains, tests = self._by_model(trained), self._by_model(evaluated)
-        with self._conditions():
+        with self._conditions(self._parts.experiment.processes()):
             for name in trains | tests:
                 model = self._model(name)
                 seconds += sum(self._train(model, k) for k in trains.get(name, ()))
                 seconds += sum(self._evaluate(model, k) for k in tests.get(name, ()))
         return seconds
+
+    def pace(self, k: int) -> Pace:
+        """Try some steps and forward passes of a client, in the threads of one process."""
+        with self._conditions(processes=1):
+            model = self._model(self._parts.cards[k].model)
+            step = self._median(lambda: self._steps(model, k))
+            return Pace(step, self._median(lambda: self._passes(model, k)) * len(self._parts.method.views))
+
+    def steps(self, k: int) -> int:
+        """Training steps of a client in a round. Batch norm may need a larger last batch, and so one step less."""
+        return self._parts.local.epochs * len(batch_sizes(self._parts.data.samples(k), self._parts.local.batch))
+
+    def rows(self, k: int) -> int:
+        """Rows of an evaluation of a client."""
+        return sum(map(len, self._examined(k)))
+
+    def _median(self, begin: Callable[[], Iterator[int]]) -> float:
+        """Median seconds per row or step. The first part, which chooses kernels, counts only if it is slow itself."""
+        times, device = list[float](), self._parts.device
+        started = now(device)
+        for _ in range(AGAIN):
+            parts, last = begin(), now(device)
+            for number in parts:
+                times.append((now(device) - last) / number)
+                last = now(device)
+                if last - started >= ENOUGH:
+                    return statistics.median(times[1:] or times)
+        return statistics.median(times[1:] or times or [0.0])
 
     def _by_model(self, clients: Iterable[int]) -> dict[str, list[int]]:
         found: dict[str, list[int]] = {}
@@ -50,10 +90,10 @@ class BareLoop:
         return found
 
     @contextmanager
-    def _conditions(self) -> Iterator[None]:
-        """Set the run's precision, the threads of all its workers together, and separate random numbers."""
+    def _conditions(self, processes: int) -> Iterator[None]:
+        """Set the run's precision, the threads of so many of its workers together, and separate random numbers."""
         device, threads = self._parts.device, torch.get_num_threads()
-        torch.set_num_threads(threads * self._parts.experiment.processes())
+        torch.set_num_threads(threads * processes)
         try:
             with (
                 draws.seeded(self._parts.task.seed, "bare", device=device),
@@ -70,36 +110,61 @@ class BareLoop:
         return model
 
     def _train(self, model: nn.Module, k: int) -> float:
+        steps, device = self._steps(model, k), self._parts.device
+        started = now(device)
+        for _ in steps:
+            pass
+        return now(device) - started
+
+    def _steps(self, model: nn.Module, k: int) -> Iterator[int]:
+        """Everything before the first step is done at once. The iterator does the steps of a round one by one."""
         local, device = self._parts.local, self._parts.device
         x, y = _whole(self._parts.data.sets(k)["train"])
         least = least_rows(model, self._parts.task.input)
         sizes = batch_sizes(len(y), local.batch, least)
         model.train(len(y) >= least)
         optimizer = make_optimizer(local.rule, model)
-        started = now(device)
-        for epoch in range(local.epochs):
-            augment = Augment.of(local.augment, epoch, len(y), device)
-            seen = x if augment is None else augment(x)
-            for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
-                optimizer.zero_grad()
-                self._parts.task.target.loss(model(bx), by).backward()  # type: ignore[no-untyped-call]
-                if local.rule.clip_norm is not None:
-                    nn.utils.clip_grad_norm_(model.parameters(), local.rule.clip_norm)
-                optimizer.step()
-        return now(device) - started
+
+        def each() -> Iterator[int]:
+            for epoch in range(local.epochs):
+                augment = Augment.of(local.augment, epoch, len(y), device)
+                seen = x if augment is None else augment(x)
+                for bx, by in zip(torch.split(seen, sizes), torch.split(y, sizes), strict=True):
+                    optimizer.zero_grad()
+                    self._parts.task.target.loss(model(bx), by).backward()  # type: ignore[no-untyped-call]
+                    if local.rule.clip_norm is not None:
+                        nn.utils.clip_grad_norm_(model.parameters(), local.rule.clip_norm)
+                    optimizer.step()
+                    yield 1
+
+        return each()
 
     def _evaluate(self, model: nn.Module, k: int) -> float:
-        device = self._parts.device
-        exams = self._parts.data.exams_for(k).values() or [self._parts.data.sets(k)]
-        sets = [_whole(exam[name])[0] for exam in exams for name in ("val", "test")]
-        model.eval()
+        passes, device = [self._passes(model, k) for _ in self._parts.method.views], self._parts.device
         started = now(device)
-        with torch.no_grad():
-            for _ in self._parts.method.views:
-                for x in sets:
-                    for bx in torch.split(x, sweep_sizes(len(x))):
-                        model(bx)
+        for some in passes:
+            for _ in some:
+                pass
         return now(device) - started
+
+    def _passes(self, model: nn.Module, k: int) -> Iterator[int]:
+        """The iterator does the forward passes of one view one by one, and yields their numbers of rows."""
+        sets = [_whole(one)[0] for one in self._examined(k)]
+        model.eval()
+
+        def each() -> Iterator[int]:
+            for x in sets:
+                for bx in torch.split(x, sweep_sizes(len(x))):
+                    with torch.no_grad():
+                        model(bx)
+                    if len(bx):
+                        yield len(bx)
+
+        return each()
+
+    def _examined(self, k: int) -> list[Data]:
+        exams = self._parts.data.exams_for(k).values() or [self._parts.data.sets(k)]
+        return [exam[name] for exam in exams for name in ("val", "test")]
 
 
 def _whole(data: Data) -> tuple[Tensor, Tensor]:

@@ -13,6 +13,7 @@ from pluribus.report.numbers import DAMAGE, Run
 from pluribus.report.plan import find_plan
 from pluribus.report.plots.series import Plot, Section, Series
 from pluribus.report.searches import search_folder
+from pluribus.storage.code import find_code
 from pluribus.storage.history import read_summary
 from pluribus.study import standings
 from pluribus.study.standings import Comparison
@@ -27,7 +28,7 @@ def comparison(groups: Sequence[Group], view: str) -> Section:
         return Section(key, title, "", [], "")
     try:
         found = compare_groups(groups, view)
-        tables, notes = found.tables, [*_about_settings(groups), *found.cautions, *found.notes]
+        tables, notes = found.tables, [*_about_runs(groups), *found.cautions, *found.notes]
     except PluribusError as error:
         return Section(key, title, "", [], f"These runs are not tested against each other: {error.sentence}")
     except DAMAGE as error:
@@ -36,8 +37,7 @@ def comparison(groups: Sequence[Group], view: str) -> Section:
         "The tables of pluribus compare for these runs. Differences are paired: each is of one client with one seed, "
         f"against {found.baseline} with the same client and seed. The plot shows each with its 95 % interval."
     )
-    _, problem = find_plan(all_runs(groups))
-    return Section(key, title, says, _differences(found, groups), "", tables, [problem] * bool(problem) + notes)
+    return Section(key, title, says, _differences(found, groups), "", tables, notes)
 
 
 def compare_groups(groups: Sequence[Group], view: str) -> Comparison:
@@ -81,6 +81,9 @@ def _check(groups: Sequence[Group]) -> None:
         )
     if waiting := next((run for run in runs if run.state != "finished"), None):
         raise MismatchError(f"{waiting.name} has not finished, it is {waiting.state}.")
+    # notes of a comparison look methods up, which imports them; a run whose code is allowed has its parameters
+    if foreign := next((run for run in runs if any(find_code(vars(run.experiment))) and not run.parameters), None):
+        raise MismatchError(f"{foreign.name} names code that is not allowed or cannot be found here.")
     if len({run.metric for run in runs}) > 1:
         raise MismatchError("their metrics differ.")
     other_data = [name for name in differing([run.experiment for run in runs]) if name in SETTINGS["data"]]
@@ -95,11 +98,18 @@ def _check(groups: Sequence[Group]) -> None:
         raise MissingDataError(f"no client of {empty.name} has a test value of {empty.metric.name}.")
 
 
-def _about_settings(groups: Sequence[Group]) -> list[str]:
-    """A note about settings that a comparison holds equal and that differ here."""
+def _about_runs(groups: Sequence[Group]) -> list[str]:
+    """Notes about a damaged plan, seeds that are left out, and settings that a comparison would hold equal."""
+    plan, problem = find_plan(all_runs(groups))
+    seeds = [{run.experiment.seed for run in group.runs} for group in groups]
+    alone = sorted(seeds[0].union(*seeds) - seeds[0].intersection(*seeds))
     free = {"method", *TRAINING, *(name for group in groups for name in group.first.experiment.hyper)}
     names = [name for name in differing([group.first.experiment for group in groups]) if name not in free]
-    return [f"Not only methods and their training differ, but also: {', '.join(names)}."] if names else []
+    return [
+        *([problem] if problem else []),
+        *([f"Seeds that not all have are left out here: {', '.join(map(str, alone))}."] if alone else []),
+        *([f"Not only methods and their training differ, but also: {', '.join(names)}."] if names and not plan else []),
+    ]
 
 
 def _read(run: Run, view: str) -> standings.Run:

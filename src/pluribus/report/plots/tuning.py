@@ -18,10 +18,10 @@ def tuning(groups: Sequence[Group]) -> Section:
     searches = {one.path.name: one for one in find_searches(run.path for run in runs)}
     smaller, metric = runs[0].metric.smaller, runs[0].metric.text
     lost = sum(trial.score is None for one in searches.values() for trial in one.trials)
+    left_out = f" {lost} trials are not drawn: their training diverged, or a pruner stopped them." if lost else ""
     says = (
         f"Trials of a search. The score is the validation {metric}, mean over clients, each in the round that it "
-        "selects: test data takes no part. The line is the best score so far."
-        f"{f' {lost} trials without a score are not drawn: training diverged, or they were stopped.' if lost else ''}"
+        f"selects: test data takes no part. The line is the best score so far.{left_out}"
     )
     names = list(dict.fromkeys(name for one in searches.values() for trial in one.trials for name in trial.settings))
     plots = [_by_trial(searches, metric, smaller), *(_by_setting(searches, metric, name) for name in names)]
