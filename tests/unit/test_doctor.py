@@ -49,7 +49,7 @@ def test_a_missing_extra_comes_with_its_command(terminal: Terminal, monkeypatch:
 
 def test_extras_are_those_that_are_declared() -> None:
     found = find_extras()
-    assert found["tune"] == ["optuna"]
+    assert found["tune"] == ["optuna", "sqlalchemy"]
     assert sorted(found["report"]) == ["jinja2", "markupsafe", "matplotlib"]
     assert "test" not in found
 
