@@ -20,6 +20,7 @@ from pluribus.engines.engine import Engine
 from pluribus.errors import DamagedFileError, FileAccessError, NoModelError, OtherRunError
 from pluribus.evaluate import Selection, selects
 from pluribus.internal.metrics import METRICS
+from pluribus.report.groups import group_runs
 from pluribus.report.numbers import read_runs
 from pluribus.report.page import page
 from pluribus.report.plots import per_client
@@ -204,7 +205,7 @@ def test_without_validation_data_nothing_is_said_to_be_selected_on_it(capsys: py
         assert "last round" in text
     assert all(one.selected == one.last for one in result.per_client().values())
     runs = read_runs([result.folder])
-    assert "selected on" not in page(runs, [per_client(runs)])
+    assert "selected on" not in page(runs, [per_client(group_runs(runs))])
     with_some = run_tiny("local")
     with_some.table()
     for text in (capsys.readouterr().out, with_some.to_json()["accuracy_is"]):
