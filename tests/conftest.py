@@ -96,7 +96,7 @@ def cluster() -> Iterator[None]:
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  by default, actors get the CPU last
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init("local", num_cpus=2, include_dashboard=False, log_to_driver=False)  # whatever else runs on this machine
     yield
     ray.shutdown()
 

@@ -138,7 +138,7 @@ COMMANDS: dict[str, tuple[list[str], list[str], list[str]]] = {
     "check": (["check", "missing"], ["--kind", "--device", "--shape", "--classes", "--json"], []),
     "predict": (["predict"], ["--client", "--round", "--json", "--out", "--allow-code", "--allow"], []),
     "report": (["report"], ["--out", "--figures", "--embeddings", "--allow"], ["--embeddings", "none"]),
-    "watch": (["watch", "empty"], ["--port", "--allow"], []),
+    "watch": (["watch", "missing"], ["--port", "--allow"], []),
     "resume": (["resume"], ["--track", "--allow", "--json"], []),
     "reproduce": (
         ["reproduce"],
