@@ -92,7 +92,11 @@ def records_of(data: bytes) -> Iterator[Any]:
         if (left := 32768 - at % 32768) < 7:  # a block ends with padding where no header fits
             at += left
             continue
+        if len(data) < at + 7:
+            return  # half a header: W&B is still writing
         size, kind = struct.unpack("<HB", data[at + 4 : at + 7])
+        if len(data) < at + 7 + size:
+            return
         whole += data[at + 7 : at + 7 + size]
         at += 7 + size
         if kind in (1, 4):  # all of a record, or its last part
