@@ -115,7 +115,8 @@ class Network:
         for pid in descendants(self._running[name].pid):
             with contextlib.suppress(OSError):
                 _, comm, rest = re.split(r" \((.*)\) ", f" {Path(f'/proc/{pid}/stat').read_text()}", maxsplit=1)
-                if comm == called[:15] and rest[0] != "Z":  # which is all that Linux keeps; and no zombie
+                # Linux keeps 15 characters. Neither a zombie, nor the script that asks for a ClientApp and has its name
+                if comm == called[:15] and rest[0] != "Z" and os.path.samefile(f"/proc/{pid}/exe", sys.executable):
                     return pid
         return None
 
