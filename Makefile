@@ -3,7 +3,7 @@
 PYTHON ?= python3
 BIN := .venv/bin
 # more processes than cores: some of them wait for Flower's sites, or for a browser
-SIDE_BY_SIDE := -n 5 --dist loadgroup --no-loadscope-reorder
+SIDE_BY_SIDE := -n 4 --dist loadgroup --no-loadscope-reorder
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 
 .PHONY: run test fuzz coverage lint docs clean
