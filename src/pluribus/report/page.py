@@ -12,11 +12,11 @@ import math
 import statistics
 from collections import Counter
 from collections.abc import Callable, Sequence
-from functools import cache
+from functools import cache, partial
 from importlib.resources import files
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined, Template
+from jinja2 import Environment, FunctionLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from pluribus.internal.tables import Table
@@ -163,9 +163,15 @@ def _template(name: str = "template.html") -> Template:
 @cache
 def read_template(package: str, name: str = "template.html") -> Template:
     """The template of a page or of a part of it, which escapes all values."""
-    text = files(package).joinpath(name).read_text(encoding="utf-8")
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return environment.from_string(text)
+    loader = FunctionLoader(partial(_read_text, "pluribus.report"))  # of parts that pages share, such as head.html
+    environment = Environment(
+        autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True, loader=loader
+    )
+    return environment.from_string(_read_text(package, name))
+
+
+def _read_text(package: str, name: str) -> str:
+    return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
 def page_style() -> Markup:
