@@ -59,11 +59,11 @@ def keys(args: list[str]) -> None:
     """pluribus keys: make certificates and keys."""
     import tyro
 
-    reached = "Host names and IP addresses under which sites reach the server."
+    reached = "Host names and IP addresses under which sites reach the server, comma-separated."
     flags: list[Any] = [
         ("folder", word(tyro.conf.Positional[str], "FOLDER", "Folder of the keys.", "(required)")),
-        ("server", word(str, "NAME[,NAME...]", reached, "(needed once)"), ""),
-        ("sites", word(str, "NAME[,NAME...]", "Sites to make a key for.", "(default: none)"), ""),
+        ("server", word(str, "NAMES", reached, "(needed once)"), ""),
+        ("sites", word(str, "NAMES", "Sites to make a key for, comma-separated.", "(default: none)"), ""),
         ("days", word(int, "INT", "Days that a new server certificate is valid.", "(default: 825)"), 825),
     ]
     given = parse(dataclasses.make_dataclass("Keys", flags), "pluribus keys", ABOUT_KEYS, args)
@@ -79,10 +79,14 @@ def serve(args: list[str]) -> None:
     from rich.console import Console
 
     method, args = (args[0], args[1:]) if args and not args[0].startswith("-") else (None, args)
-    config = ("config", str, "federation.toml", "Settings that the server and the sites agree on.")
-    out = ("out", str | None, None, "Run folder. Default: that of the config, or 'federation' beside it.")
-    link = ("superlink", str | None, None, "HOST:PORT of a SuperLink that already runs. Default: start one.")
-    groups = {"server": [flag(*one) for one in (config, out, link, TRACK, JSON)]}
+    agreed = "Settings that the server and the sites agree on."
+    link = "A SuperLink that already runs."
+    config = ("config", word(str, "FILE", agreed, "(default: federation.toml)"), "federation.toml")
+    kept = "(default: that of the config, or 'federation' beside it)"
+    out = ("out", word(str | None, "FOLDER", "Run folder.", kept), None)
+    superlink = ("superlink", word(str | None, "HOST:PORT", link, "(default: start one)"), None)
+    track = ("track", word(str, "TRACKERS", TRACK[-1], "(default: none)"), "")
+    groups = {"server": [config, out, superlink, track, flag(*JSON)]}
     flags = parse_groups(groups, "pluribus serve METHOD", ABOUT_SERVE, args).server
     if method is None:
         raise MissingSettingError(
@@ -110,9 +114,12 @@ def join(args: list[str]) -> None:
     from rich.console import Console
 
     args = ["--config", *args] if args and not args[0].startswith("-") else args
-    config = ("config", str, "site.toml", "Name, paths and server address of this site.")
-    check = ("check", bool, False, "Try keys, data and model with one training step, without any network, and exit.")
-    given = parse_groups({"site": [flag(*one) for one in (config, check)]}, "pluribus join", ABOUT_JOIN, args)
+    about = "Name, paths and server address of this site."
+    config = ("config", word(str, "FILE", about, "(default: site.toml)"), "site.toml")
+    check = flag(
+        "check", bool, False, "Try keys, data and model with one training step, without any network, and exit."
+    )
+    given = parse_groups({"site": [config, check]}, "pluribus join", ABOUT_JOIN, args)
     if given.site.check:
         from pluribus.sites.check import check_site
 
