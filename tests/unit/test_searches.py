@@ -221,9 +221,9 @@ def test_the_first_seed_decides_whether_a_trial_is_pruned() -> None:
 # ---- parallel trials -------------------------------------------------------------------------------------------------
 
 
-def search_without_runs(jobs: int, trials: int, out: str) -> Search:
+def search_without_runs(jobs: int, trials: int, out: str, pruner: str = "none") -> Search:
     described = experiment("local", **tiny(models="mlp-64", clients=2))
-    proposals = Proposals(described, parse_space("lr=0.01:0.1"), METRICS["accuracy"], "tpe", "none", jobs)
+    proposals = Proposals(described, parse_space("lr=0.01:0.1"), METRICS["accuracy"], "tpe", pruner, jobs)
     (folder := Path(out) / "local").mkdir(exist_ok=True)
     stored = StoredStudy(None, None, "local", {}, METRICS["accuracy"])
     board = TrialBoard({"local": 2 * trials}, 1, shown=False)
@@ -281,6 +281,25 @@ def test_trials_in_processes_are_pruned(tmp_path: Path) -> None:
     assert not (tmp_path / "a" / "local" / "trial-6" / "seed-0" / "result.json").exists()
     cut(str(tmp_path / "a"), "local", 5)
     assert tune_tiny("local", **how)[0].trials == found.trials
+
+
+def test_a_pruned_trial_is_recorded_when_its_process_has_ended(tmp_path: Path) -> None:
+    """The trial beside it may end between the pruner's decision and the end of the process."""
+    diverged = Failure(NotFiniteError.kind, "diverged.")
+    search = search_without_runs(2, 8, str(tmp_path), "median")
+    running = [search.take(), search.take()]
+    for _ in range(6):
+        first = running.pop(0)
+        assert first is not None
+        assert not search.update(first.out or "", Progress(1, 0.9))
+        search.finish(first.out or "", diverged)
+        running.append(search.take())
+    earlier, pruned = (one.out or "" for one in running if one is not None)
+    assert search.update(pruned, Progress(1, 0.1))
+    search.finish(earlier, diverged)
+    assert len(search.tried) == 7
+    search.finish(pruned, None)
+    assert [one["state"] for one in search.tried] == ["COMPLETE"] * 7 + ["PRUNED"]
 
 
 @pytest.mark.parametrize("jobs", [1, 2])
