@@ -586,6 +586,16 @@ def test_help_says_what_a_flag_that_turns_off_does(terminal: Terminal) -> None:
     assert "--same-init Start clients of the same architecture from the same weights. (default: off)" in told
 
 
+@pytest.mark.parametrize("command", ["compare", "tune"])
+def test_a_setting_takes_the_same_values_in_every_command(command: str, terminal: Terminal) -> None:
+    def values_of(*words: str) -> dict[str, str]:
+        told = terminal(*words, "--help").out
+        names = ("epochs", "lr", "optimizer", "augment")
+        return {name: told.partition(f" --{name} ")[2].split()[0] for name in names}
+
+    assert values_of(command) == values_of("run", "local")
+
+
 def test_an_unknown_flag_gets_the_nearest_one(
     terminal: Terminal, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -23,6 +23,7 @@ from pluribus.cli.flags import (
     parse_groups,
     split_default,
     take_flag,
+    value_text,
     word,
 )
 from pluribus.cli.greeter import print_answer
@@ -199,7 +200,8 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
         value = common.get(name, getattr(Experiment, name))
         about, usual = split_default(hints[name], value, helps[name])
         usual = f"(default: {value})" if usual is None else usual
-        groups["training"].append((name, word(hints[name] | None, name.upper(), about, usual), common.get(name)))
+        kind = hints[name] | None
+        groups["training"].append((name, word(kind, value_text(kind), about, usual), common.get(name)))
     return groups
 
 

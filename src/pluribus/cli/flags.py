@@ -219,18 +219,18 @@ def flag(name: str, kind: Any, value: Any, about: str) -> tuple[str, Any, Any]:
     import tyro
 
     about, usual = split_default(kind, value, about)
-    return name, Annotated[kind, tyro.conf.arg(help=about, metavar=_metavar(kind), help_behavior_hint=usual)], value
+    return name, Annotated[kind, tyro.conf.arg(help=about, metavar=value_text(kind), help_behavior_hint=usual)], value
 
 
-def _metavar(kind: Any) -> str | None:
+def value_text(kind: Any) -> str | None:
     """What the help shows as the value of a flag that may be left out: tyro would add {None}. None: as tyro does."""
     kinds = get_args(kind) if isinstance(kind, UnionType) or get_origin(kind) is Union else ()
     if NoneType not in kinds:
         return None
-    return "|".join(map(_value_text, (one for one in kinds if one is not NoneType)))
+    return "|".join(map(_text_of_kind, (one for one in kinds if one is not NoneType)))
 
 
-def _value_text(kind: Any) -> str:
+def _text_of_kind(kind: Any) -> str:
     if get_origin(kind) is Literal or kind is bool:
         return f"{{{','.join(map(str, get_args(kind) or (True, False)))}}}"
     return getattr(kind, "__name__", "value").upper()
