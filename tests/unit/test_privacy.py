@@ -73,8 +73,8 @@ def test_one_gaussian_release_is_bounded_by_its_closed_form(noise: float) -> Non
 
 def test_renyi_divergence_of_a_gaussian() -> None:
     """alpha / (2 sigma^2) for every order."""
-    orders = accountant._orders(few=False)
-    found = accountant._divergence(2.0, 1.0, few=False)
+    orders = accountant._orders()
+    found = accountant._divergence(2.0, 1.0, orders)
     assert list(found) == pytest.approx([order / 8 for order in orders])
 
 
@@ -84,6 +84,32 @@ def test_noise_is_just_enough() -> None:
 
     noise = find_noise(4.0, 1e-5, spends)
     assert epsilon_of(spends(noise), 1e-5) <= 4.0 < epsilon_of(spends(0.99 * noise), 1e-5)
+
+
+@pytest.mark.parametrize("rate", [0.02, 0.3, 1.0])
+@pytest.mark.parametrize("epsilon", [1.0, 8.0, 100.0, 1000.0])
+def test_orders_that_are_not_tried_do_not_change_the_noise(epsilon: float, rate: float) -> None:
+    def spends(noise: float) -> list[Spend]:
+        return [Spend(noise, rate, 20), Spend(40.0, 1.0, 2)]
+
+    def costs_at_most(epsilon: float, spends: list[Spend], delta: float) -> bool:
+        orders = (*accountant._whole_orders(), *accountant.BETWEEN)
+        return accountant._epsilon(accountant._total(spends, orders), orders, delta) <= epsilon
+
+    found = find_noise(epsilon, 1e-5, spends)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(accountant, "costs_at_most", costs_at_most)
+        assert find_noise(epsilon, 1e-5, spends) == found
+
+
+@pytest.mark.parametrize("order", accountant.BETWEEN)
+@pytest.mark.parametrize(("noise", "rate"), [(0.4, 0.05), (0.8, 0.3), (3.0, 0.01), (2.0, 1.0)])
+def test_whole_orders_bound_those_between_them(order: float, noise: float, rate: float) -> None:
+    spends = [Spend(noise, rate, 50)]
+    least = accountant._least_epsilon(accountant._total(spends, accountant._whole_orders()), order, 1e-5)
+    exact = accountant._epsilon(accountant._total(spends, (order,)), (order,), 1e-5)
+    assert least <= exact * (1 + accountant.ROUNDING)
+    assert least > exact / 3  # not a loose bound
 
 
 def test_the_package_is_named_when_it_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from pluribus.errors import PackageError, RangeError
 from pluribus.privacy.terms import MOST_NOISE
 
 BETWEEN = (1.1, 1.2, 1.4, 1.6, 1.8, 2.3, 2.6, 3.5, 4.5)  # orders that matter for a large epsilon
+ROUNDING = 1e-6  # of a bound, relative
 PRECISION = 0.002  # of the noise that is found, relative; it is rounded up
 
 
@@ -40,34 +41,73 @@ def require_accountant() -> Any:
 
 
 @lru_cache
-def _orders(few: bool) -> tuple[float, ...]:
-    """The orders of Opacus, or those of them that a search uses: whole ones, which are fast, and a few between."""
+def _orders() -> tuple[float, ...]:
+    """The orders of Opacus."""
     from opacus.accountants import RDPAccountant
 
-    orders = RDPAccountant.DEFAULT_ALPHAS
-    return tuple(order for order in orders if not few or order == int(order) or order in BETWEEN)
+    return tuple(RDPAccountant.DEFAULT_ALPHAS)
+
+
+@lru_cache
+def _whole_orders() -> tuple[float, ...]:
+    """Those of them whose divergence is a finite sum, which is fast."""
+    return tuple(order for order in _orders() if order == int(order))
 
 
 @lru_cache(maxsize=4096)
-def _divergence(noise: float, rate: float, few: bool) -> np.ndarray:
+def _divergence(noise: float, rate: float, orders: tuple[float, ...]) -> np.ndarray:
     """The Renyi divergence of one release, by order."""
-    found = require_accountant().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=_orders(few))
-    return np.asarray(found)
+    return np.asarray(require_accountant().compute_rdp(q=rate, noise_multiplier=noise, steps=1, orders=orders))
 
 
-def epsilon_of(spends: Iterable[Spend], delta: float, few: bool = False) -> float:
-    """The epsilon of all these releases together."""
-    spends = [one for one in spends if one.times]
-    if not spends:
-        return 0.0
-    rdp = require_accountant()
-    total = sum(one.times * _divergence(one.noise, one.rate, few) for one in spends)
+def _total(spends: Sequence[Spend], orders: tuple[float, ...]) -> np.ndarray:
+    """The divergence of all these releases together, by order."""
+    return np.asarray(sum(one.times * _divergence(one.noise, one.rate, orders) for one in spends))
+
+
+def _epsilon(total: np.ndarray, orders: tuple[float, ...], delta: float) -> float:
+    """The smallest epsilon that one of the orders proves."""
     if not np.isfinite(total).any():
         return math.inf
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # an order at the end of the range is valid, only not the best
-        found, _ = rdp.get_privacy_spent(orders=_orders(few), rdp=total, delta=delta)
+        found, _ = require_accountant().get_privacy_spent(orders=orders, rdp=total, delta=delta)
     return float(found)
+
+
+def epsilon_of(spends: Iterable[Spend], delta: float) -> float:
+    """The epsilon of all these releases together."""
+    spends = [one for one in spends if one.times]
+    return _epsilon(_total(spends, _orders()), _orders(), delta) if spends else 0.0
+
+
+def costs_at_most(epsilon: float, spends: Iterable[Spend], delta: float) -> bool:
+    """Whether a whole order or one of BETWEEN proves epsilon for all these releases together.
+
+    Orders between whole ones take many times as long, and are tried only where they may decide.
+    """
+    spends = [one for one in spends if one.times]
+    if not spends:
+        return True
+    total = _total(spends, _whole_orders())
+    if _epsilon(total, _whole_orders(), delta) <= epsilon:
+        return True
+    maybe = ((order,) for order in BETWEEN if not _least_epsilon(total, order, delta) > epsilon * (1 + ROUNDING))
+    return any(_epsilon(_total(spends, order), order, delta) <= epsilon for order in maybe)
+
+
+def _least_epsilon(total: np.ndarray, order: float, delta: float) -> float:
+    """A lower bound of the epsilon of an order, from the divergences of whole orders. NaN: none is known.
+
+    (order - 1) * divergence is convex in the order, and 0 at order 1. So lines through its values at two whole orders
+    on the same side lie below it.
+    """
+    values = np.concatenate([[0.0], total * (np.asarray(_whole_orders()) - 1)])  # at orders 1, 2, 3 and so on
+    near = int(order) - 1
+    below = values[near] + (order - int(order)) * (values[near] - values[near - 1]) if near else 0.0
+    above = values[near + 1] - (int(order) + 1 - order) * (values[near + 2] - values[near + 1])
+    least = np.maximum(below, above) / (order - 1)
+    return _epsilon(np.array([least]), (order,), delta) if np.isfinite(least) else math.nan
 
 
 def find_noise(epsilon: float, delta: float, spends: Callable[[float], list[Spend]]) -> float:
@@ -76,7 +116,7 @@ def find_noise(epsilon: float, delta: float, spends: Callable[[float], list[Spen
     Some orders are left out of the search: each order alone bounds epsilon, so the noise is only a little larger.
     """
     low, high = 0.0, 1.0
-    while epsilon_of(spends(high), delta, few=True) > epsilon:
+    while not costs_at_most(epsilon, spends(high), delta):
         low, high = high, 2 * high
         if high > MOST_NOISE:
             raise RangeError(
@@ -85,6 +125,6 @@ def find_noise(epsilon: float, delta: float, spends: Callable[[float], list[Spen
             )
     while high - low > PRECISION * high:
         middle = (low + high) / 2
-        enough = epsilon_of(spends(middle), delta, few=True) <= epsilon
+        enough = costs_at_most(epsilon, spends(middle), delta)
         low, high = (low, middle) if enough else (middle, high)
     return high
