@@ -36,7 +36,6 @@ from pluribus.privacy.check import BOUNDED
 from pluribus.settings import flag_name
 from pluribus.sites.config import FederationFile, SiteFile
 from pluribus.study.reproduce import paper
-from pluribus.study.reproduce.run import load_table
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
@@ -208,7 +207,7 @@ def _counts(kind: str) -> str:
 
 
 def _reproduced(name: str) -> str:
-    return load_table(name, RESULTS).to_markdown().strip()
+    return scoreboard.read_table(name).to_markdown().strip()
 
 
 def _scoreboard() -> str:

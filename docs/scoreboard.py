@@ -9,11 +9,13 @@ import json
 import re
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
+from pluribus.internal.views import AFTER
+from pluribus.study.reproduce import paper, summary
 from pluribus.study.reproduce.beside import Beside
 from pluribus.study.reproduce.paper import PaperRow
-from pluribus.study.reproduce.run import load_table
 from pluribus.study.significance import BETTER, NOT_SHOWN, WORSE
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -45,11 +47,22 @@ def _tables(page: Path) -> Iterator[tuple[str, Beside]]:
         if line.startswith("#"):
             heading = line.lstrip("# ")
         if found := re.fullmatch(r"<!-- generated: reproduced ([\w-]+) -->", line):
-            beside = load_table(found[1], RESULTS)
+            beside = read_table(found[1])
             title = beside.table.title.removeprefix("Claim: ")
             if beside.table.printed:
                 title = f"{title.partition(',')[0]}, {heading}"
             yield f"[{title}](#{anchor(heading)})", beside
+
+
+def read_table(name: str) -> Beside:
+    """A table of a paper beside our results, as `load_table` reads it. The results are read once for all tables."""
+    table = paper.find(name)
+    return Beside.of(table, table.chosen(()), _results(), None, AFTER)
+
+
+@cache
+def _results() -> tuple[summary.Finished, ...]:
+    return tuple(summary.read(RESULTS).values())
 
 
 def anchor(heading: str) -> str:
