@@ -37,7 +37,7 @@ AnyMethod = str | Method | type[Method]
 # Some machines forbid bytecode. Then every process would compile all tests anew, and rewrite their asserts.
 _forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
-_scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")  # gone when the process ends
+_scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")
 
 
 @pytest.hookimpl(trylast=True)
@@ -55,6 +55,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def pytest_collection_finish() -> None:
     sys.dont_write_bytecode = _forbidden  # a test may write a module twice in a second, and then its bytecode is old
+
+
+def pytest_unconfigure() -> None:
+    _scratch.cleanup()  # the processes of pytest-xdist end without it
 
 
 @pytest.hookimpl(wrapper=True, tryfirst=True)  # outermost, so that its line comes last
