@@ -122,6 +122,7 @@ def apple_gpu() -> Iterator[None]:
     """Pretend that torch has an Apple GPU."""
     with pytest.MonkeyPatch.context() as patch, _Names():
         patch.setattr(torch.backends.mps, "is_available", lambda: True)
+        patch.setattr(torch.backends.mps, "is_macos_or_newer", lambda *version: True)  # asked by autocast of torch 2.8
         patch.setattr(torch.__future__, "get_overwrite_module_params_on_conversion", lambda: True)  # not their memory
         for name in ("get_rng_state", "set_rng_state", "manual_seed"):
             patch.setattr(torch.mps, name, lambda *state: None)

@@ -774,7 +774,7 @@ def test_every_setting_is_a_flag_once(terminal: Terminal) -> None:
     for word in (
         "--seeds",
         "--set",
-        "--lr LR eta: local learning rate. Above 0 and at most 1e+30. (default: 0.01)",
+        "--lr FLOAT eta: local learning rate. Above 0 and at most 1e+30. (default: 0.01)",
         "no metric but seconds depends on --jobs",
     ):
         assert word in told

@@ -533,6 +533,28 @@ build("resnet4", shape=(3, 16, 16), classes=10)
     subprocess.run([sys.executable, "-c", program], check=True)
 
 
+@pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "vit-s16"])
+def test_a_library_is_not_imported_inside_a_context_of_torch(name):
+    """Tensors that it makes when it is imported would have no numbers, and torch 2.8 cannot import timm there."""
+    program = f"""
+import sys, threading
+import torch
+from pluribus.models import build
+from pluribus.models.meta import without_numbers
+
+class Watch:
+    def find_spec(self, found, path=None, target=None):
+        if found == "timm":
+            print(torch.ones(1).device, threading.current_thread() is threading.main_thread())
+
+sys.meta_path.insert(0, Watch())
+with without_numbers():
+    print(build({name!r}, shape=(3, 32, 32), classes=10).width)
+"""
+    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
+    assert printed.split()[:2] == ["cpu", "False"]
+
+
 @pytest.fixture
 def other_torchvision(tmp_path, monkeypatch):
     def install(source):

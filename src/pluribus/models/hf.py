@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from pluribus.errors import MismatchError, PackageError, UnknownNameError
 from pluribus.inputs import PADDING
 from pluribus.internal.blame import first_line
+from pluribus.internal.late import import_late
 from pluribus.models.attention import masked_mean
 from pluribus.models.probe import Shape
 
@@ -122,10 +123,7 @@ def _takes_prepared_mask(config: Any) -> bool:
 
 
 def _transformers() -> Any:
-    from pluribus.internal import torchvision as _torchvision  # noqa: F401  transformers imports torchvision, see there
-
     try:
-        import transformers
+        return import_late("transformers")
     except ImportError as error:
         raise PackageError("models of Hugging Face need transformers: pip install 'pluribus[hf]'.") from error
-    return transformers

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from pluribus.errors import WeightsError
 from pluribus.inputs import Input
 from pluribus.internal.blame import first_line
+from pluribus.internal.late import import_late
 from pluribus.internal.paths import to_path
 from pluribus.models.hf import Encoder, hf_backbone, make_encoder
 from pluribus.models.two_part import TwoPartModel
@@ -148,8 +149,7 @@ def _download(model: str, origin: Origin, shape: Input) -> Mapping[str, Tensor]:
             if origin.source == "hf":
                 net = make_encoder(hf_backbone(origin.name).config, origin.name)
             elif origin.source == "timm":
-                import timm
-
+                timm = import_late("timm")
                 config = timm.get_pretrained_cfg(origin.name)
                 sized: dict[str, Any] = (
                     {"img_size": shape.shape[1:]} if config is None or config.fixed_input_size else {}

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import nn
 
 from pluribus.errors import unknown
+from pluribus.internal.late import import_late
 from pluribus.models.pretrained import Origin
 from pluribus.models.probe import Shape
 
@@ -25,24 +25,16 @@ class TimmBackbone:
     def __call__(self, shape: Shape) -> nn.Module:
         channels, height, width = shape
         sized = {"img_size": (height, width)} if self.fixed_size else {}
-        made: nn.Module = _timm().create_model(self.name, num_classes=0, in_chans=channels, **sized)
+        made: nn.Module = import_late("timm").create_model(self.name, num_classes=0, in_chans=channels, **sized)
         return made
 
 
 def timm_backbone(name: str) -> TimmBackbone:
     """The builder of a model of timm. An unknown name is refused."""
-    timm = _timm()
+    timm = import_late("timm")
     if not timm.is_model(name):
         raise unknown("model of timm", name, timm.list_models(), "timm.list_models()")
     config = timm.get_pretrained_cfg(name)
     if config is None:  # timm has no weights for it
         return TimmBackbone(name, None, fixed_size=False)
     return TimmBackbone(name, Origin("timm", name, config.mean, config.std), bool(config.fixed_input_size))
-
-
-def _timm() -> Any:
-    from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need this fix
-
-    import timm  # isort: skip
-
-    return timm

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import nn
 
+from pluribus.internal.late import import_late
 from pluribus.models.color import takes_gray
 from pluribus.models.pretrained import Origin
 from pluribus.models.probe import Shape
@@ -15,11 +16,7 @@ def _vit(name: str, patch: int) -> Builder:
         _, height, width = shape
         if height % patch or width % patch:
             raise RuntimeError(f"its patches of {patch}x{patch} do not tile the images")
-        from pluribus.internal import torchvision as _torchvision  # noqa: F401  timm imports torchvision, which may need this fix
-
-        import timm  # isort: skip
-
-        net = timm.create_model(name, pretrained=False, img_size=(height, width), num_classes=0)
+        net = import_late("timm").create_model(name, pretrained=False, img_size=(height, width), num_classes=0)
         return takes_gray(net, shape)
 
     return backbone

@@ -79,7 +79,7 @@ def _caption(parts: Assembly, how: How) -> str:
     axes = "PCA to two principal components" if how == "pca" else "t-SNE, in which only neighborhoods have a meaning"
     return (
         f"Features of {whose} (at most {MOST_IMAGES}) before the head of a client's model in the last checkpoint, "
-        f"reduced by {axes}. Colors are classes. The first {MOST_CLIENTS} clients are shown; the plot `together` has "
+        f"reduced by {axes}. Colors are classes. The first {MOST_CLIENTS} clients are shown; the plot 'together' has "
         "the features of all of them, each from the client's own model."
     )
 
