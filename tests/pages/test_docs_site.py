@@ -9,13 +9,13 @@ import sys
 from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Literal
 
 import pytest
 
 import pluribus
 from browser import Browser, until, violations
+from conftest import new_folder
 from pluribus.method import methods
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -25,18 +25,17 @@ pytestmark = [
     pytest.mark.xdist_group("site"),
 ]
 
-_folder = TemporaryDirectory(prefix="pluribus-site-")  # gone when the process ends
-
 
 @cache
 def site() -> Path:
     """Built once, with every warning an error."""
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", _folder.name]
+    folder = new_folder()
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", folder]
     done = subprocess.run(
         command, cwd=ROOT, env=os.environ | {"NO_MKDOCS_2_WARNING": "1"}, capture_output=True, text=True, check=False
     )
     assert (done.returncode, done.stderr) == (0, "")
-    return Path(_folder.name)
+    return Path(folder)
 
 
 def pages() -> dict[str, str]:
