@@ -5,6 +5,7 @@ from conftest import assemble_tiny, run_tiny, make_host
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import tempfile
@@ -12,6 +13,9 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+# Threads that wait sleep. By default they spin, which takes the CPU from other tests: torch reads this at its import.
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 import numpy as np
 import pytest
@@ -54,6 +58,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_collection_finish() -> None:
+    gc.freeze()  # thousands of collected tests are not garbage, but would be looked through again and again
+    gc.set_threshold(20_000, 20, 100)
     sys.dont_write_bytecode = _forbidden  # a test may write a module twice in a second, and then its bytecode is old
 
 
