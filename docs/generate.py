@@ -353,6 +353,7 @@ SECTIONS: dict[str, Callable[[], str]] = {
     "result kinds": lambda: _result("kinds"),
     "result stores": lambda: _result("stores"),
     "result privacy": lambda: _result("privacy"),
+    "result noise": lambda: _result("noise"),
     "result workers": lambda: _result("workers"),
     "result ray": lambda: _result("ray"),
     **{

@@ -20,7 +20,7 @@ from execute import lines_of
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
-SECONDS = 300  # the longest that a cell may take
+SECONDS = 300  # the longest that a cell may take, and the start of a kernel
 METADATA = {
     "kernelspec": {"display_name": "Python 3", "language": "python", "name": "python3"},
     "language_info": {"name": "python"},
@@ -48,6 +48,7 @@ def execute(notebook: Path) -> dict[str, Any]:
         client = NotebookClient(
             found,
             timeout=SECONDS,
+            startup_timeout=SECONDS,
             kernel_name="python3",
             record_timing=False,
             coalesce_streams=True,

@@ -266,7 +266,7 @@ def allowed(given: Any) -> bool | list[str]:
     return given.allow_code or [path.strip() for path in given.allow.split(",")]
 
 
-def word(kind: Any, metavar: str, about: str, hint: str) -> Any:
+def word(kind: Any, metavar: str | None, about: str, hint: str) -> Any:
     """The type of a flag or argument with a hand-written help."""
     import tyro
 
