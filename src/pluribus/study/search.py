@@ -58,7 +58,7 @@ class Attempt:
     """Rounds done by the first seed."""
     diverged: bool = False
     state: str | None = None
-    """None before it is decided."""
+    """None: not decided yet. The process of a pruned trial may still run."""
 
 
 class Search:
@@ -189,7 +189,7 @@ class Search:
             one.state = COMPLETE
 
     def _record(self) -> None:
-        """Write the trials that have ended, in their order. The process of a pruned trial may still run."""
+        """Write the trials that have ended, in their order."""
         while self._open and (one := self._open[0]).state is not None and not one.is_running:
             line = {
                 "trial": one.number,
