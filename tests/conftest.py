@@ -14,6 +14,8 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+# Some machines forbid bytecode. Then every process would compile all modules anew, and rewrite the asserts of tests.
+_forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 # Threads that wait sleep. By default they spin, which takes the CPU from other tests: torch reads this at its import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
@@ -37,9 +39,6 @@ NO_BROWSER = "no browser on this machine"
 GET_ONE = "Install one: sudo apt-get install chromium"
 
 AnyMethod = str | Method | type[Method]
-
-# Some machines forbid bytecode. Then every process would compile all tests anew, and rewrite their asserts.
-_forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
 
 _scratch = tempfile.TemporaryDirectory(prefix="pluribus-tests-")
 

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
-from scipy.optimize import linear_sum_assignment
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -129,6 +128,8 @@ def invert_gradient(
 
     `gradient` must be differentiable in the rows.
     """
+    from scipy.optimize import linear_sum_assignment  # here, because its import takes a quarter of a second
+
     span, others = Span.of(client.data["train"]), take(client.data["test"])
 
     def gap(x: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-from scipy.optimize import nnls
 from torch import Tensor
 
 from pluribus.message import LARGEST
@@ -34,6 +33,8 @@ def smallest_on_simplex(p: Tensor) -> Tensor:
     If x >= 0 minimizes x^T P x / 2 - sum_j x_j, then P x >= 1, with equality where x > 0. So x / sum x fulfills the
     conditions of the minimum on the simplex. With P = L L^T, x is a nonnegative least-squares solution.
     """
+    from scipy.optimize import nnls  # here, because its import takes a quarter of a second
+
     scale = p.diagonal().mean()
     p = (p / scale if scale > 0 else p) + RIDGE * torch.eye(len(p), dtype=p.dtype)
     lower = torch.linalg.cholesky(p)

@@ -13,7 +13,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import permutation_test
 
 from pluribus.draws import numpy_rng
 
@@ -61,6 +60,8 @@ def sign_flip_test(by_seed: BySeed) -> float:
 
     It is exact for few pairs. All seeds have equal weight, and so have all clients of a seed.
     """
+    from scipy.stats import permutation_test  # here, because its import takes half a second
+
     shares = np.concatenate([np.asarray(values, dtype=float) / (len(values) * len(by_seed)) for values in by_seed])
     if len(shares) == 1:
         return 1.0  # either sign is as far from 0

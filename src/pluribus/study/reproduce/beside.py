@@ -9,7 +9,6 @@ from functools import cached_property
 from typing import Any
 
 from rich.console import Console
-from scipy.stats import t
 
 from pluribus.internal.tables import Cell, Table, markdown_of, print_tables
 from pluribus.internal.views import AFTER, views_text
@@ -39,6 +38,8 @@ class Pair:
         """Whether the paper's number is outside the 95 % prediction interval of our runs (Student's t)."""
         if self.difference is None or self.ours.std is None:
             return False
+        from scipy.stats import t  # here, because its import takes half a second
+
         error = self.ours.std * math.sqrt(1 / self.paper_runs + 1 / self.seeds)
         return bool(abs(self.difference) > t.ppf(1 - LEVEL / 2, self.seeds - 1) * error)
 
