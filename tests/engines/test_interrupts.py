@@ -82,7 +82,7 @@ def until(done: Callable[[], bool]) -> None:
     end = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.001)  # leaves the processor to the command
+        time.sleep(0.01)  # leaves the processor to the command
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")

@@ -231,7 +231,7 @@ def test_intruders_learn_and_run_nothing(story: Story) -> None:
 
 PAIR = {0: "north", 1: "south"}
 FEW = 3
-KILLS = 5
+KILLS = 3
 BROKEN = "a process of Flower was killed"
 
 
