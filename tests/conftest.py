@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 # Some machines forbid bytecode. Then every process would compile all modules anew, and rewrite the asserts of tests.
-_forbidden, sys.dont_write_bytecode = sys.dont_write_bytecode, False
+if _forbidden := sys.dont_write_bytecode:
+    sys.dont_write_bytecode = False
 # Threads that wait sleep. By default they spin, which takes the CPU from other tests: torch reads this at its import.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
