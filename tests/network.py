@@ -272,8 +272,11 @@ def columns(parts: Assembly, rows: torch.Tensor) -> dict[str, np.ndarray]:
 
 
 def descendants(pid: int) -> Iterator[int]:
-    """Every process that this one has started, and those of these."""
+    """Every process that this one has started, each before those that it has started.
+
+    What a ClientApp is about to start, such as `uname`, still has its name.
+    """
     for task in Path(f"/proc/{pid}/task").glob("*/children"):
         for child in task.read_text().split():
-            yield from descendants(int(child))
             yield int(child)
+            yield from descendants(int(child))
