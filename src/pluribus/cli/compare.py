@@ -6,10 +6,9 @@ import itertools
 import tomllib
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, get_type_hints
+from typing import TYPE_CHECKING, Any
 
 from pluribus.cli.flags import (
-    AS_TEXT,
     CONFIG,
     JSON,
     ONE_BY_ONE,
@@ -20,6 +19,7 @@ from pluribus.cli.flags import (
     flags_of,
     given_names,
     is_shown,
+    kinds_of,
     parse_groups,
     split_default,
     take_flag,
@@ -189,7 +189,7 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     """The flags of an experiment except method, seed and folder."""
     from pluribus.experiment import SETTINGS, TRAINING, Experiment
 
-    helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
+    helps, kinds = explanations(Experiment), kinds_of(Experiment)
     values = common | {"models": common["models"] if isinstance(common["models"], str) else ONE_BY_ONE}
     groups = {
         group: flags_of(Experiment, [name for name in names if name in common], values)
@@ -198,9 +198,9 @@ def _common_flags(common: dict[str, Any]) -> dict[str, list[Any]]:
     groups["training"] = []
     for name in TRAINING:  # None if not given
         value = common.get(name, getattr(Experiment, name))
-        about, usual = split_default(hints[name], value, helps[name])
+        about, usual = split_default(kinds[name], value, helps[name])
         usual = f"(default: {value})" if usual is None else usual
-        kind = hints[name] | None
+        kind = kinds[name] | None
         groups["training"].append((name, word(kind, value_text(kind), about, usual), common.get(name)))
     return groups
 

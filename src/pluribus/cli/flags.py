@@ -198,9 +198,14 @@ def _wrap_examples(lines: str, width: int) -> str:
 
 def flags_of(cls: type, names: Iterable[str], values: dict[str, Any]) -> list[Any]:
     """The fields of a dataclass as flags for tyro, with the attribute docstrings as help."""
-    helps = explanations(cls)
-    hints = get_type_hints(cls) | AS_TEXT
-    return [flag(name, hints[name], values[name], helps.get(name, "")) for name in names]
+    helps, kinds = explanations(cls), kinds_of(cls)
+    return [flag(name, kinds[name], values[name], helps.get(name, "")) for name in names]
+
+
+@cache  # a command asks for each group of flags
+def kinds_of(cls: type) -> Mapping[str, Any]:
+    """The types of a dataclass's fields, as a command line takes them."""
+    return get_type_hints(cls) | AS_TEXT
 
 
 @cache  # parses the source, and a command calls it for each group of flags

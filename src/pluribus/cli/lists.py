@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import sys
-from typing import Any, get_type_hints
+from typing import Any
 
 from pluribus.cli.flags import (
-    AS_TEXT,
     JSON,
     explanations,
     flag,
     flags_of,
+    kinds_of,
     parse,
     parse_groups,
     parse_words,
@@ -72,8 +72,8 @@ def _list_methods(args: list[str]) -> None:
     from pluribus.listing import TASK, list_methods, need_names, print_methods
 
     pattern, args = (args[0], args[1:]) if args and not args[0].startswith("-") else ("*", args)
-    helps, hints = explanations(Experiment), get_type_hints(Experiment) | AS_TEXT
-    groups = {group: [flag(name, hints[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in TASK}
+    helps, kinds = explanations(Experiment), kinds_of(Experiment)
+    groups = {group: [flag(name, kinds[name] | None, None, helps[name]) for name in SETTINGS[group]] for group in TASK}
     needs = f"Only methods that need all of these, comma-separated: {', '.join(need_names())}. Or nothing."
     groups["output"] = [flag("needs", str | None, None, needs), flag(*JSON)]
     parsed = parse_groups(groups, "pluribus list methods", ABOUT_METHODS, args)
