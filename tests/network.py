@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import re
 import signal
 import socket
-import subprocess
 import sys
 import tempfile
 import threading
@@ -21,12 +21,12 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-import pluribus
+from forks import SOURCE, Fork, start
 from pluribus.assembly import Assembly
 from pluribus.data.datasets import write_npz
 from pluribus.sites.config import read_site
 from pluribus.sites.envelope import unseal
-from pluribus.sites.flower.programs import free_port
+from pluribus.sites.flower.programs import environment, flower, free_port
 from pluribus.sites.flower.wire import serve
 from pluribus.sites.join import Node
 from pluribus.sites.keys import make_keys
@@ -47,7 +47,7 @@ class Network:
         self.names = names
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._running: dict[str, subprocess.Popen[bytes]] = {}
+        self._running: dict[str, Fork] = {}
         make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(names.values()), 30, datetime.now(UTC))
         public = {"public": write_public(parts, folder)} if parts.task.public else {}
         for k, name in names.items():
@@ -67,27 +67,26 @@ class Network:
         file.write_text(to_toml(base | settings), encoding="utf-8")
         return file
 
-    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> subprocess.Popen[bytes]:
+    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> Fork:
         """A program whose words end up in NAME.log."""
-        here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1"}
-        with (self.folder / f"{name}.log").open("ab") as words:
-            self._running[name] = subprocess.Popen(
-                [str(word) for word in command],
-                stdin=subprocess.DEVNULL,
-                stdout=words,
-                stderr=words,
-                env=dict(env) | here,
-                start_new_session=True,
-            )
+        log, one_thread = self.folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}
+        self._running[name] = start(command, log, log, env=dict(env) | SOURCE | one_thread)
         return self._running[name]
 
-    def pluribus(self, name: str, *words: object) -> subprocess.Popen[bytes]:
+    def pluribus(self, name: str, *words: object) -> Fork:
         """One of our commands."""
         return self.start(name, sys.executable, "-m", "pluribus", *words)
 
-    def join(self, name: str) -> subprocess.Popen[bytes]:
+    def join(self, name: str) -> Fork:
         """A site."""
         return self.pluribus(name, "join", "--config", self.folder / f"{name}.toml")
+
+    def flwr(self, home: Path, *words: object) -> dict[str, Any]:
+        """What Flower's command line answers to an operator."""
+        name = "-".join(map(str, words[:2]))
+        command = self.start(name, flower("flwr"), *words, "--format", "json", env=environment(home))
+        assert command.wait(PATIENCE) == 0, self.said(name)
+        return dict(json.loads(self.said(name)))
 
     def said(self, name: str) -> str:
         """What a program has said."""

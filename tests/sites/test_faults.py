@@ -23,7 +23,7 @@ from network import PATIENCE, Network, Puppet, Wire
 from pluribus.assembly import assemble
 from pluribus.experiment import experiment
 from pluribus.sites.envelope import seal, unseal
-from pluribus.sites.flower.programs import environment, flower, flwr_all, free_port
+from pluribus.sites.flower.programs import environment, flower, free_port
 from pluribus.sites.keys import make_keys
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import read_json
@@ -211,7 +211,7 @@ def intrude(network: Network) -> tuple[dict[str, int], dict[str, list[Any]]]:
     }
     running = {name: network.start(name, *command, env=environment(home)) for name, command in tries.items()}
     ended = {name: process.wait(PATIENCE) for name, process in running.items()}
-    runs, nodes = flwr_all(link / "home", [("list", "here"), ("supernode", "list", "here")])
+    runs, nodes = (network.flwr(link / "home", *words, "here") for words in (["list"], ["supernode", "list"]))
     return ended, {"runs": runs["runs"], "nodes": nodes["nodes"]}
 
 

@@ -7,11 +7,13 @@ import fcntl
 import json
 import os
 import shutil
+import signal
 import socket
 import ssl
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -22,6 +24,7 @@ import pytest
 pytest.importorskip("flwr")
 
 from conftest import few_digits
+from forks import SOURCE, start
 from pluribus.errors import (
     CertificateError,
     ConflictError,
@@ -35,17 +38,21 @@ from pluribus.errors import (
     UnknownNameError,
 )
 from pluribus.sites import trainer as worker
+from pluribus.sites.config import read_site
 from pluribus.sites.federate import SiteFacts
 from pluribus.sites.flower.programs import free_port
+from pluribus.sites.join import wait_for_server
 from pluribus.sites.keys import make_keys
 from pluribus.sites.serve import _agree, _read_agreement, read_federation
 from pluribus.storage.folder import RunFolder
 from pluribus.storage.toml import to_toml
-from refusals import Refusal, assert_facts
+from refusals import Kind, Refusal, assert_facts, refused
 from terminal import Terminal
 
 SERVER: dict[str, Any] = {"sites": ["north"], "classes": ["0", "1"], "image": [1, 8, 8]}
 SITE: dict[str, Any] = {"name": "north", "keys": "keys/sites/north", "model": "mlp-64", "state": "state", "wait": 1.0}
+
+forked = pytest.mark.xdist_group("network")  # whose process has the launcher of forks anyway
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +88,13 @@ def write_site(place: Path, **settings: Any) -> Path:
 def write(file: Path, given: dict[str, Any]) -> Path:
     file.write_text(to_toml({name: value for name, value in given.items() if value is not None}), encoding="utf-8")
     return file
+
+
+def said(place: Path, *words: object) -> tuple[int, str, str]:
+    """The status of one of our commands, and what it has printed."""
+    out, err = place / "out", place / "err"
+    status = start([sys.executable, "-m", "pluribus", *words], out, err, os.environ | SOURCE, cwd=place).wait(240)
+    return status, out.read_text(encoding="utf-8"), err.read_text(encoding="utf-8")
 
 
 # ---- both files ----------------------------------------------------------------------------------------------------
@@ -246,9 +260,23 @@ def test_a_port_in_use(terminal: Terminal, place: Path) -> None:
         serve(terminal, place, listen=address).check(DeviceError, "'listen'", address, "already in use")
 
 
-def test_a_server_that_is_not_there(terminal: Terminal, place: Path) -> None:
+def check_that_it_ends(place: Path, server: str, kind: Kind, *facts: str) -> None:
+    """A site with such a server: the kind of its error, and what its process says when it ends."""
+    file = write_site(place, server=server)
+    site = read_site(file)
+    with refused(kind, *facts):
+        wait_for_server(site, site.ca_file(), lambda text: None)
+    status, _, err = said(place, "join", "--config", file)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert_facts(err, *facts)
+    assert err.count("\n") == 1
+
+
+@forked
+def test_a_server_that_is_not_there(place: Path) -> None:
     address = f"127.0.0.1:{free_port()}"
-    join(terminal, place, server=address).check(DeviceError, address, "Connection refused")
+    check_that_it_ends(place, address, DeviceError, address, "Connection refused")
 
 
 def test_a_site_joins_without_torch(place: Path) -> None:
@@ -261,33 +289,35 @@ def test_a_site_joins_without_torch(place: Path) -> None:
     assert done.returncode == 0
 
 
-def test_a_service_that_is_stopped_says_how_to_go_on_and_leaves_nothing(place: Path, tmp_path: Path) -> None:
-    address, scratch = f"127.0.0.1:{free_port()}", tmp_path / "scratch"
+@forked
+def test_a_service_that_is_stopped_says_how_to_go_on_and_leaves_nothing(place: Path) -> None:
+    address, scratch, out, err = f"127.0.0.1:{free_port()}", place / "scratch", place / "out", place / "err"
     file = write_site(place, server=address, wait=60.0)
     scratch.mkdir()
-    command = [sys.executable, "-m", "pluribus", "join", "--config", str(file)]
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ | {"TMPDIR": str(scratch)}
-    ) as site:
-        assert site.stdout is not None
-        assert address in site.stdout.readline()
-        site.terminate()
-        said = site.communicate()[1]
-    assert site.returncode == 130
-    assert f"pluribus join --config {file}" in said
+    command = [sys.executable, "-m", "pluribus", "join", "--config", file]
+    site = start(command, out, err, os.environ | SOURCE | {"TMPDIR": str(scratch)})
+    while address not in out.read_text(encoding="utf-8"):
+        assert site.poll() is None
+        time.sleep(0.05)
+    assert list(scratch.glob("pluribus-*")) != []
+    os.kill(site.pid, signal.SIGTERM)
+    assert site.wait(60) == 130
+    assert f"pluribus join --config {file}" in err.read_text(encoding="utf-8")
     assert list(scratch.glob("pluribus-*")) == []
 
 
-def test_a_server_of_another_authority(terminal: Terminal, place: Path) -> None:
+@forked
+def test_a_server_of_another_authority(place: Path) -> None:
     of_another_authority(place / "keys")
     with answering(place / "keys") as address:
-        join(terminal, place, server=address).check(CertificateError, address, "ca.crt", "certificate")
+        check_that_it_ends(place, address, CertificateError, address, "ca.crt", "certificate")
 
 
-def test_a_server_of_another_name(terminal: Terminal, place: Path) -> None:
+@forked
+def test_a_server_of_another_name(place: Path) -> None:
     with answering(place / "keys") as address:
         called = address.replace("127.0.0.1", "localhost")
-        join(terminal, place, server=called).check(CertificateError, called, "ca.crt", "'localhost'")
+        check_that_it_ends(place, called, CertificateError, called, "ca.crt", "'localhost'")
 
 
 # ---- what a site brings --------------------------------------------------------------------------------------------
@@ -331,29 +361,28 @@ OWN_MISTAKES: dict[str, tuple[Any, ...]] = {
 }
 
 
+@forked
 @pytest.mark.slow
 @pytest.mark.parametrize("case", OWN_MISTAKES)
 def test_a_site_finds_its_own_mistakes_before_it_looks_for_the_server(place: Path, case: str) -> None:
     """There is none."""
     settings, *facts = OWN_MISTAKES[case]
     file = write_site(place, **settings(place))
-    command = [sys.executable, "-m", "pluribus", "join", "--config", str(file)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 2
-    assert done.stderr.startswith("error: ")
-    assert_facts(done.stderr, *facts)
-    assert done.stderr.count("\n") == 1
-    assert done.stdout == ""
+    status, out, err = said(place, "join", "--config", file)
+    assert status == 2
+    assert err.startswith("error: ")
+    assert_facts(err, *facts)
+    assert err.count("\n") == 1
+    assert out == ""
 
 
+@forked
 @pytest.mark.slow
 @pytest.mark.network
-@pytest.mark.xdist_group("network")
 def test_a_run_folder_may_be_relative(place: Path) -> None:
     """Flower is told of files in it, and wants to know exactly where they are."""
     write(place / "federation.toml", SERVER | {"listen": f"127.0.0.1:{free_port()}", "wait": 1.0})
-    command = [sys.executable, "-m", "pluribus", "serve", "fedgh", "--out", "new"]
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, timeout=240)
-    assert "listening on" in done.stdout
-    assert_facts(done.stderr, "north", "1 s")
+    _, out, err = said(place, "serve", "fedgh", "--out", "new")
+    assert "listening on" in out
+    assert_facts(err, "north", "1 s")
     assert (place / "new" / "config.toml").exists()

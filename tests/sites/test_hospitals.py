@@ -1,6 +1,7 @@
 """The example of three hospitals: its README is followed word by word, as its readers would.
 
-The server and the sites are processes. A prediction needs none of its own, for torch is imported here already.
+The server and a site are processes as a reader has them, and the other sites are forks, to save the import of torch. A
+prediction needs no process of its own, for torch is imported here already.
 Its commands are those of the blocks `bash`, in their order; its blocks `text` show what they print.
 """
 
@@ -18,7 +19,7 @@ from pathlib import Path
 
 import pytest
 
-import pluribus
+from forks import SOURCE, Fork, start
 from network import PATIENCE, descendants
 from pluribus import cli
 from pluribus.sites.flower.programs import free_port
@@ -49,7 +50,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lingering: dict[str, subprocess.Popen[bytes]] = {}
+        self._lingering: dict[str, subprocess.Popen[bytes] | Fork] = {}
 
     def type(self, command: list[str]) -> None:
         """One command, to its end; but the server and the sites have terminals of their own."""
@@ -91,17 +92,19 @@ class Reader:
             with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
                 return cli.main(command[1:])
 
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes]:
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes] | Fork:
         program = {"pluribus": [sys.executable, "-m", "pluribus"], "python": [sys.executable], "cp": ["cp"]}[command[0]]
-        here = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent), "OMP_NUM_THREADS": "1", "COLUMNS": WIDE}
-        with self._log(command).open("wb") as words:
+        log, env = self._log(command), os.environ | SOURCE | {"OMP_NUM_THREADS": "1", "COLUMNS": WIDE}
+        if command in typed("pluribus", "join")[1:]:
+            return start([*program, *command[1:]], log, log, env, cwd=self.folder)
+        with log.open("wb") as words:
             return subprocess.Popen(
                 [*program, *command[1:]],
                 cwd=self.folder,
                 stdin=subprocess.DEVNULL,
                 stdout=words,
                 stderr=words,
-                env=os.environ | here,
+                env=env,
             )
 
     def _failed(self) -> list[str]:

@@ -16,7 +16,7 @@ from kit import differing, kept, numbers, timeless
 from network import PATIENCE, Network
 from pluribus.assembly import assemble
 from pluribus.experiment import experiment
-from pluribus.sites.flower.programs import environment, flower, flwr, free_port
+from pluribus.sites.flower.programs import environment, flower, free_port
 from pluribus.sites.keys import make_keys
 from pluribus.storage.checkpoint import Checkpoint
 from pluribus.storage.files import read_json
@@ -24,7 +24,7 @@ from pluribus.storage.toml import to_toml
 
 pytest.importorskip("flwr")
 
-pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("superlink")]
+pytestmark = [pytest.mark.slow, pytest.mark.network, pytest.mark.xdist_group("network")]
 
 LOST = "127.0.0.1:9"  # where nobody listens
 NAMES = {0: "north", 1: "south"}
@@ -67,7 +67,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         where = ["--host", "127.0.0.1", "--port", address.split(":")[1], "--database", folder / "link.db"]
         superlink = network.start("superlink", flower("flower-superlink"), *tls, *where, env=environment(home))
         network.until(lambda: answers(address))
-        north = str(flwr(home, "supernode", "register", key.with_suffix(".pub"), "ours")["node-id"])
+        north = str(network.flwr(home, "supernode", "register", key.with_suffix(".pub"), "ours")["node-id"])
         shape = {"classes": list(parts.task.names), "image": list(parts.task.shape)}
         network.write_server(rounds=1, **shape, superlink_ca="theirs/ca.crt", nodes={"north": north})
         command = ("serve", "fedgh", "--config", folder / "federation.toml", "--superlink", address)
@@ -79,7 +79,7 @@ def operated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Operated]:
         sites = [network.join(name) for name in NAMES.values()]
         network.until(lambda: server.poll() is not None)
         assert [process.wait(PATIENCE) for process in (server, *sites)] == [0, 0, 0], network.said("server")
-        nodes = flwr(home, "supernode", "list", "ours")["nodes"]
+        nodes = network.flwr(home, "supernode", "list", "ours")["nodes"]
         yield Operated(network, superlink.poll() is None, nodes, north, lost.wait(PATIENCE))
 
 
