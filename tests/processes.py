@@ -1,4 +1,4 @@
-"""Command lines in real processes, to be killed: a launcher imports torch once, then forks a process per command.
+"""Command lines and programs in real processes: a launcher imports torch once, then forks a process for each.
 
 process = start("run", "fedgh", "--out", "folder")
 process.kill()
@@ -6,19 +6,22 @@ process.kill()
 
 from __future__ import annotations
 
-import contextlib
+import atexit
 import itertools
 import json
+import multiprocessing.process
 import os
 import resource
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
+import traceback
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 
 class Process:
@@ -61,13 +64,16 @@ class Process:
 
 
 class Launcher:
-    """A process with everything imported and one thread, which forks. It ends with the process that made it."""
+    """A process with everything imported and one thread, which forks. It ends with the process that made it.
 
-    def __init__(self) -> None:
+    `first` is a program that it runs instead of its imports: what that leaves is what its forks find.
+    """
+
+    def __init__(self, first: str | None = None) -> None:
         self.logs = tempfile.TemporaryDirectory(prefix="pluribus-processes-")
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         self._server = subprocess.Popen(
-            [sys.executable, __file__],
+            [sys.executable, __file__, *([] if first is None else [first])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -83,6 +89,15 @@ class Launcher:
         self._server.stdin.flush()
         return json.loads(self._server.stdout.readline())
 
+    def close(self) -> None:
+        """End, and kill the processes that still run."""
+        assert self._server.stdin is not None
+        assert self._server.stdout is not None
+        self._server.stdin.close()
+        self._server.wait()
+        self._server.stdout.close()
+        self.logs.cleanup()
+
 
 _launcher = cache(Launcher)
 _numbers = itertools.count()
@@ -90,16 +105,31 @@ _numbers = itertools.count()
 
 def start(
     *argv: object,
+    program: str | None = None,
+    launcher: Launcher | None = None,
+    cwd: Path | None = None,
+    env: Mapping[str, str] | None = None,
+    terminal: str | None = None,
+    leads: bool = False,
     die_at_sync: int | None = None,
     largest_file: int | None = None,
     dies_when_full: bool = False,
-    env: Mapping[str, str] | None = None,
 ) -> Process:
-    """`pluribus ARGV` in a process of its own, which kills itself just before a certain fsync, or has a full disk."""
-    launcher, number = _launcher(), next(_numbers)
+    """`pluribus ARGV` in a process of its own, or the text of a program with these arguments.
+
+    Standard error goes to a `terminal`, if there is one. Who `leads` has a group of its own, and ends as Python
+    ends: it waits for its threads and calls what is registered for the exit. Others end at once. A process may kill
+    itself just before a certain fsync, or have a full disk.
+    """
+    launcher, number = launcher or _launcher(), next(_numbers)
     printed = {name: str(Path(launcher.logs.name) / f"{number}.{name}") for name in ("out", "err")}
-    how = {"die_at_sync": die_at_sync, "largest_file": largest_file, "dies_when_full": dies_when_full}
-    pid = launcher.ask(do="start", argv=[str(word) for word in argv], env=dict(env or {}), **printed, **how)
+    for name in printed.values():
+        Path(name).touch()  # may be read before the process has begun
+    if terminal is not None:
+        printed["err"] = terminal
+    how = {"die_at_sync": die_at_sync, "largest_file": largest_file, "dies_when_full": dies_when_full, "leads": leads}
+    where = {"cwd": str(cwd or launcher.logs.name), "env": dict(env or {}), **printed}
+    pid = launcher.ask(do="start", argv=[str(word) for word in argv], program=program, **where, **how)
     return Process(launcher, pid, printed)
 
 
@@ -109,20 +139,17 @@ LONGEST = 120  # seconds that a command may take before it is killed: a test tha
 # ---- the other side ------------------------------------------------------------------------------------------------
 
 
-def _serve() -> None:
-    import torch
-
-    import pluribus
-    from pluribus import cli  # noqa: F401  so that no fork has to import it
-
-    torch.set_num_threads(1)
-    with tempfile.TemporaryDirectory() as out:  # torch imports much of itself only when something trains
-        pluribus.run("fedgh", clients=2, rounds=1, out=out, progress=False)
+def _serve(first: str | None = None) -> None:
+    fork, kill = os.fork, signal.SIGKILL  # which the first program may take away
+    if first is None:
+        _import_everything()
+    else:
+        exec(first, {"__name__": "__main__"})
     at_work = set[int]()
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "start":
-            answer: int | None = os.fork()
+            answer: int | None = fork()
             if answer == 0:
                 _become(command)
             at_work.add(answer)
@@ -132,12 +159,21 @@ def _serve() -> None:
             at_work.discard(pid)
         print(json.dumps(answer), flush=True)
     for pid in at_work:  # of a test that failed
-        os.kill(pid, signal.SIGKILL)
+        os.kill(pid, kill)
 
 
-def _become(command: dict[str, Any]) -> None:
-    from pluribus import cli
+def _import_everything() -> None:
+    import torch
 
+    import pluribus
+    from pluribus import cli  # noqa: F401  so that no fork has to import it
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as out:  # torch imports much of itself only when something trains
+        pluribus.run("fedgh", clients=2, rounds=1, out=out, progress=False)
+
+
+def _become(command: dict[str, Any]) -> NoReturn:
     code = 1
     try:
         for stream, name in ((0, os.devnull), (1, command["out"]), (2, command["err"])):
@@ -146,18 +182,40 @@ def _become(command: dict[str, Any]) -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.alarm(LONGEST)
         os.environ.update(command["env"])
+        os.chdir(command["cwd"])
+        multiprocessing.process.ORIGINAL_DIR = command["cwd"]  # where worker processes begin
+        if command["leads"]:
+            os.setsid()
         if command["die_at_sync"] is not None:
             _die_at_sync(command["die_at_sync"])
         if command["largest_file"] is not None:
             resource.setrlimit(resource.RLIMIT_FSIZE, (command["largest_file"],) * 2)
         if command["dies_when_full"]:
             signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
-        with contextlib.suppress(SystemExit):
-            code = cli.main(command["argv"])
+        code = _status_of(command["program"], command["argv"])
+        if command["leads"]:
+            threading._shutdown()  # type: ignore[attr-defined]  as at the end of Python
+            atexit._run_exitfuncs()
         sys.stdout.flush()
         sys.stderr.flush()
     finally:
         os._exit(code)
+
+
+def _status_of(program: str | None, argv: list[str]) -> int:
+    try:
+        if program is None:
+            from pluribus import cli
+
+            return cli.main(argv)
+        sys.argv = ["-c", *argv]
+        exec(program, {"__name__": "__main__"})
+        return 0
+    except SystemExit as leave:
+        return leave.code if isinstance(leave.code, int) else int(leave.code is not None)
+    except BaseException:
+        traceback.print_exc()
+        return 1
 
 
 def _die_at_sync(number: int) -> None:
@@ -174,4 +232,4 @@ def _die_at_sync(number: int) -> None:
 
 
 if __name__ == "__main__":
-    _serve()
+    _serve(*sys.argv[1:])

@@ -20,6 +20,7 @@ if TYPE_CHECKING:  # Windows has no fork server
     from multiprocessing.context import ForkServerContext, SpawnContext
 
 NAME = "pluribus worker"
+ELSEWHERE = ("pluribus.report", "pluribus.sites")  # no worker needs them, and they import Matplotlib and Flower
 UNGUARDED = 64  # exit status of a worker that was about to run a federation itself
 SENTENCE = (
     "worker processes import this script, and would run it again: put the code that runs under "
@@ -32,7 +33,8 @@ def process_context() -> ForkServerContext | SpawnContext:
     if "forkserver" not in multiprocessing.get_all_start_methods():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload([name for name in sys.modules if name.startswith("pluribus.") or name == "timm"])
+    ours = [name for name in sys.modules if name.startswith("pluribus.") and not name.startswith(ELSEWHERE)]
+    context.set_forkserver_preload([*ours, *(["timm"] if "timm" in sys.modules else [])])
     return context
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -15,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-import pluribus
 from conftest import few_digits
+from processes import start
 
 PATIENCE = 90.0  # seconds; only a test that fails waits so long
 SETTINGS = ["--data", few_digits(), "--clients", "4", "--rounds", "100000", "--device", "cpu"]
@@ -29,10 +28,17 @@ auto.LEAST_SECONDS, auto.LEAST_SAVED = 0.0, -1e9
 torch.set_num_threads(2)
 sys.exit(main(sys.argv[1:]))
 """
-COMMANDS = {
-    "workers": ["-m", "pluribus", "run", "local", *SETTINGS, "--workers", "2"],
-    "auto": ["-c", PAYING, "run", "local", *SETTINGS],
-    "jobs": ["-m", "pluribus", "compare", "local", "fedgh", *SETTINGS, "--jobs", "2", "--seeds", "1"],
+# the command line, before anything of it is imported
+FRESH = """
+import os, sys
+os.execv(sys.executable, [sys.executable, "-m", "pluribus", *sys.argv[1:]])
+"""
+WORKERS = ["run", "local", *SETTINGS, "--workers", "2"]
+COMMANDS: dict[str, tuple[str | None, list[str]]] = {
+    "fresh": (FRESH, WORKERS),
+    "workers": (None, WORKERS),
+    "auto": (PAYING, ["run", "local", *SETTINGS]),
+    "jobs": (None, ["compare", "local", "fedgh", *SETTINGS, "--jobs", "2", "--seeds", "1"]),
 }
 
 Moment = Callable[[int, Path], bool]
@@ -41,8 +47,13 @@ pytestmark = pytest.mark.slow
 
 
 def loaded(library: str) -> Moment:
-    """When the process has just begun to import what needs this library."""
-    return lambda pid, folder: library in Path(f"/proc/{pid}/maps").read_text()
+    """When the process is the command, and has just begun to import what needs this library."""
+
+    def is_loaded(pid: int, folder: Path) -> bool:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+        return words[1:3] == ["-m", "pluribus"] and library in Path(f"/proc/{pid}/maps").read_text()
+
+    return is_loaded
 
 
 def written(pattern: str, processes: int) -> Moment:
@@ -51,8 +62,8 @@ def written(pattern: str, processes: int) -> Moment:
 
 
 MOMENTS: dict[str, tuple[str, Moment, float]] = {
-    "in the import of numpy": ("workers", loaded("_multiarray_umath"), 0.0),
-    "in the import of torch": ("workers", loaded("libtorch_python"), 0.0),
+    "in the import of numpy": ("fresh", loaded("_multiarray_umath"), 0.0),
+    "in the import of torch": ("fresh", loaded("libtorch_python"), 0.0),
     "as the first worker starts": ("workers", written("out/config.toml", 2), 0.0),
     "as the server of workers starts": ("workers", written("out/config.toml", 3), 0.0),
     "while that imports": ("workers", written("out/config.toml", 3), 1.0),
@@ -78,35 +89,29 @@ def group(leader: int) -> list[int]:
     return found
 
 
-def until(done: Callable[[], bool]) -> None:
+def until(done: Callable[[], bool], look: float = 0.01) -> None:
+    """Look every so many seconds: in between, the command has the processor."""
     end = time.monotonic() + PATIENCE
     while not done():
         assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.01)  # leaves the processor to the command
+        time.sleep(look)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 @pytest.mark.parametrize("case", MOMENTS)
 def test_ctrl_c_while_a_command_starts(tmp_path: Path, case: str) -> None:
     command, moment, seconds = MOMENTS[case]
-    process = subprocess.Popen(
-        [sys.executable, *COMMANDS[command], "--out", str(tmp_path / "out")],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent)},
-        start_new_session=True,
-        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # who runs tests in the background ignores it
-    )
+    program, words = COMMANDS[command]
+    process = start(*words, "--out", tmp_path / "out", program=program, leads=True)
     try:
-        until(lambda: moment(process.pid, tmp_path))
+        until(lambda: process.poll() is not None or moment(process.pid, tmp_path))
         time.sleep(seconds)
         os.killpg(process.pid, signal.SIGINT)
-        said = process.communicate(timeout=PATIENCE)[1]
-        assert "Traceback" not in said
-        assert "stopped." in said
-        assert process.returncode == 130
-        until(lambda: not group(process.pid))
+        until(lambda: process.poll() is not None, look=0.05)
+        assert "Traceback" not in process.err
+        assert "stopped." in process.err
+        assert process.wait() == 130
+        until(lambda: not group(process.pid), look=0.1)
     finally:
         if group(process.pid):
             os.killpg(process.pid, signal.SIGKILL)

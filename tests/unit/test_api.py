@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import random
-import subprocess
-import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -35,6 +33,7 @@ from pluribus.methods.fedgh import FedGH
 from pluribus.request import Work
 from pluribus.result import Result
 from pluribus.storage.checkpoint import Checkpoint
+from processes import start
 from refusals import Kind, assert_facts, refused
 
 Models = str | list[str] | dict[int, str] | Callable[[int], str]
@@ -339,6 +338,7 @@ def test_a_progress_bar_ends_with_its_run(capsys: pytest.CaptureFixture[str], mo
 def test_python_needs_nothing_of_the_command_line(fedgh: Result) -> None:
     program = """
 import sys
+assert "tyro" not in sys.modules
 sys.modules["tyro"] = None
 import pluribus
 result = pluribus.run(config=sys.argv[1], out=sys.argv[2], progress=False, threads=1)
@@ -348,11 +348,10 @@ for library, why in {"torch._dynamo": "takes as long to import as torch", "scipy
 pluribus.bench("local", data=sys.argv[3], clients=2, rounds=1, models="mlp-64", progress=False).table()
 """
     out = new_folder()
-    command = [sys.executable, "-c", program, str(fedgh.folder / "config.toml"), out, few_digits()]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "weighted" in done.stdout
-    assert "bench local" in done.stdout
+    process = start(fedgh.folder / "config.toml", out, few_digits(), program=program)
+    assert process.wait() == 0, process.err
+    assert "weighted" in process.out
+    assert "bench local" in process.out
     assert outcome(Path(out)) == outcome(fedgh.folder)
 
 

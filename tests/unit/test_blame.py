@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from pluribus import Message, Method
 from pluribus.errors import MismatchError
 from pluribus.internal.blame import at, blame_of, own_line, sentence_of
 from pluribus.message import Field, Wire
+from processes import start
 from refusals import refused
 
 
@@ -129,21 +128,14 @@ def test_the_command_line_says_it_first_and_shows_the_users_lines_alone(tmp_path
         "        return client.card.id / (client.t - client.card.id)\n"
     )
     words = ["run", "mine.Mine", "--data", few_digits(), "--clients", "2", "--models", "mlp-64", "--device", "cpu"]
-    done = subprocess.run(
-        [sys.executable, "-m", "pluribus", *words, "--workers", workers, "--json"],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        env={"PYTHONPATH": str(Path(pluribus.__file__).parent.parent)},
-        timeout=300,
-    )
-    heading, _, told = done.stderr.partition("error: ")
+    process = start(*words, "--workers", workers, "--json", cwd=tmp_path)
+    assert process.wait() == 1
+    heading, _, told = process.err.partition("error: ")
     assert "Traceback" not in heading
     first, *lines = told.splitlines()
     line = "mine.py, line 4, in local_update: `return client.card.id / (client.t - client.card.id)`"
     assert first == f"round 0, client 0: ZeroDivisionError: division by zero ({line})"
-    assert json.loads(done.stdout) == {"error": first, "kind": "exception"}
+    assert json.loads(process.out) == {"error": first, "kind": "exception"}
     assert lines[0] == f'  File "{tmp_path / "mine.py"}", line 4, in local_update'
     assert "Traceback" not in told
     assert str(Path(pluribus.__file__).parent) not in told
-    assert done.returncode == 1

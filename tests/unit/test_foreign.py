@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import errno
-import os
 import re
 import shutil
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from functools import cache
@@ -25,6 +22,7 @@ from pluribus.report import write_report
 from pluribus.report.numbers import run_folders
 from pluribus.report.watch import make_server
 from pluribus.storage.code import Named, find_code, how_to_resume
+from processes import Process, start
 from refusals import assert_facts, refused
 from terminal import Terminal
 
@@ -166,12 +164,13 @@ def test_another_name_than_one_that_is_allowed_is_refused(foreign: Foreign) -> N
 def test_a_model_file_names_no_code_either(foreign: Foreign, tmp_path: Path) -> None:
     out = Path(new_folder())
     builder = f"{foreign.module}.net"
-    made = tmp_path / "other_process.py"
-    made.write_text(
+    other_process = (
+        f"import sys\nsys.path.insert(0, {str(tmp_path)!r})\n"
         f"import pluribus\nr = pluribus.run('local', models='{builder}', clients=2, rounds=1, out={str(out)!r}, "
         f"device='cpu', workers=1, progress=False)\nr.save_model(0, {str(tmp_path / 'net.safetensors')!r})\n"
     )
-    subprocess.run([sys.executable, made], check=True, env=os.environ, capture_output=True)
+    made = start(program=other_process)
+    assert made.wait() == 0, made.err
     assert foreign.traces == ["imported", "called"]
     for name in foreign.traces:
         (tmp_path / name).unlink()
@@ -228,10 +227,11 @@ def test_the_code_that_this_process_was_given_is_no_other(foreign: Foreign) -> N
 # ---- the command line ------------------------------------------------------------------------------------------------
 
 
-def command(place: Path, *argv: object) -> subprocess.CompletedProcess[str]:
-    """A command in a process of its own, whose working folder Python itself does not search."""
-    words = [sys.executable, "-P", "-m", "pluribus", *map(str, argv)]
-    return subprocess.run(words, cwd=place, capture_output=True, text=True, timeout=120, check=False)
+def command(place: Path, *argv: object) -> Process:
+    """A command in a process of its own, whose working folder Python itself does not search. It has ended."""
+    process = start(*argv, cwd=place)
+    process.wait()
+    return process
 
 
 @pytest.mark.parametrize("argv", [["resume", "run"], ["predict", "run", "run", "--client", "0"]], ids=lambda a: a[0])
@@ -239,30 +239,36 @@ def test_a_command_refuses_code_in_one_sentence(foreign: Foreign, argv: list[str
     path = foreign.names("data")
     foreign.stop()
     done = command(foreign.place, *argv)
-    assert done.returncode == 2
-    assert_facts(done.stderr, path, "--allow-code")
-    assert "Traceback" not in done.stderr
+    assert done.wait() == 2
+    assert_facts(done.err, path, "--allow-code")
+    assert "Traceback" not in done.err
     assert foreign.traces == []
     if argv[0] == "resume":
-        assert "pluribus resume run --allow-code" in done.stderr
+        assert "pluribus resume run --allow-code" in done.err
 
 
 def test_resume_with_permission_finds_code_in_the_working_folder(foreign: Foreign) -> None:
     path, run = foreign.names("data", "declared"), ["run", "local", "--clients", "2", "--rounds", "1", "--out", "own"]
     ran = command(foreign.place, *run, "--data", path, "--device", "cpu", "--workers", "1")
-    assert ran.returncode == 0, ran.stderr
+    assert ran.wait() == 0, ran.err
     (foreign.place / "own" / "result.json").unlink()
     for permission in (["--allow-code"], ["--allow", path]):
         done = command(foreign.place, "resume", "own", *permission)
-        assert done.returncode == 0, done.stderr
+        assert done.wait() == 0, done.err
         (foreign.place / "own" / "result.json").unlink()
 
 
 def test_a_report_searches_no_library_in_the_working_folder(foreign: Foreign) -> None:
     path = foreign.names("data")
     (foreign.place / "jinja2.py").write_text("open('taken', 'w')")
-    done = command(foreign.place, "report", "run", "--out", "page.html")
-    assert done.returncode == 0, done.stderr
+    program = """
+import sys
+from pluribus.cli import main
+assert "jinja2" not in sys.modules
+sys.exit(main(sys.argv[1:]))
+"""
+    done = start("report", "run", "--out", "page.html", program=program, cwd=foreign.place)
+    assert done.wait() == 0, done.err
     assert_facts((foreign.place / "page.html").read_text(), path, "--allow-code")
     assert foreign.traces == []
     assert not (foreign.place / "taken").exists()
@@ -270,11 +276,12 @@ def test_a_report_searches_no_library_in_the_working_folder(foreign: Foreign) ->
 
 def test_watch_imports_nothing(foreign: Foreign) -> None:
     foreign.names("method")
-    words = [sys.executable, "-P", "-m", "pluribus", "watch", "run"]
-    with subprocess.Popen(words, cwd=foreign.place, stdout=subprocess.PIPE, text=True) as page:
-        assert page.stdout is not None
-        assert page.stdout.readline().startswith("http://")  # its page was made once
-        page.terminate()
+    page = start("watch", "run", cwd=foreign.place)
+    while "\n" not in page.out:
+        assert page.poll() is None, page.err
+        time.sleep(0.01)
+    page.kill()
+    assert page.out.startswith("http://")  # its page was made once
     assert foreign.traces == []
 
 

@@ -7,8 +7,7 @@ import logging
 import os
 import pty
 import re
-import subprocess
-import sys
+import select
 from itertools import accumulate
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from rich.console import Console
 from conftest import few_digits, run_tiny
 from pluribus.cli.log import lines_on_stderr
 from pluribus.track.lines import Lines, Pace
+from processes import start
 from terminal import python
 
 RUN = ["run", "fedgh", "--data", few_digits(), "--clients", "2", "--models", "mlp-64", "--rounds", "3"]
@@ -37,52 +37,50 @@ def test_a_pipe_gets_the_first_and_the_last_round(tmp_path: Path) -> None:
 
 
 def test_quiet_leaves_the_result_alone(tmp_path: Path) -> None:
-    answer = python("-m", "pluribus", *RUN, "--out", tmp_path / "run", "--quiet")
-    assert (answer.code, answer.err) == (0, "")
-    assert answer.out.split()[:2] == ["client", "model"]
-    assert "Saved" in answer.out
-    again = python("-m", "pluribus", "resume", tmp_path / "run", "--quiet")
-    assert (again.code, again.err, again.out) == (0, "", answer.out)
+    process = start(*RUN, "--out", tmp_path / "run", "--quiet")
+    assert (process.wait(), process.err) == (0, "")
+    assert process.out.split()[:2] == ["client", "model"]
+    assert "Saved" in process.out
+    again = start("resume", tmp_path / "run", "--quiet")
+    assert (again.wait(), again.err, again.out) == (0, "", process.out)
 
 
 def test_python_prints_nothing_unless_logging_is_configured() -> None:
-    settings = f"data={few_digits()!r}, clients=2, models='mlp-64', rounds=2, device='cpu'"
-    code = f"import logging, pluribus\nLOGGING\npluribus.run('fedgh', {settings})"
-    silent = python("-c", code.replace("LOGGING", ""))
-    assert (silent.code, silent.out, silent.err) == (0, "", "")
-    told = python("-c", code.replace("LOGGING", "logging.basicConfig(level='INFO')"))
-    assert [line.split()[0] for line in told.err.splitlines()] == ["INFO:pluribus:fedgh"] * 2
+    call = f"pluribus.run('fedgh', data={few_digits()!r}, clients=2, models='mlp-64', rounds=2, device='cpu')"
+    configured = "print('-', file=sys.stderr)\nlogging.basicConfig(level='INFO')"
+    told = python("-c", f"import logging, sys\nimport pluribus\n{call}\n{configured}\n{call}")
+    assert (told.code, told.out) == (0, "")
+    silent, *lines = told.err.splitlines()
+    assert silent == "-"
+    assert [line.split()[0] for line in lines] == ["INFO:pluribus:fedgh"] * 2
 
 
 def test_a_terminal_gets_a_bar_and_no_lines(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
-    command = [sys.executable, "-m", "pluribus", *RUN, "--out", str(tmp_path / "run")]
-    env = os.environ | {"TERM": "xterm", "COLUMNS": "100"}
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=theirs, env=env) as process:
-        os.close(theirs)
-        shown = b""
-        try:
-            while some := os.read(ours, 65536):
-                shown += some
-        except OSError:  # the other end is closed
-            pass
+    where = {"terminal": os.ttyname(theirs), "env": {"TERM": "xterm", "COLUMNS": "100"}}
+    process = start(*RUN, "--out", tmp_path / "run", **where)
+    shown = b""
+    while process.poll() is None or select.select([ours], [], [], 0)[0]:
+        if select.select([ours], [], [], 0.05)[0]:
+            shown += os.read(ours, 65536)
+    os.close(theirs)
     os.close(ours)
-    assert process.returncode == 0
+    assert process.wait() == 0
     assert "━" in shown.decode()
     assert "of 3 rounds" not in shown.decode()
 
 
 def test_compare_logs_the_end_of_each_run(tmp_path: Path) -> None:
     flags = ["--data", few_digits(), "--clients", "2", "--models", "mlp-64", "--rounds", "1", "--seeds", "1"]
-    words = ["-m", "pluribus", "compare", "fedgh", "local", *flags, "--jobs", "1", "--out"]
-    told = python(*words, tmp_path / "a")
-    assert told.code == 0
+    words = ["compare", "fedgh", "local", *flags, "--jobs", "1", "--out"]
+    told = start(*words, tmp_path / "a")
+    assert told.wait() == 0
     done = [line for line in told.err.splitlines() if "1 of 1 rounds, done" in line]
     assert [line.split()[1] for line in done] == ["fedgh-0:", "local-0:"]
     assert done[-1].endswith("2 of 2 runs have ended")
     assert "━" not in told.err
-    quiet = python(*words, tmp_path / "b", "--quiet")
-    assert (quiet.code, quiet.err) == (0, "")
+    quiet = start(*words, tmp_path / "b", "--quiet")
+    assert (quiet.wait(), quiet.err) == (0, "")
 
 
 def test_a_line_is_due_first_and_ten_seconds_after_the_last() -> None:

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +26,7 @@ from pluribus.internal.metrics import METRICS, choose_metrics, measure_all, pars
 from pluribus.result import Result
 from pluribus.targets import CLASSES, Target
 from pluribus.terminal import _cells, print_table
+from processes import start
 from refusals import refused
 
 LABELS, NUMBERS = Target("labels"), Target("numbers")
@@ -170,7 +169,8 @@ def test_the_default_imports_no_library_for_metrics() -> None:
         "measure_all(['f1'], Target('labels'), torch.eye(2), torch.eye(2))\n"
         "assert 'sklearn' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    process = start(program=code)
+    assert process.wait() == 0, process.err
 
 
 # ---- the setting -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Models: the papers' figures, the split into features and head, names, groups and assignments."""
 
 import runpy
-import subprocess
 import sys
 from collections import Counter
 from functools import cache
@@ -19,6 +18,7 @@ from pluribus.models import GROUPS, assign, build, entries, register_model, widt
 from pluribus.models.meta import without_numbers
 from pluribus.models.sizes import typical_input
 from pluribus.models.two_part import Pool
+from processes import start
 from refusals import refused
 
 CIFAR = (3, 32, 32)
@@ -530,7 +530,8 @@ except RuntimeError:
 build("vit-s16", shape=(3, 16, 16), classes=10)
 build("resnet4", shape=(3, 16, 16), classes=10)
 """
-    subprocess.run([sys.executable, "-c", program], check=True)
+    process = start(program=program)
+    assert process.wait() == 0, process.err
 
 
 @pytest.mark.parametrize("name", ["timm:vit_tiny_patch16_224", "vit-s16"])
@@ -551,8 +552,9 @@ sys.meta_path.insert(0, Watch())
 with without_numbers():
     print(build({name!r}, shape=(3, 32, 32), classes=10).width)
 """
-    printed = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout
-    assert printed.split()[:2] == ["cpu", "False"]
+    process = start(program=program)
+    assert process.wait() == 0, process.err
+    assert process.out.split()[:2] == ["cpu", "False"]
 
 
 @pytest.fixture
@@ -604,5 +606,6 @@ def test_assembling_known_networks_does_not_import_torchs_compiler():
         "from torch._dynamo.utils import is_compile_supported\n"
         "print(sys.modules['torchvision.ops.roi_align'].is_compile_supported('cpu') == is_compile_supported('cpu'))\n"
     )
-    printed = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
-    assert printed.split() == ["True", "False", "True"]
+    process = start(program=script)
+    assert process.wait() == 0, process.err
+    assert process.out.split() == ["True", "False", "True"]

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from processes import Launcher, Process, start
+
+pytestmark = pytest.mark.xdist_group("without POSIX")  # one such Python for all
 
 # Windows' lock, by the one of POSIX that takes the same arguments. It is held by a process, not by an open file.
 WITHOUT_POSIX = """
@@ -31,22 +35,24 @@ del multiprocessing.context.ForkServerContext
 import pluribus
 """
 RUN = """
+import sys, pluribus
 result = pluribus.run("fedgh", data="digits", clients=2, rounds=1, workers=1, out=sys.argv[1])
 print(result.accuracy)
 """
 HELD = """
+import sys, time
 from pathlib import Path
-from pluribus.errors import OtherRunError
 from pluribus.report.numbers import in_use
 from pluribus.storage.folder import RunFolder
-import subprocess
 held = RunFolder(Path(sys.argv[1]))
-other = subprocess.run([sys.executable, "-c", sys.argv[2], sys.argv[1]], capture_output=True, text=True)
-print(other.stdout, other.stderr)
+print("held", flush=True)
+while not Path(sys.argv[2]).exists():
+    time.sleep(0.01)
 held.close()
 print("then", in_use(Path(sys.argv[1])))
 """
 OTHER = """
+import sys
 from pathlib import Path
 from pluribus.errors import OtherRunError
 from pluribus.report.numbers import in_use
@@ -59,49 +65,64 @@ except OtherRunError:
 """
 
 
-def run_without(code: str, *words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", WITHOUT_POSIX + code, *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+@pytest.fixture(scope="module")
+def without_posix() -> Iterator[Launcher]:
+    """A Python without POSIX that has imported nothing of the library but its first file, and forks."""
+    launcher = Launcher(WITHOUT_POSIX)
+    yield launcher
+    launcher.close()
 
 
-def test_a_run_leaves_the_same_files(tmp_path: Path) -> None:
-    done = run_without(RUN, str(tmp_path / "without"))
-    assert done.returncode == 0, done.stderr
-    plain = [sys.executable, "-c", f"import sys, pluribus{RUN}", str(tmp_path / "with")]
-    subprocess.run(plain, capture_output=True, check=True)
+def ended(program: str, *words: object, launcher: Launcher | None = None) -> Process:
+    """A program in a process of its own, which has ended well."""
+    process = start(*words, program=program, launcher=launcher)
+    assert process.wait() == 0, process.err
+    return process
+
+
+def test_a_run_leaves_the_same_files(without_posix: Launcher, tmp_path: Path) -> None:
+    ended(RUN, tmp_path / "without", launcher=without_posix)
+    ended(RUN, tmp_path / "with")
     for name in ("partition.json", "traffic.jsonl"):
         assert (tmp_path / "without" / name).read_bytes() == (tmp_path / "with" / name).read_bytes()
     assert (tmp_path / "without" / "result.json").exists()
 
 
-def test_a_folder_in_use_is_refused(tmp_path: Path) -> None:
-    done = run_without(HELD, str(tmp_path), WITHOUT_POSIX + OTHER)
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["in", "use", "True", "refused", "then", "False"], done.stdout
+def test_a_folder_in_use_is_refused(without_posix: Launcher, tmp_path: Path) -> None:
+    folder, enough = tmp_path / "run", tmp_path / "enough"
+    folder.mkdir()
+    holder = start(folder, enough, program=HELD, launcher=without_posix)
+    while holder.out != "held\n":
+        assert holder.poll() is None, holder.err
+        time.sleep(0.01)
+    other = ended(OTHER, folder, launcher=without_posix)
+    assert other.out.split() == ["in", "use", "True", "refused"]
+    enough.touch()
+    assert holder.wait() == 0, holder.err
+    assert holder.out.split() == ["held", "then", "False"]
 
 
 @pytest.mark.parametrize("command", ["keys", "join"])
-def test_real_sites_are_refused(command: str, tmp_path: Path) -> None:
-    words = ["--server", "localhost", "--sites", "north"] if command == "keys" else []
+def test_real_sites_are_refused(without_posix: Launcher, command: str, tmp_path: Path) -> None:
+    words = [tmp_path / "keys", "--server", "localhost", "--sites", "north"] if command == "keys" else []
     site = 'name = "north"\nserver = "127.0.0.1:9092"\nkeys = "keys"\nmodel = "mlp-64"\nstate = "state"\n'
     (tmp_path / "site.toml").write_text(site, encoding="utf-8")
-    code = "import os; os.chdir(sys.argv[1])\nfrom pluribus.cli import main\nsys.exit(main(sys.argv[2:]))"
-    done = run_without(code, str(tmp_path), command, *([str(tmp_path / "keys")] if words else []), *words)
-    assert done.returncode == 2, done.stderr
-    assert "Linux" in done.stderr
-    assert "Traceback" not in done.stderr
+    process = start(command, *words, launcher=without_posix, cwd=tmp_path)
+    assert process.wait() == 2, process.err
+    assert "Linux" in process.err
+    assert "Traceback" not in process.err
 
 
-def test_a_run_in_memory_and_doctor_need_no_figures_of_the_system() -> None:
-    code = """
+def test_a_run_in_memory_and_doctor_need_no_figures_of_the_system(without_posix: Launcher) -> None:
+    program = """
+import pluribus
 result = pluribus.run("fedgh", data="digits", clients=2, rounds=1, workers=1)
 from pluribus.cli.doctor import examine
 print(result.rounds, examine()["memory"])
 """
-    done = run_without(code)
-    assert done.stdout.split() == ["1", "None"], done.stderr
+    assert ended(program, launcher=without_posix).out.split() == ["1", "None"]
 
 
-def test_peak_memory_is_unknown() -> None:
-    done = run_without("from pluribus.study.bench import _host_memory\nprint(_host_memory())")
-    assert done.stdout.strip() == "None", done.stderr
+def test_peak_memory_is_unknown(without_posix: Launcher) -> None:
+    program = "from pluribus.study.bench import _host_memory\nprint(_host_memory())"
+    assert ended(program, launcher=without_posix).out.strip() == "None"

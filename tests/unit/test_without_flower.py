@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
+from processes import start
+
 WITHOUT = """
 import sys
 for name in sys.argv[1].split(","):
+    assert name not in sys.modules
     sys.modules[name] = None
 from pluribus.cli import main
 sys.exit(main(sys.argv[2:]))
@@ -32,11 +33,10 @@ def test_a_missing_extra_is_named(command: tuple[str, ...], absent: str, tmp_pat
     files = {"federation.toml": FEDERATION, "site.toml": SITE}
     for name, text in files.items():
         (tmp_path / name).write_text(text, encoding="utf-8")
-    words = [sys.executable, "-c", WITHOUT, absent, *command]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=tmp_path, check=False)
-    assert done.returncode == 2, done.stderr
-    assert "Traceback" not in done.stderr
-    assert "pluribus[flower]" in done.stderr
+    process = start(absent, *command, program=WITHOUT, cwd=tmp_path)
+    assert process.wait() == 2, process.err
+    assert "Traceback" not in process.err
+    assert "pluribus[flower]" in process.err
 
 
 FEDERATION = 'sites = ["north"]\nclasses = ["cat", "dog"]\nimage = [1, 8, 8]\n'
