@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import Literal
 
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import ConsoleMessage, Page, Request, sync_playwright
 
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
@@ -26,7 +26,8 @@ class Browser:
 
     def __init__(self) -> None:
         self._stack = ExitStack()
-        self._context: BrowserContext | None = None
+        self._pages: dict[bool, Page] = {}
+        self._shown: Page | None = None
         self.troubles: list[str] = []
         self.requests: list[str] = []
 
@@ -41,22 +42,35 @@ class Browser:
     def open(
         self, address: str, width: int = 1200, scheme: Literal["light", "dark"] = "light", offline: bool = False
     ) -> Page:
-        """A page once it is loaded. The page before is closed."""
-        if self._context is not None:
-            self._context.close()
+        """A page once it is loaded. Nothing is left of the page before."""
+        self._leave()
+        page = self._page(is_mobile=width < 600)
+        page.context.set_offline(offline)
+        page.set_viewport_size({"width": width, "height": 900})
+        page.emulate_media(media="null", color_scheme=scheme)
+        page.goto(address)
+        self._shown = page
+        return page
+
+    def _leave(self) -> None:
+        if self._shown is not None:
+            self._shown.evaluate("[localStorage, sessionStorage].forEach(one => one.clear())")
+            self._shown.goto("about:blank")  # what still happens on the page happens before the lists are emptied
+            self._shown.mouse.move(-1, -1)  # over nothing
+        self._shown = None
         self.troubles.clear()
         self.requests.clear()
-        size = {"width": width, "height": 900}
-        self._context = self._chromium.new_context(
-            viewport=size, is_mobile=width < 600, color_scheme=scheme, offline=offline
-        )
-        self._context.set_default_timeout(LONGEST * 1000)
-        page = self._context.new_page()
-        page.on("console", self._note_console)
-        page.on("pageerror", lambda error: self.troubles.append(str(error)))
-        page.on("request", self._note_request)
-        page.goto(address)
-        return page
+
+    def _page(self, is_mobile: bool) -> Page:
+        """One page for computers and one for phones show all addresses: a new one costs Chromium two processes."""
+        if is_mobile not in self._pages:
+            context = self._chromium.new_context(is_mobile=is_mobile)
+            context.set_default_timeout(LONGEST * 1000)
+            page = self._pages[is_mobile] = context.new_page()
+            page.on("console", self._note_console)
+            page.on("pageerror", lambda error: self.troubles.append(str(error)))
+            page.on("request", self._note_request)
+        return self._pages[is_mobile]
 
     def _note_console(self, message: ConsoleMessage) -> None:
         if message.type in ("error", "warning", "assert"):
