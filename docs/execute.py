@@ -35,6 +35,7 @@ FENCE = re.compile(
 )
 COLUMNS = "100"
 MANY = 10  # rounds
+LARGE = 50  # rows in a batch: a fifth of the steps that most commands take by default
 REGISTRIES: tuple[dict[str, Any], ...] = (zoo._entries, datasets._entries, PARTITIONS)
 
 
@@ -51,8 +52,8 @@ class Shown:
 def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
     """Run all blocks of a page in the current folder, in order, and yield every output that the page shows.
 
-    `rounds` is for commands that do not say how many, and for long runs of two methods: but for numbers they print the
-    same.
+    `rounds` is for commands that do not say how many, and for long runs of two methods. With it, commands that name no
+    batch size take large batches. But for numbers they print the same.
     """
     script = ModuleType("__main__")  # a reader's own classes are found in it
     printed = ""
@@ -97,6 +98,8 @@ def commands(source: str) -> list[list[str]]:
 def _shortened(command: list[str], rounds: int) -> list[str]:
     if command[:2] != ["pluribus", "run"] or "--config" in command:
         return command
+    if "--batch-size" not in command:
+        command = [*command, "--batch-size", str(LARGE)]
     if "--rounds" not in command:
         return [*command, "--rounds", str(rounds)]
     at = command.index("--rounds") + 1

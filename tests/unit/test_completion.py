@@ -19,6 +19,8 @@ from pluribus.method import hyperparameters, methods
 from pluribus.settings import flag_name
 from terminal import Terminal
 
+pytestmark = pytest.mark.xdist_group("completion")  # one process makes what tests share
+
 
 @cache
 def words() -> Words:

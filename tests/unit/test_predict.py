@@ -110,6 +110,9 @@ def test_a_run_predicts_as_well_as_it_was_measured(method: str) -> None:
         assert accuracy(pluribus.predict(result.folder, x, k, "last"), y) == recorded(result, k, "last")
 
 
+shares_a_run = pytest.mark.xdist_group("selective")  # one process makes it for all
+
+
 @cache
 def selective() -> Result:
     """A run long enough that validation prefers an earlier round for some clients; Ctrl-C could stop it anywhere."""
@@ -121,6 +124,7 @@ def right(model: torch.nn.Module, x: torch.Tensor, y: torch.Tensor) -> float:
         return float((model(x.float().mul(1 / 127.5).sub(1.0)).argmax(1) == y).sum() / len(y))
 
 
+@shares_a_run
 def test_the_model_that_is_delivered_is_the_model_that_was_measured() -> None:
     result = selective()
     parts, chosen = parts_of(result), result.per_client()
@@ -135,6 +139,7 @@ def test_the_model_that_is_delivered_is_the_model_that_was_measured() -> None:
         assert right(result.model(k), x, y) == pytest.approx(recorded(result, k), abs=1e-6)
 
 
+@shares_a_run
 def test_there_are_two_copies_of_a_client_at_most() -> None:
     result = selective()
     selected = sorted(path.name for path in (result.folder / "state" / "selected").iterdir())
@@ -143,6 +148,7 @@ def test_there_are_two_copies_of_a_client_at_most() -> None:
     assert len(set(rounds.values())) > 2
 
 
+@shares_a_run
 def test_a_round_that_is_neither_is_refused() -> None:
     with refused(UnknownNameError, "'best'", "'selected'", "'last'"):
         pluribus.predict(selective().folder, NOTHING, 0, "best")  # type: ignore[arg-type]
@@ -150,6 +156,7 @@ def test_a_round_that_is_neither_is_refused() -> None:
         selective().model(0, "best")  # type: ignore[arg-type]
 
 
+@shares_a_run
 def test_a_run_of_an_older_version_has_its_last_round_alone(tmp_path: Path) -> None:
     folder = tmp_path / "old"
     shutil.copytree(selective().folder, folder)

@@ -42,6 +42,8 @@ from pluribus.study.significance import holm
 from refusals import refused
 from terminal import Terminal
 
+pytestmark = pytest.mark.xdist_group("study")  # one process makes what tests share
+
 ROWS = {"alone": "local", "class": FedGH(), "client": ("fedgh", {"server_step": "client"})}
 AXES = {"alpha": [1.0, 10.0], "server_lr": [0.01, 0.5]}
 
