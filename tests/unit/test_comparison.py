@@ -11,6 +11,8 @@ import re
 import shutil
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -37,6 +39,7 @@ from pluribus.errors import (
 from pluribus.experiment import SETTINGS, Experiment, experiment
 from pluribus.internal.batches import batch_sizes
 from pluribus.method import Method
+from pluribus.processes import starting
 from pluribus.storage.files import read_json
 from pluribus.storage.folder import RunFolder
 from pluribus.study.compare import compare
@@ -672,14 +675,32 @@ class Impatient:
         raise AssertionError("no run should have ended")
 
 
-def test_no_process_outlives_an_interruption() -> None:
-    grid = [experiment(name, **tiny(out=new_folder(), rounds=10_000, models="mlp-64")) for name in ("local", "fedgh")]
+def interrupt(*methods: str) -> None:
+    """Run these methods side by side until Ctrl-C, and look for what is left of them."""
+    grid = [experiment(name, **tiny(out=new_folder(), rounds=10_000, models="mlp-64")) for name in methods]
     with pytest.raises(KeyboardInterrupt):
         run_all(grid, 2, Impatient())
-    assert [child for child in multiprocessing.active_children() if child.name.endswith(grid[0].out or "")] == []
     for one in grid:
+        assert [child for child in multiprocessing.active_children() if child.name.endswith(one.out or "")] == []
         if (Path(one.out or "") / "config.toml").exists():
             RunFolder.open(one.out or "").close()  # nobody holds its lock
+
+
+def test_no_process_outlives_an_interruption() -> None:
+    interrupt("local", "fedgh")
+
+
+def test_no_process_outlives_an_interruption_of_its_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ctrl-C waits until a process has started, and comes before anything else."""
+
+    @contextmanager
+    def interrupted() -> Iterator[None]:
+        with starting():
+            yield
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("pluribus.study.parallel.starting", interrupted)
+    interrupt("local")
 
 
 @pytest.mark.slow

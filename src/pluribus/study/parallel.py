@@ -199,8 +199,7 @@ def _side_by_side(
     try:
         while True:
             while len(running) < jobs and (described := take()) is not None:
-                connection, process = _start(context, described, track, follow)
-                running[connection] = described.out or "", process
+                _start(running, context, described, track, follow)
             if not running:
                 return failed
             for ready in wait(list(running)):
@@ -226,16 +225,21 @@ def _side_by_side(
 
 
 def _start(
-    context: ForkServerContext | SpawnContext, described: Experiment, track: Tracking, follow: Follow
-) -> tuple[Connection, BaseProcess]:
+    running: dict[Connection, tuple[str, BaseProcess]],
+    context: ForkServerContext | SpawnContext,
+    described: Experiment,
+    track: Tracking,
+    follow: Follow,
+) -> None:
+    """Start a run in a process, and add it to those that are running."""
     ours, theirs = context.Pipe()
     args = theirs, described, _data(described), track, follow
     # not a daemon, because a daemon may not start worker processes
     process = context.Process(target=_work, args=args, name=f"{NAME} {described.out}", daemon=False)
     with starting():
         process.start()
+        running[ours] = described.out or "", process  # here, because Ctrl-C comes next: it would be left alone
     theirs.close()  # otherwise the pipe stays open when the process ends
-    return ours, process
 
 
 def make_portable(experiments: Sequence[Experiment]) -> list[Experiment]:
