@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import gc
 import io
-import json
 import os
 import runpy
 import signal
@@ -17,75 +16,31 @@ import subprocess
 import sys
 import tempfile
 import threading
-import time
 import traceback
 from collections.abc import Mapping, Sequence
 from functools import cache
+from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
 import pluribus
 from pluribus.sites.flower.programs import BIN, QUIET
+from processes import Launcher, Process, serve
 
 SOURCE = {"PYTHONPATH": str(Path(pluribus.__file__).parent.parent)}
-ONE_THREAD = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
 
 
-class Fork:
-    """A program at work."""
-
-    def __init__(self, launcher: Launcher, pid: int) -> None:
-        self.pid = pid
-        self.returncode: int | None = None
-        """The exit status if it has been seen to end; a signal is its negative number."""
-        self._launcher = launcher
-
-    def poll(self) -> int | None:
-        """The exit status if it has ended."""
-        if self.returncode is None:
-            self.returncode = self._launcher.ask(do="poll", pid=self.pid)
-        return self.returncode
-
-    def wait(self, seconds: float = float("inf")) -> int:
-        """The exit status, once it has ended."""
-        end = time.monotonic() + seconds
-        while (status := self.poll()) is None:
-            assert time.monotonic() < end, f"process {self.pid} has not ended"
-            time.sleep(0.05)
-        return status
+@cache
+def _launcher() -> Launcher:
+    return Launcher(script=__file__, env=QUIET | SOURCE)
 
 
-class Launcher:
-    """The process that forks. It ends with the process that made it."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()  # federations run beside each other
-        self._process = subprocess.Popen(
-            [sys.executable, __file__],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=os.environ | QUIET | SOURCE | ONE_THREAD,
-        )
-
-    def ask(self, **command: Any) -> Any:
-        """One line there, one line back."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        with self._lock:
-            self._process.stdin.write(json.dumps(command) + "\n")
-            self._process.stdin.flush()
-            return json.loads(self._process.stdout.readline())
-
-
-_launcher = cache(Launcher)
-
-
-def start(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str], cwd: Path | None = None) -> Fork:
+def start(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str], cwd: Path | None = None) -> Process:
     """Start a program in a session of its own. Its words are added to these files, which may be the same."""
-    where = {"out": str(out), "err": str(err), "cwd": str(cwd or Path.cwd())}
-    launcher = _launcher()
-    return Fork(launcher, launcher.ask(do="start", command=list(map(str, command)), env=dict(env), **where))
+    launcher, printed = _launcher(), {"out": str(out), "err": str(err)}
+    words, where = list(map(str, command)), str(cwd or Path.cwd())
+    pid = launcher.ask(do="start", command=words, env=dict(env), cwd=where, **printed)
+    return Process(launcher, pid, printed)
 
 
 # ---- the other side ------------------------------------------------------------------------------------------------
@@ -94,33 +49,29 @@ def start(command: Sequence[object], out: Path, err: Path, env: Mapping[str, str
 def _serve() -> None:
     import torch
 
-    from pluribus import cli  # noqa: F401  so that no fork has to import it
-    from pluribus.sites import serve, trainer  # noqa: F401
-    from pluribus.sites.flower import gate  # noqa: F401
     from pluribus.sites.flower.forkserver import STARTED, program
 
     torch.set_num_threads(1)
+    for name in ("cli", "sites.serve", "sites.trainer", "sites.flower.gate"):  # so that no fork has to import it
+        import_module(f"pluribus.{name}")
     for name in {"flwr", *STARTED, *(one for started in STARTED.values() for one in started)}:
         program(name)
     with tempfile.TemporaryDirectory() as folder:  # torch imports much of itself only when something trains
         pluribus.run("fedgh", clients=2, rounds=1, out=folder, progress=False)
     subprocess.Popen = Forking  # type: ignore[assignment, misc]
     gc.freeze()  # otherwise the collector would copy all of this into each fork
-    running: dict[int, subprocess.Popen[bytes]] = {}
-    for line in sys.stdin:
-        command = json.loads(line)
-        answer = _start(command, running) if command["do"] == "start" else running[command["pid"]].poll()
-        print(json.dumps(answer), flush=True)
-    for process in running.values():  # of a test that failed
-        process.kill()
+    serve(_start)
 
 
-def _start(command: Mapping[str, Any], running: dict[int, subprocess.Popen[bytes]]) -> int:
+def _start(command: Mapping[str, Any]) -> int:
     with open(command["out"], "ab") as out, open(command["err"], "ab") as err:
         how = {"cwd": command["cwd"], "env": command["env"], "start_new_session": True}
         process = Forking(command["command"], stdin=subprocess.DEVNULL, stdout=out, stderr=err, **how)
-    running[process.pid] = process
+    _started.append(process)  # otherwise the next one would wait for it in our place
     return process.pid
+
+
+_started: list[subprocess.Popen[bytes]] = []
 
 
 class Forking(subprocess.Popen):  # type: ignore[type-arg]

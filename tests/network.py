@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from safetensors import safe_open
 
-from forks import SOURCE, Fork, start
+from forks import SOURCE, start
 from pluribus.assembly import Assembly
 from pluribus.data.datasets import write_npz
 from pluribus.sites.config import read_site
@@ -34,6 +34,7 @@ from pluribus.sites.responder import Responder
 from pluribus.sites.trainer import RequestHandler, load_resources
 from pluribus.storage.files import read_lines
 from pluribus.storage.toml import to_toml
+from processes import Process
 
 PATIENCE = 240  # seconds until a test gives up; only one that fails waits so long
 
@@ -47,7 +48,7 @@ class Network:
         self.names = names
         self.port = free_port()
         self.address = f"127.0.0.1:{self.port}"
-        self._running: dict[str, Fork] = {}
+        self._running: dict[str, Process] = {}
         make_keys(folder / "keys", ["127.0.0.1", "localhost"], list(names.values()), 30, datetime.now(UTC))
         public = {"public": write_public(parts, folder)} if parts.task.public else {}
         for k, name in names.items():
@@ -67,17 +68,17 @@ class Network:
         file.write_text(to_toml(base | settings), encoding="utf-8")
         return file
 
-    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> Fork:
+    def start(self, name: str, *command: object, env: Mapping[str, str] = os.environ) -> Process:
         """A program whose words end up in NAME.log."""
         log, one_thread = self.folder / f"{name}.log", {"OMP_NUM_THREADS": "1"}
         self._running[name] = start(command, log, log, env=dict(env) | SOURCE | one_thread)
         return self._running[name]
 
-    def pluribus(self, name: str, *words: object) -> Fork:
+    def pluribus(self, name: str, *words: object) -> Process:
         """One of our commands."""
         return self.start(name, sys.executable, "-m", "pluribus", *words)
 
-    def join(self, name: str) -> Fork:
+    def join(self, name: str) -> Process:
         """A site."""
         return self.pluribus(name, "join", "--config", self.folder / f"{name}.toml")
 

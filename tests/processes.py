@@ -17,42 +17,43 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
 
 
 class Process:
-    """One command line at work. Its standard output and error end up in files of their own."""
+    """One program at work. Its standard output and error end up in files."""
 
-    def __init__(self, launcher: Launcher, pid: int, printed: dict[str, str]) -> None:
+    def __init__(self, launcher: Launcher, pid: int, printed: Mapping[str, str]) -> None:
         self.pid = pid
+        self.returncode: int | None = None
+        """The exit status if it has been seen to end; a signal is its negative number."""
         self._launcher = launcher
         self._printed = printed
-        self._ended: int | None = None
 
     def poll(self) -> int | None:
-        """The exit status if it has ended; a signal is its negative number."""
-        return self._ask("poll")
+        """The exit status if it has ended."""
+        if self.returncode is None:
+            self.returncode = self._launcher.ask(do="poll", pid=self.pid)
+        return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, seconds: float = float("inf")) -> int:
         """The exit status, once it has ended."""
-        ended = self._ask("wait")
-        assert ended is not None
-        return ended
+        end = time.monotonic() + seconds
+        while (status := self.poll()) is None:
+            assert time.monotonic() < end, f"process {self.pid} has not ended"
+            time.sleep(0.02)
+        return status
 
     def kill(self) -> int:
         """SIGKILL: no handler runs, nothing is flushed."""
-        if self._ended is None:
+        if self.returncode is None:
             os.kill(self.pid, signal.SIGKILL)
         return self.wait()
-
-    def _ask(self, question: str) -> int | None:
-        if self._ended is None:
-            self._ended = self._launcher.ask(do=question, pid=self.pid)
-        return self._ended
 
     @property
     def out(self) -> str:
@@ -69,25 +70,28 @@ class Launcher:
     `first` is a program that it runs instead of its imports: what that leaves is what its forks find.
     """
 
-    def __init__(self, first: str | None = None) -> None:
+    def __init__(self, first: str | None = None, script: str = __file__, env: Mapping[str, str] | None = None) -> None:
+        """`script` serves it."""
         self.logs = tempfile.TemporaryDirectory(prefix="pluribus-processes-")
+        self._lock = threading.Lock()  # federations run beside each other
         one_thread = {f"{library}_NUM_THREADS": "1" for library in ("OMP", "OPENBLAS", "MKL")}
         self._server = subprocess.Popen(
-            [sys.executable, __file__, *([] if first is None else [first])],
+            [sys.executable, script, *([] if first is None else [first])],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             cwd=self.logs.name,
-            env=os.environ | one_thread,
+            env=os.environ | one_thread | dict(env or {}),
         )
 
     def ask(self, **command: Any) -> Any:
         """One line there, one line back."""
         assert self._server.stdin is not None
         assert self._server.stdout is not None
-        self._server.stdin.write(json.dumps(command) + "\n")
-        self._server.stdin.flush()
-        return json.loads(self._server.stdout.readline())
+        with self._lock:
+            self._server.stdin.write(json.dumps(command) + "\n")
+            self._server.stdin.flush()
+            return json.loads(self._server.stdout.readline())
 
     def close(self) -> None:
         """End, and kill the processes that still run."""
@@ -139,27 +143,32 @@ LONGEST = 120  # seconds that a command may take before it is killed: a test tha
 # ---- the other side ------------------------------------------------------------------------------------------------
 
 
-def _serve(first: str | None = None) -> None:
-    fork, kill = os.fork, signal.SIGKILL  # which the first program may take away
-    if first is None:
-        _import_everything()
-    else:
-        exec(first, {"__name__": "__main__"})
+FORK, KILL = os.fork, signal.SIGKILL  # which the first program of a launcher may take away
+
+
+def serve(start: Callable[[dict[str, Any]], int]) -> None:
+    """Start processes for a launcher, and say how they have ended. `start` returns a process id."""
     at_work = set[int]()
     for line in sys.stdin:
         command = json.loads(line)
         if command["do"] == "start":
-            answer: int | None = fork()
-            if answer == 0:
-                _become(command)
+            answer: int | None = start(command)
             at_work.add(answer)
         else:
-            pid, status = os.waitpid(command["pid"], os.WNOHANG if command["do"] == "poll" else 0)
+            pid, status = os.waitpid(command["pid"], os.WNOHANG)
             answer = os.waitstatus_to_exitcode(status) if pid else None
             at_work.discard(pid)
         print(json.dumps(answer), flush=True)
     for pid in at_work:  # of a test that failed
-        os.kill(pid, kill)
+        os.kill(pid, KILL)
+
+
+def _serve(first: str | None = None) -> None:
+    if first is None:
+        _import_everything()
+    else:
+        exec(first, {"__name__": "__main__"})
+    serve(lambda command: FORK() or _become(command))
 
 
 def _import_everything() -> None:

@@ -19,10 +19,11 @@ from pathlib import Path
 
 import pytest
 
-from forks import SOURCE, Fork, start
+from forks import SOURCE, start
 from network import PATIENCE, descendants
 from pluribus import cli
 from pluribus.sites.flower.programs import free_port
+from processes import Process
 
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT / "docs"))
@@ -50,7 +51,7 @@ class Reader:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self._lingering: dict[str, subprocess.Popen[bytes] | Fork] = {}
+        self._lingering: dict[str, subprocess.Popen[bytes] | Process] = {}
 
     def type(self, command: list[str]) -> None:
         """One command, to its end; but the server and the sites have terminals of their own."""
@@ -92,7 +93,7 @@ class Reader:
             with contextlib.redirect_stdout(words), contextlib.redirect_stderr(words):
                 return cli.main(command[1:])
 
-    def _start(self, command: list[str]) -> subprocess.Popen[bytes] | Fork:
+    def _start(self, command: list[str]) -> subprocess.Popen[bytes] | Process:
         program = {"pluribus": [sys.executable, "-m", "pluribus"], "python": [sys.executable], "cp": ["cp"]}[command[0]]
         log, env = self._log(command), os.environ | SOURCE | {"OMP_NUM_THREADS": "1", "COLUMNS": WIDE}
         if command in typed("pluribus", "join")[1:]:
