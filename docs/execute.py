@@ -18,15 +18,19 @@ import shlex
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import ModuleType
 from typing import Any
 
 from pluribus.cli import main as pluribus
+from pluribus.conformance.cases import SHORT
 from pluribus.data import datasets
 from pluribus.data.partitions import PARTITIONS
+from pluribus.method import find, hyperparameters, methods
 from pluribus.models import zoo
+from pluribus.settings import flag_name
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted([*ROOT.glob("docs/**/*.md"), *ROOT.glob("examples/**/*.md"), *ROOT.glob("*.md")])
@@ -34,7 +38,7 @@ FENCE = re.compile(
     r"^```(?P<kind>bash run|bash fails|python run|text output)\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE
 )
 COLUMNS = "100"
-MANY = 10  # rounds
+MANY = 8  # rounds, or steps of an attack
 LARGE = 50  # rows in a batch: a fifth of the steps that most commands take by default
 REGISTRIES: tuple[dict[str, Any], ...] = (zoo._entries, datasets._entries, PARTITIONS)
 
@@ -80,7 +84,7 @@ def _printed_by(kind: str, source: str, names: dict[str, Any], rounds: int | Non
     catch = contextlib.redirect_stderr if kind == "bash fails" else contextlib.redirect_stdout
     with catch(printed):
         if kind == "python run":
-            exec(compile(source, "<documentation>", "exec"), names)
+            exec(compile(shortened(source, rounds), "<documentation>", "exec"), names)
             return printed.getvalue()
         for command in commands(source):
             status = _status(command if rounds is None else _shortened(command, rounds))
@@ -98,13 +102,24 @@ def commands(source: str) -> list[list[str]]:
 def _shortened(command: list[str], rounds: int) -> list[str]:
     if command[:2] != ["pluribus", "run"] or "--config" in command:
         return command
-    if "--batch-size" not in command:
-        command = [*command, "--batch-size", str(LARGE)]
-    if "--rounds" not in command:
-        return [*command, "--rounds", str(rounds)]
-    at = command.index("--rounds") + 1
-    too_long = "--against" in command and int(command[at]) > MANY  # the example of the first pages
-    return [*command[:at], str(rounds), *command[at + 1 :]] if too_long else command
+    command = [_fewer(word, rounds) if before == "--rounds" else word for before, word in pairwise(["", *command])]
+    usual = {"rounds": rounds, "batch_size": LARGE}
+    if command[2] in methods():
+        usual |= {name: SHORT[name] for name in hyperparameters(find(command[2])()) if name in SHORT}
+    flags = {flag_name(name): str(value) for name, value in usual.items()}
+    return command + [word for flag, value in flags.items() if flag not in command for word in (flag, value)]
+
+
+def shortened(source: str, rounds: int | None) -> str:
+    """Python code with fewer rounds, and fewer steps of attacks, where it has many."""
+    if rounds is None:
+        return source
+    places = r'(\brounds=|"rounds": |\bsteps=)(\d+)'
+    return re.sub(places, lambda found: found[1] + _fewer(found[2], rounds), source)
+
+
+def _fewer(number: str, rounds: int) -> str:
+    return str(rounds) if int(number) > MANY else number
 
 
 def _status(command: list[str]) -> int:

@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from execute import lines_of
+from execute import lines_of, shortened
 
 ROOT = Path(__file__).resolve().parent.parent
 NOTEBOOKS = sorted(ROOT.glob("examples/*.ipynb"))
@@ -33,12 +33,17 @@ TIMES = (
 BY_NUMBERS = re.compile(r"</?b>|\\textbf|[{}]|better|worse|no difference shown")  # what numbers decide
 
 
-def execute(notebook: Path) -> dict[str, Any]:
-    """Run a notebook with the pluribus of this checkout, and return it with its outputs."""
+def execute(notebook: Path, rounds: int | None = None) -> dict[str, Any]:
+    """Run a notebook with the pluribus of this checkout, and return it with its outputs.
+
+    `rounds` is for runs that have many, as in `run_page`.
+    """
     import nbformat
     from nbclient import NotebookClient
 
     found = nbformat.read(notebook, as_version=4)
+    for cell in found.cells:
+        cell.source = shortened(cell.source, rounds)
     with TemporaryDirectory(prefix="pluribus-notebook-") as folder:
         own = {
             "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "src"), os.environ.get("PYTHONPATH")])),
