@@ -26,10 +26,11 @@ import torch
 
 import pluribus
 from pluribus.assembly import Assembly, assemble
+from pluribus.conformance.cases import SHORT
 from pluribus.data.datasets import load, write_npz
 from pluribus.experiment import experiment
 from pluribus.host import Host, Tensors
-from pluribus.method import Method, find
+from pluribus.method import Method, find, hyperparameters
 from pluribus.result import Result
 from terminal import Terminal
 
@@ -38,6 +39,9 @@ if TYPE_CHECKING:
 
 NO_BROWSER = "no browser on this machine"
 GET_ONE = "Install one: sudo apt-get install chromium"
+
+# One round of warm-up, and matched methods keep the bandwidth that they have by default.
+LOOPS = {name: value for name, value in SHORT.items() if name != "matched_batch"} | {"warmup": 1}
 
 AnyMethod = str | Method | type[Method]
 
@@ -134,12 +138,15 @@ def tiny(**settings: Any) -> dict[str, Any]:
     return {"data": few_digits(), "clients": 4, "rounds": 2, "lr": 0.05, "device": "cpu"} | settings
 
 
-def enlarged(method: AnyMethod, **settings: Any) -> dict[str, Any]:
-    """Settings with the digits as large as a method has its own by default, and one round of warm-up where it has
-    some; whatever is given wins."""
+def suiting(method: AnyMethod, **settings: Any) -> dict[str, Any]:
+    """Settings that suit a method: the digits as large as it has its own by default, and short loops if it has its own
+    hyper-parameters; whatever is given wins."""
     cls = find(method) if isinstance(method, str) else method
-    short = {"warmup": 1} if isinstance(cls, type) and cls().warmup_rounds() else {}
-    return short | {name: cls.defaults[name] for name in ("image_size",) if name in cls.defaults} | settings
+    usual = {"image_size": cls.defaults["image_size"]} if "image_size" in cls.defaults else {}
+    if isinstance(cls, type):
+        own = hyperparameters(cls())
+        usual |= {name: value for name, value in LOOPS.items() if value < own.get(name, 0)}
+    return usual | settings
 
 
 def new_folder() -> str:
@@ -149,12 +156,12 @@ def new_folder() -> str:
 
 def run_tiny(method: AnyMethod = "fedgh", out: str | os.PathLike[str] | None = None, **settings: Any) -> Result:
     """Run a small federation to its end: 4 clients with 4 architectures on 320 digits, 2 rounds."""
-    return pluribus.run(method, progress=False, out=str(out or new_folder()), **tiny(**enlarged(method, **settings)))
+    return pluribus.run(method, progress=False, out=str(out or new_folder()), **tiny(**suiting(method, **settings)))
 
 
 def assemble_tiny(method: AnyMethod = "fedgh", **settings: Any) -> Assembly:
     """The parts of the same federation, before anything trains."""
-    return assemble(experiment(method, **tiny(**enlarged(method, **settings))))
+    return assemble(experiment(method, **tiny(**suiting(method, **settings))))
 
 
 def make_host(parts: Assembly, load: Callable[[int], Tensors | None] = lambda k: None) -> Host:

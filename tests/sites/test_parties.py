@@ -22,7 +22,7 @@ from PIL import Image
 from test_images import sides
 
 import pluribus
-from conftest import enlarged, few_digits, make_host, new_folder
+from conftest import few_digits, make_host, new_folder, suiting
 from kit import StopAfter, StoppedError, differing, numbers
 from parties import CPU
 from pluribus.assembly import Assembly, assemble
@@ -75,7 +75,7 @@ MOST = torch.finfo(torch.float32).max
 
 def agreed(method: str, **settings: Any) -> tuple[Assembly, Agreement, Public | None]:
     """A simulation, and what a federation of real sites must agree on to do the same."""
-    parts = assemble(experiment(method, **SETTINGS | enlarged(method, **settings)))
+    parts = assemble(experiment(method, **SETTINGS | suiting(method, **settings)))
     task, local, given = parts.task, parts.local, public_of(parts)
     facts = {
         name: getattr(task, name)

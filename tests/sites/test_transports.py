@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import pluribus
-from conftest import enlarged, few_digits, new_folder
+from conftest import few_digits, new_folder, suiting
 from kit import kept, numbers, selected
 from network import Network
 from pluribus.assembly import Assembly, assemble
@@ -52,7 +52,7 @@ SETTINGS: dict[str, Any] = {
 
 
 def settings_of(method: str) -> dict[str, Any]:
-    return enlarged(method, **SETTINGS)
+    return suiting(method, **SETTINGS)
 
 
 def parts_of(method: str) -> Assembly:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import pluribus
-from conftest import enlarged, few_digits, new_folder, tiny
+from conftest import few_digits, new_folder, suiting, tiny
 from pluribus.assembly import assemble
 from pluribus.cli import main
 from pluribus.errors import OTHER_NAMES, FormatError, UnknownNameError
@@ -62,7 +62,7 @@ class Embedded(Method):
 
 @pytest.mark.parametrize("method", methods())
 def test_python_and_the_command_line_describe_the_same_run(method: str) -> None:
-    settings = tiny(**enlarged(method, data=few_digits(80), rounds=1, clients=2))
+    settings = tiny(**suiting(method, data=few_digits(80), rounds=1, clients=2))
     if method.endswith("-matched"):
         settings["matched_batch"] = 10**6  # one round pays for a model
     told = pluribus.run(method, progress=False, out=new_folder(), **settings).folder
