@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-import pluribus
+from conftest import run_tiny
 from pluribus.assembly import assemble
 from pluribus.data.federated import Data, Store
 from pluribus.data.host_store import HostStore, make_store
@@ -52,8 +52,8 @@ def test_where_rows_are_kept():
 
 @pytest.mark.parametrize("method", ["fedproto", "fedmd"])
 def test_a_run_leaves_the_same_bits(method: str):
-    how = {"clients": 2, "rounds": 2, "batch_size": 7, "threads": 1, "progress": False, "public_fraction": 0.1}
-    one, other = (pluribus.run(method, data="digits", store=where, **how) for where in ("device", "host"))
+    how = {"clients": 2, "batch_size": 7, "public_fraction": 0.1}
+    one, other = (run_tiny(method, store=where, **how) for where in ("device", "host"))
     assert one.history[-1]["clients"] == other.history[-1]["clients"]
     for name, value in one.model(1).state_dict().items():
         assert torch.equal(value, other.model(1).state_dict()[name])
