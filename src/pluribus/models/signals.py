@@ -88,7 +88,8 @@ class Transformer(nn.Module):
         super().__init__()
         self.missing = -length % PATCH  # zeros that fill the last patch
         self.patches = nn.Conv1d(channels, WIDTH, PATCH, PATCH)
-        self.positions = nn.Parameter(torch.randn(1, (length + self.missing) // PATCH, WIDTH) * 0.02)
+        positions = torch.empty(1, (length + self.missing) // PATCH, WIDTH)
+        self.positions = nn.Parameter(positions.normal_().mul_(0.02))
         self.layers = Blocks(WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -118,7 +118,8 @@ class Transformer(Embedded):
     def __init__(self, vocabulary: int, length: int, depth: int) -> None:
         super().__init__(vocabulary)
         self.layers = Blocks(WIDTH, depth)
-        self.register_buffer("positions", _waves(length), persistent=False)  # constants
+        positions = torch.empty(length, WIDTH).copy_(_waves(length))  # constants
+        self.register_buffer("positions", positions, persistent=False)
 
     def forward(self, x: Tensor) -> Tensor:
         mask = x != PADDING
@@ -126,10 +127,14 @@ class Transformer(Embedded):
 
 
 def _waves(length: int) -> Tensor:
-    """Sines and cosines of positions, (length, width), from one radian per token to the slowest wave."""
-    speeds = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(SLOWEST) / WIDTH))
-    angles = torch.arange(length)[:, None] * speeds
-    return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
+    """Sines and cosines of positions, (length, width), from one radian per token to the slowest wave.
+
+    They are numbers even if a model without numbers is built: there, torch would import its compiler.
+    """
+    with torch.device("cpu"):
+        speeds = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(SLOWEST) / WIDTH))
+        angles = torch.arange(length)[:, None] * speeds
+        return torch.stack([angles.sin(), angles.cos()], 2).flatten(1)
 
 
 def _transformer(depth: int) -> Builder:
