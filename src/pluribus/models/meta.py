@@ -11,7 +11,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 # What constructors fill tensors with. On the meta device there is nothing to fill, but each call takes a while, and the
-# first one imports torch's compiler.
+# first one imports torch's compiler, which takes a second. So does any other arithmetic there: constructors of this
+# library do theirs in place, with these.
 _METHODS = ("normal_", "uniform_", "fill_", "zero_", "erfinv_", "clamp_", "mul_", "add_")
 _INITIALIZERS = ("normal_", "uniform_", "constant_", "trunc_normal_", "kaiming_normal_", "kaiming_uniform_")
 FILLING = {getattr(Tensor, name) for name in _METHODS} | {getattr(nn.init, name) for name in _INITIALIZERS}

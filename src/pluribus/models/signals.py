@@ -89,7 +89,7 @@ class Transformer(nn.Module):
         self.missing = -length % PATCH  # zeros that fill the last patch
         self.patches = nn.Conv1d(channels, WIDTH, PATCH, PATCH)
         positions = torch.empty(1, (length + self.missing) // PATCH, WIDTH)
-        self.positions = nn.Parameter(positions.normal_().mul_(0.02))
+        self.positions = nn.Parameter(positions.normal_().mul_(0.02))  # in place, because of `meta.py`
         self.layers = Blocks(WIDTH, 2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -129,7 +129,7 @@ class Transformer(Embedded):
 def _waves(length: int) -> Tensor:
     """Sines and cosines of positions, (length, width), from one radian per token to the slowest wave.
 
-    They are numbers even if a model without numbers is built: there, torch would import its compiler.
+    These are numbers even in a model on the meta device, where arithmetic would make torch import its compiler.
     """
     with torch.device("cpu"):
         speeds = torch.exp(torch.arange(0, WIDTH, 2) * (-math.log(SLOWEST) / WIDTH))

@@ -44,7 +44,8 @@ class TinyViT(nn.Module):
             OrderedDict(proj=nn.Conv2d(SHAPE[0], width, PATCH, PATCH), flatten=nn.Flatten(2))
         )
         self.cls_token = nn.Parameter(torch.zeros(1, 1, width))
-        self.pos_embed = nn.Parameter(torch.empty(1, 1 + (side // PATCH) ** 2, width).normal_().mul_(0.02))
+        positions = torch.empty(1, 1 + (side // PATCH) ** 2, width)
+        self.pos_embed = nn.Parameter(positions.normal_().mul_(0.02))  # in place, because of `meta.py`
         self.patch_drop, self.norm_pre = nn.Identity(), nn.Identity()
         self.blocks = nn.Sequential(*(Block(width) for _ in range(DEPTH)))
         self.norm = nn.LayerNorm(width)
