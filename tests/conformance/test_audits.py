@@ -15,7 +15,7 @@ NUMBERS = ("membership", "inversion")
 
 @pytest.mark.parametrize("method", methods())
 def test_every_method_can_be_audited(method: str) -> None:
-    settings = fitting_settings(method) | {"clients": 3, "rounds": 1}
+    settings = fitting_settings(method) | {"clients": 3}
     result = pluribus.run(method, progress=False, out=new_folder(), **settings)
     (run,) = pluribus.audit(result, clients=2, steps=2).runs
     fields = run.fields()

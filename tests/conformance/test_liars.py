@@ -18,13 +18,12 @@ from pluribus.errors import SchemaError
 from pluribus.host import make_host
 from pluribus.internal.safe_merge import sizes_of
 from pluribus.message import LARGEST, Message, Rows, Schema, Value, decode, encode
-from pluribus.method import PeerMethod, find, hyperparameters, methods
+from pluribus.method import PeerMethod, methods
 from pluribus.request import Enrol, Reply, Work
 from pluribus.server_half import ServerHalf
 from refusals import refused
 
 NAMES = [name for name, cls in methods().items() if not issubclass(cls, PeerMethod)]
-SERVER_LOOPS = ("server_epochs", "server_steps", "generator_steps")  # one pass each: every lie is merged
 HUGE = {"the largest float": torch.finfo(torch.float32).max, "1e30": 1e30}
 TINY = {"denormals": 1e-45, "zeros": 0.0}
 
@@ -40,8 +39,7 @@ class Rounds:
 
 def rounds_of(name: str, enrolment: Callable[[Schema, bytes], bytes] = lambda schema, up: up) -> Iterator[Rounds]:
     """Stop before every merge of two rounds, with the uploads of honest clients. The last one may lie at enrolment."""
-    once = {loop: 1 for loop in SERVER_LOOPS if loop in hyperparameters(find(name)())}
-    parts = Case(name, Path(new_folder())).but(**once).parts()
+    parts = Case(name, Path(new_folder())).parts()
     host = make_host(parts, lambda k: None)
     half = ServerHalf(parts.method, parts.task, parts.cards, public=parts.public_at_server)
 

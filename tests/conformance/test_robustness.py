@@ -48,9 +48,7 @@ def test_a_defense_runs_or_is_refused_before_round_0(name: str) -> None:
     """One defense each, in turn: every defense meets several methods."""
     defense = DEFENSES[NAMES.index(name) % len(DEFENSES)]
     same = "4" if methods()[name].capacity == "rank" else ""
-    here = case(
-        name, clients=5, rounds=1, attack="scale", attackers=1, defense=defense, models=ONE_MODEL, capacity=same
-    )
+    here = case(name, clients=5, attack="scale", attackers=1, defense=defense, models=ONE_MODEL, capacity=same)
     if defense not in here.cls.defenses:
         with refused(MismatchError, f"--defense {defense}", name):
             here.parts()

@@ -53,7 +53,7 @@ def test_the_same_bits_as_one_after_the_other(name: str) -> None:
 @pytest.mark.parametrize(("name", "attack"), [("a prototype method", "replay"), ("peers", "nan")])
 def test_attackers_send_the_same_lies(name: str, attack: str) -> None:
     lies = {"attack": attack, "attackers": 1}
-    assert_same(run(name, **lies, workers=1), run(name, **lies, engine="ray", workers=1))
+    assert_same(run(name, **lies, workers=1), run(name, **lies, engine="ray", workers=2))
 
 
 def test_clients_move_with_what_they_hold(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -108,12 +108,12 @@ def test_a_killed_actor_costs_time_but_no_numbers() -> None:
 
 def test_what_goes_wrong_in_an_actor_is_said_here() -> None:
     with refused(NotFiniteError, "'means'", "--lr"):
-        run("a prototype method", engine="ray", workers=1, lr=1e30)
+        run("a prototype method", engine="ray", lr=1e30)
 
 
 def test_a_method_that_raises_in_an_actor_says_where() -> None:
     with pytest.raises(ValueError, match="one is odd") as caught:
-        run_tiny(Broken(), engine="ray", workers=1, threads=1)
+        run_tiny(Broken(), engine="ray", threads=1)
     known = blame_of(caught.value)
     assert known is not None
     assert known.where == ("round 0", "client 1")
@@ -124,7 +124,7 @@ def test_what_actors_do_not_know_is_said_in_one_sentence(monkeypatch: pytest.Mon
     """A model that only this process knows: no actor is lost for it, and none is tried again."""
     monkeypatch.setitem(zoo._entries, "only-here", zoo._entries["mlp-64"])
     with refused(UnknownNameError, "'only-here'"):
-        run("a prototype method", engine="ray", workers=1, models="only-here")
+        run("a prototype method", engine="ray", models="only-here")
 
 
 # ---- what is refused -------------------------------------------------------------------------------------------------
