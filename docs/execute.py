@@ -25,10 +25,9 @@ from types import ModuleType
 from typing import Any
 
 from pluribus.cli import main as pluribus
-from pluribus.conformance.cases import SHORT
 from pluribus.data import datasets
 from pluribus.data.partitions import PARTITIONS
-from pluribus.method import find, hyperparameters, methods
+from pluribus.method import hyperparameters, methods
 from pluribus.models import zoo
 from pluribus.settings import flag_name
 
@@ -40,6 +39,7 @@ FENCE = re.compile(
 COLUMNS = "100"
 MANY = 8  # rounds, or steps of an attack
 LARGE = 50  # rows in a batch: a fifth of the steps that most commands take by default
+QUICK = {"warmup": 1, "matched_batch": 10**6}  # of methods that have them: one round, and a model in every round
 REGISTRIES: tuple[dict[str, Any], ...] = (zoo._entries, datasets._entries, PARTITIONS)
 
 
@@ -56,8 +56,8 @@ class Shown:
 def run_page(text: str, rounds: int | None = None) -> Iterator[Shown]:
     """Run all blocks of a page in the current folder, in order, and yield every output that the page shows.
 
-    `rounds` is for commands that do not say how many, and for long runs of two methods. With it, commands that name no
-    batch size take large batches. But for numbers they print the same.
+    `rounds` is for commands that do not say how many, and for runs that have many. Commands that do not say otherwise
+    then take large batches and a short warm-up, too. But for numbers they print the same.
     """
     script = ModuleType("__main__")  # a reader's own classes are found in it
     printed = ""
@@ -105,13 +105,14 @@ def _shortened(command: list[str], rounds: int) -> list[str]:
     command = [_fewer(word, rounds) if before == "--rounds" else word for before, word in pairwise(["", *command])]
     usual = {"rounds": rounds, "batch_size": LARGE}
     if command[2] in methods():
-        usual |= {name: SHORT[name] for name in hyperparameters(find(command[2])()) if name in SHORT}
+        own = hyperparameters(methods()[command[2]]())
+        usual |= {name: value for name, value in QUICK.items() if name in own}
     flags = {flag_name(name): str(value) for name, value in usual.items()}
     return command + [word for flag, value in flags.items() if flag not in command for word in (flag, value)]
 
 
 def shortened(source: str, rounds: int | None) -> str:
-    """Python code with fewer rounds, and fewer steps of attacks, where it has many."""
+    """Python code with this many rounds, and steps of an attack, where it has many. None: the code as it is."""
     if rounds is None:
         return source
     places = r'(\brounds=|"rounds": |\bsteps=)(\d+)'

@@ -36,7 +36,7 @@ BY_NUMBERS = re.compile(r"</?b>|\\textbf|[{}]|better|worse|no difference shown")
 def execute(notebook: Path, rounds: int | None = None) -> dict[str, Any]:
     """Run a notebook with the pluribus of this checkout, and return it with its outputs.
 
-    `rounds` is for runs that have many, as in `run_page`.
+    `rounds` is for runs that have many, as on pages. None: all cells run as they are.
     """
     import nbformat
     from nbclient import NotebookClient

@@ -40,8 +40,7 @@ if TYPE_CHECKING:
 NO_BROWSER = "no browser on this machine"
 GET_ONE = "Install one: sudo apt-get install chromium"
 
-# One round of warm-up, and matched methods keep the bandwidth that they have by default.
-LOOPS = {name: value for name, value in SHORT.items() if name != "matched_batch"} | {"warmup": 1}
+LOOPS = SHORT | {"warmup": 1}  # hyper-parameters: a method takes those that are lower than its own
 
 AnyMethod = str | Method | type[Method]
 
@@ -139,8 +138,8 @@ def tiny(**settings: Any) -> dict[str, Any]:
 
 
 def suiting(method: AnyMethod, **settings: Any) -> dict[str, Any]:
-    """Settings that suit a method: the digits as large as it has its own by default, and short loops if it has its own
-    hyper-parameters; whatever is given wins."""
+    """Settings that suit a method: images of the size that it has by default, and short loops. An instance keeps its
+    hyper-parameters, and whatever is given wins."""
     cls = find(method) if isinstance(method, str) else method
     usual = {"image_size": cls.defaults["image_size"]} if "image_size" in cls.defaults else {}
     if isinstance(cls, type):
