@@ -14,7 +14,7 @@ from pluribus import draws
 from pluribus.errors import FormatError, MismatchError, MissingSettingError, UnknownNameError, UserCodeError
 from pluribus.inputs import as_input
 from pluribus.internal import torchvision as _torchvision
-from pluribus.models import GROUPS, assign, build, entries, register_model, width_of, zoo
+from pluribus.models import GROUPS, assign, build, entries, register_model, signals, tiny, width_of, zoo
 from pluribus.models.meta import without_numbers
 from pluribus.models.sizes import typical_input
 from pluribus.models.two_part import Pool
@@ -555,6 +555,23 @@ with without_numbers():
     process = start(program=program)
     assert process.wait() == 0, process.err
     assert process.out.split()[:2] == ["cpu", "False"]
+
+
+@pytest.mark.parametrize(
+    ("made", "first", "positions"),
+    [
+        (lambda: tiny.TinyViT(32, 16).pos_embed, lambda: nn.Conv2d(1, 32, 4, 4), (1, 17, 32)),
+        (lambda: signals.Transformer(3, 50).positions, lambda: nn.Conv1d(3, 64, 4, 4), (1, 13, 64)),
+    ],
+    ids=["tiny-vit", "transformer1d"],
+)
+def test_positions_are_small_normal_numbers_of_the_generator(made, first, positions):
+    """They are drawn after the patches, in place, and have the bits of a plain draw."""
+    torch.manual_seed(0)
+    found = made()
+    torch.manual_seed(0)
+    first()
+    assert torch.equal(found, torch.randn(positions) * 0.02)
 
 
 @pytest.fixture
